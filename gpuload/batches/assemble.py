@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import default_convert
 
-from gpuload.batches.collate import collate, outline_of, row_of, unwrapped
+from gpuload.batches.collate import collate, converted, outline_of, row_of, unwrapped
 from gpuload.batches.columns import Columns, Finished, Images
 from gpuload.batches.gathering import GatheredTargets
 from gpuload.batches.lending import lent_blocks, lent_images, stacked
@@ -334,7 +333,7 @@ class Assembly:
         given = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
-                return default_convert(given)
+                return converted(given, partial(columns.name, 0))
         try:
             value = collate_fn(given)
         except Exception as error:

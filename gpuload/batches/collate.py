@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.columns import Columns, Finished
+from gpuload.batches.pad import remedy_for
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.tree import (
     LEAF,
@@ -38,7 +39,7 @@ from gpuload.errors import CollateError, kinds_of
 from gpuload.ring.chunk import TensorBits
 from gpuload.stage.upload import upload
 
-__all__ = ["Outline", "collate", "outline_of", "row_of", "unwrapped"]
+__all__ = ["Outline", "collate", "converted", "outline_of", "row_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
@@ -170,7 +171,7 @@ def collate(
         kind, image = mark or ("", 0)
         if kind == "group":
             ready[number] = [
-                [default_convert(_cell(columns, finished, row, leaf)) for leaf in group.within]
+                [converted(_cell(columns, finished, row, leaf), partial(columns.name, row)) for leaf in group.within]
                 for row, group in enumerate(leaves)
             ]
             continue
@@ -268,7 +269,7 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
         where = (
             f"{names(0)} has shape {tuple(shapes[0] or ())} and {names(other)} has {tuple(shapes[other] or ())}"
             if other is not None
-            else f"{names(0)} has a {type(column[0]).__name__}"
+            else f"{names(0)} has a {_kind(column[0])}"
         )
         what = f"leaf {name()!r} of the samples" if name() else "the samples"
         raise CollateError(
@@ -303,6 +304,8 @@ def _clip(frames: Sequence[Any]) -> Any:
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if isinstance(column[0], os.PathLike):
         return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
+    if other := next(filter(None, map(_remedy_for, column)), None):
+        return other
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
         how = f"pad({name!r})" if name else "pad_collate"
         remedy = f"collate_fn=gpuload.{how} pads them"
@@ -311,6 +314,31 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
         boxes = "; boxes of an image come as a list if they are gpuload.Boxes(array, format)"
         return remedy + boxes * (len(shapes[0]) == 2 and shapes[0][1] == 4)
     return "return values of one shape, of types that torch's default_collate knows"
+
+
+def _remedy_for(value: Any) -> str | None:
+    return remedy_for(value.dtype) if isinstance(value, np.ndarray) else None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def converted(value: Any, name: Callable[[], str]) -> Any:
+    """A sample, or a part of one, with its arrays as tensors, as `default_convert` does.
+
+    Raises:
+        CollateError: no tensor holds one of its arrays; the message has the sample's `name`.
+    """
+    try:
+        return default_convert(value)
+    except (TypeError, RuntimeError, ValueError) as error:
+        leaf = next(filter(_remedy_for, tree_leaves(value)), None)
+        what = "" if leaf is None else f": it has a {_kind(leaf)}"
+        remedy = _remedy_for(leaf) or "return arrays of numbers"
+        raise CollateError(
+            f"{name()} cannot be turned into tensors{what} ({error}); {remedy}", kinds_of(error)
+        ) from error
 
 
 def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str) -> Any:

@@ -30,7 +30,7 @@ from gpuload.errors import CollateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Padded", "pad", "pad_collate"]
+__all__ = ["Padded", "pad", "pad_collate", "remedy_for"]
 
 Shape = tuple[int | None, ...]
 
@@ -286,8 +286,21 @@ def _tensor(leaf: Any, name: str, row: int) -> torch.Tensor:
     except (TypeError, ValueError) as error:
         raise CollateError(
             f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
-            "return numbers in the machine's byte order, or a list"
+            f"{remedy_for(leaf.dtype) or 'return numbers'}"
         ) from error
+
+
+def remedy_for(dtype: np.dtype) -> str | None:
+    """What to write for an array that no tensor can hold for its dtype; None for numbers as torch has them."""
+    if dtype.kind in "USO":
+        return "return x.tolist(), whose texts and objects stay in a list, or numbers"
+    if dtype.kind in "mM":
+        return "write x.astype('int64')"
+    if dtype.fields is not None:
+        return "return a dict of its fields: {name: x[name] for name in x.dtype.names}"
+    if dtype.kind == "f" and dtype.itemsize > 8:
+        return "write x.astype('float64')"
+    return None if dtype.isnative else 'write x.astype(x.dtype.newbyteorder("="))'
 
 
 def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:

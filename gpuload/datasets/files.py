@@ -41,6 +41,28 @@ STARTS: Final[tuple[tuple[bytes, str], ...]] = (
     (b"qoif", "QOI"),
 )
 
+# What comes in place of images, and what to do about it. Text is compared without leading blanks, in small letters.
+AGAIN: Final = "as a server sends in place of a file that it does not give; download it again"
+IN_THE_DATASET: Final = "decode it in the dataset and return gpuload.Image(array)"
+OTHERS: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"version https://git-lfs.github.com", "a pointer of Git LFS, not the file itself; run `git lfs pull` there"),
+    (b"<!doctype html", f"an HTML page, {AGAIN}"),
+    (b"<html", f"an HTML page, {AGAIN}"),
+    (b"<svg", "an SVG drawing, which has no pixels; render it to PNG"),
+    (b"<?xml", f"XML, {AGAIN}, or render it to PNG if it is an SVG drawing"),
+    (b"{", f"JSON or other text, {AGAIN}"),
+    (b"%pdf-", "a PDF document; render its pages to PNG"),
+    (b"%!ps", "a PostScript drawing; render it to PNG"),
+    (b"pk\3\4", "a ZIP archive; unpack it"),
+    (b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (b"\x93numpy", "a NumPy array; return gpuload.Image(numpy.load(path)), or read it by gpuload.ArrayFile"),
+    (b"8bps", f"a Photoshop document; {IN_THE_DATASET}"),
+    (b"\xff\n", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
+    (b"\0\0\0\x0cjxl ", f"JPEG XL; {IN_THE_DATASET} (pillow-jxl-plugin reads it)"),
+    (b"\0\x05\x16\x07", "what macOS keeps beside a file of that name without ._ in front; remove it"),
+)
+HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+
 _max_bytes: ContextVar[int | None] = ContextVar("gpuload_max_bytes", default=MAX_BYTES)
 
 
@@ -59,9 +81,14 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
     Raises:
         OSError: it is missing, or no regular file.
+        ValueError: no file can have such a name.
         DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
     """
-    descriptor = os.open(path, FLAGS)
+    try:
+        descriptor = os.open(path, FLAGS)
+    except ValueError as error:  # a NUL byte, or half of a surrogate pair
+        name = os.fspath(path)
+        raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
     try:
         status = os.fstat(descriptor)
         size = status.st_size
@@ -77,7 +104,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 def will_read(path: str | os.PathLike[str]) -> None:
     """Let the kernel read a file that is going to be read; what cannot be read is told then."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, FLAGS)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
@@ -144,10 +171,30 @@ def too_large(nbytes: int, limit: int) -> str:
 
 def no_image(start: bytes, nbytes: int) -> str:
     """Why a file is refused that does not begin as an image does."""
+    if kind := _kind(start):
+        return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
     return (
         f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}; "
         f"expected one of {FORMATS}, recognised by its content"
     )
+
+
+def _kind(start: bytes) -> str | None:
+    """What a file is that is no image, and what to do about it; None if that is not known."""
+    if start[4:8] == b"ftyp":
+        if _brands(start) & {*HEIF, b"mif1", b"msf1"}:
+            return f"a HEIC photograph; save it as JPEG, or {IN_THE_DATASET} (pillow-heif reads it)"
+        return "a video; decode its frames in the dataset, and return a list of gpuload.Image(array)"
+    if len(start) >= 16 and not start[:32].strip(b"\0"):
+        return "zeros, as a file has them that was never written; copy it again"
+    text = start[:64].removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
+    return next((kind for begin, kind in OTHERS if text.startswith(begin) or start.lower().startswith(begin)), None)
+
+
+def _brands(start: bytes) -> set[bytes]:
+    """The brands of an ISO base media file, the first ones of those that it is compatible with too."""
+    end = min(int.from_bytes(start[:4], "big"), 64, len(start))
+    return {start[8:12], *(start[at : at + 4] for at in range(16, end - 3, 4))}
 
 
 def sniff(data: bytes) -> str | None:
@@ -157,6 +204,9 @@ def sniff(data: bytes) -> str | None:
             return name
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
-    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1", b"msf1"):
+    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis"):
         return "AVIF"
+    if data[4:8] == b"ftyp" and data[8:12] in (b"mif1", b"msf1"):  # what AVIF and HEIC have in common
+        brands = _brands(data)
+        return None if brands & set(HEIF) and not brands & {b"avif", b"avis"} else "AVIF"
     return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None

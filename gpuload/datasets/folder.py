@@ -17,6 +17,7 @@ from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
@@ -29,18 +30,6 @@ __all__ = ["EXTENSIONS", "ImageFiles", "ImageFolder"]
 
 # torchvision's, so that both number the same files alike.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
-ARGUMENTS: Final = ("root", "extensions", "follow_links", "mode", "storage_options")
-# What takes the place of torchvision's other arguments.
-INSTEAD: Final[dict[str, str]] = {
-    "transform": "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])",
-    "transforms": "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])",
-    "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
-    "loader": "the Loader decodes what its samples hold, the bytes of files; decode=gpuload.Decode(…) says how",
-    "is_valid_file": "extensions=('.jpg', …) says which files are images",
-    "classes": "its images have no labels; gpuload.ImageFolder has classes",
-    "allow_empty": "with classes=[…], the names of all classes, a class may have no images",
-}
 
 
 class _Images:
@@ -171,6 +160,7 @@ class ImageFolder(_Images):
         (['cat', 'dog'], array([0, 0, 1], dtype=uint8), 3, 1)
     """
 
+    @dataset_arguments
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -180,9 +170,7 @@ class ImageFolder(_Images):
         follow_links: bool = False,
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
-        **others: Any,
     ) -> None:
-        _refuse_others(type(self).__name__, others, ("root", "classes", *ARGUMENTS[1:]))
         given = class_names(classes)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
@@ -269,6 +257,7 @@ class ImageFiles(_Images):
         (1, 3, 'L')
     """
 
+    @dataset_arguments
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -277,9 +266,7 @@ class ImageFiles(_Images):
         follow_links: bool = False,
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
-        **others: Any,
     ) -> None:
-        _refuse_others(type(self).__name__, others)
         self.mode = _checked_mode(mode)
         folder, endings = _existing(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
@@ -346,12 +333,6 @@ def _existing(root: str | os.PathLike[str]) -> str:
     if not os.path.isdir(folder):
         raise NotADirectoryError(f"{folder!r} is a file; expected a folder of images")
     return folder
-
-
-def _refuse_others(called: str, others: dict[str, Any], arguments: Sequence[str] = ARGUMENTS) -> None:
-    for name in others:
-        instead = INSTEAD.get(name, f"its arguments are {', '.join(arguments)}")
-        raise TypeError(f"{called} has no argument {name!r}: {instead}")
 
 
 def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:

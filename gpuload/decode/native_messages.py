@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gpuload.datasets.memory import memory_file
 from gpuload.errors import one_line
 
 __all__ = ["NativeMessages", "listen", "native_messages"]
@@ -38,7 +39,7 @@ class NativeMessages:
         libc.fdopen.restype = ctypes.c_void_p
         libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
-        self._fd = os.memfd_create("gpuload-native-messages")
+        self._fd = memory_file("native-messages")
         if self._fd < 3:  # a standard stream that was closed: what is printed there is none of a decoder's messages
             import fcntl  # Windows has none
 

@@ -23,6 +23,9 @@ from gpuload.workers.iterable import own_state
 __all__ = ["State", "begun", "first_states", "for_workers", "one_worker", "with_first_states"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream", "device_share"})
+MOST: Final = 2**63  # above all numbers that `set_epoch` takes, and that orders count
+COUNT: Final = "an integer in 0 … 2**63 - 1"
+LIMITS: Final = {"seed": 2**64}
 KINDS: Final[dict[str, type]] = {
     "epoch": int,
     "position": int,
@@ -102,9 +105,9 @@ class State:
             kind = KINDS[name]
             if value is None and (name == "samples" or name in OPTIONAL):
                 continue
-            if type(value) is not kind or (isinstance(value, int) and value < 0):
+            if type(value) is not kind or (isinstance(value, int) and not 0 <= value < LIMITS.get(name, MOST)):
                 raise ValueError(
-                    f"the state's {name} must be of type {kind.__name__} and not negative, got {value!r}"
+                    f"the state's {name} must be an integer in 0 … 2**{64 if name in LIMITS else 63} - 1, got {value!r}"
                     if kind is int
                     else f"the state's {name} must be of type {kind.__name__}, got {value!r}"
                 )
@@ -205,7 +208,7 @@ def _read_stream(stream: Any) -> dict[str, Any]:
         where = f"stream, worker {number}"
         _expect(isinstance(worker, dict), "stream", f"worker {number}", "a dict", worker)
         samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
-        _expect(_is_count(samples), where, "samples", "an integer and not negative", samples)
+        _expect(_is_count(samples), where, "samples", COUNT, samples)
         _expect(isinstance(ended, bool), where, "ended", "true or false", ended)
         known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
         _expect(known, where, "state", "None, or a dict of iterator and dataset", states)
@@ -215,13 +218,13 @@ def _read_stream(stream: Any) -> dict[str, Any]:
         read.append({"samples": samples, "ended": ended, "state": own})
     turn, step = stream.get("turn"), stream.get("step")
     _expect(_is_count(turn) and turn < len(workers), "stream", "turn", f"an integer below {len(workers)}", turn)
-    _expect(_is_count(step), "stream", "step", "an integer and not negative", step)
+    _expect(_is_count(step), "stream", "step", COUNT, step)
     return {"turn": turn, "step": step, "workers": read}
 
 
 def _read_sampler(entry: Any) -> dict[str, Any]:
     batches, own, generator = (entry.get(name) for name in ("batches", "own", "generator"))
-    _expect(_is_count(batches), "sampler", "batches", "an integer and not negative", batches)
+    _expect(_is_count(batches), "sampler", "batches", COUNT, batches)
     if own is not None:
         known = isinstance(own, dict) and own.get("of") in ("iterator", "sampler", "inner") and "state" in own
         _expect(known, "sampler", "own", 'None, or a dict of "of" and "state"', own)
@@ -236,7 +239,7 @@ def _read_sampler(entry: Any) -> dict[str, Any]:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < MOST
 
 
 def _expect(condition: bool, where: str, name: str, expected: str, got: Any) -> None:

@@ -58,7 +58,7 @@ def values_of(sample: Any, images: Images) -> tuple[bytes, bytes | None, str | N
     (value,) = map(_plain, target)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise Unfit(f"the label of an LMDB is an int or a str, got {type(value).__name__}; pack it to a tar or parquet")
-    return images.bytes_of(image), str(value).encode(), "int" if isinstance(value, int) else "text"
+    return images.bytes_of(image), _utf8(str(value)), "int" if isinstance(value, int) else "text"
 
 
 def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
@@ -76,6 +76,7 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
             row[name] = {"bytes": images.bytes_of(value), "path": _path(value.source, root)}
         else:
             row[name] = _plain(value)
+            _utf8(row[name] if isinstance(row[name], str) else "")
             if not isinstance(row[name], bool | int | float | str | bytes | list | np.ndarray):
                 raise Unfit(f"column {name!r} would hold {type(value).__name__}; pack it to a tar, or leave it out")
     return row
@@ -111,6 +112,7 @@ def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
     """A field of a dict: under its own name, if that gives the same kind of value back, else with an ending more."""
     if not isinstance(name, str) or name != name.lower() or not name or "/" in name or name.split() != [name]:
         raise Unfit(f"a tar's fields have names in small letters, without blanks or slashes, got {name!r}; rename it")
+    _utf8(name)
     ending, data, group = _file(value, images)
     before, _, last = name.rpartition(".")
     masked = before.rpartition(".")[2] in MASKS
@@ -134,7 +136,7 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
     if isinstance(value, int) and not isinstance(value, bool):
         return "cls", b"%d" % value, _alike("cls")
     if isinstance(value, str):
-        return "txt", value.encode(), _alike("txt")
+        return "txt", _utf8(value), _alike("txt")
     if isinstance(value, np.ndarray):
         file = io.BytesIO()
         np.lib.format.write_array(file, value, (1, 0), allow_pickle=False)
@@ -150,6 +152,16 @@ def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
 @functools.cache
 def _alike(ending: str) -> tuple[str, ...]:
     return tuple(other for other, convert in CONVERSIONS.items() if convert is CONVERSIONS[ending])
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text {text!r} has no form in UTF-8: it holds half of a surrogate pair ({error}); repair it in the "
+            "dataset, as by text.encode('utf-8', 'replace').decode()"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

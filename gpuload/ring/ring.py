@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 from gpuload.ring.affinity import running_on
 from gpuload.ring.descriptors import standard_streams_taken
@@ -97,11 +98,10 @@ class Ring:
         self.on_retire = on_retire
         self._memory_left = memory_left
         self._near = near
-        if hasattr(os, "memfd_create"):
+        if sys.platform == "linux":
             with standard_streams_taken():
-                self.fd = os.memfd_create("gpuload-ring", os.MFD_CLOEXEC)
+                self.fd = memory_file("ring", self.ring_bytes)
                 try:
-                    os.ftruncate(self.fd, self.ring_bytes)
                     self._map = map_ring(self.fd, self.ring_bytes)  # has a descriptor of its own
                 except BaseException:
                     os.close(self.fd)
@@ -109,7 +109,7 @@ class Ring:
             # A process that the user forks must not keep the ring's pages alive.
             self._map.madvise(mmap.MADV_DONTFORK)
             _rings.add(self)
-        else:  # not Linux: there are no worker processes, so private memory is enough
+        else:  # there are no worker processes, so private memory is enough
             self.fd = -1
             self._map = mmap.mmap(-1, self.ring_bytes)
         self.bytes = np.frombuffer(self._map, np.uint8)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuload.datasets.memory import memory_file
 from gpuload.ring.ring import align
 from gpuload.workers.bytes_list import SharedBytes, find_lists
 from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
@@ -155,9 +156,8 @@ def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memory
     for part in (pickled, *buffers):
         spans.append((at, len(part)))
         at = align(at + len(part), _ALIGN)
-    fd = os.memfd_create("gpuload-job", os.MFD_CLOEXEC)
+    fd = memory_file("job", max(at, 1))
     try:
-        os.ftruncate(fd, max(at, 1))
         _write(fd, len(head).to_bytes(8, "little") + head, 0)
         table = np.asarray([len(spans), *(number for span in spans for number in span)], np.uint64)
         _write(fd, table.tobytes(), start)

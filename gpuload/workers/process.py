@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
 from gpuload.ring.descriptors import is_inherited
 from gpuload.workers.inherited import import_path
@@ -81,7 +82,7 @@ class WorkerProcess:
             undo.callback(ours.close)
             lifeline_theirs, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
-            self._stacks = os.memfd_create("gpuload-stacks", os.MFD_CLOEXEC)
+            self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
             descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks, *others)
             try:

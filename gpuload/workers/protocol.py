@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuload.datasets.memory import memory_file
 from gpuload.order.place import IterableStart
 from gpuload.ring.chunk import ChunkContent
 from gpuload.workers.counters import ROW_BYTES, CounterTable
@@ -270,8 +271,7 @@ class Board:
         self.nbytes = notes + ROW_BYTES * workers
         self._first = first
         if fd is None:
-            fd = os.memfd_create("gpuload-board", os.MFD_CLOEXEC)
-            os.ftruncate(fd, self.nbytes)
+            fd = memory_file("board", self.nbytes)
         self.fd = fd
         self._map = mmap.mmap(fd, self.nbytes)
         self.counters = CounterTable(self._map, notes, workers, first)

@@ -303,6 +303,11 @@ def test_arrays_that_are_no_numbers() -> None:
         CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of <U1, which no tensor holds"
     ):
         pad_collate([{"a": np.array(["x"])}])
+    with pytest.raises(
+        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which no t"
+    ) as caught:
+        pad_collate([{"a": np.array([1], ">i2")}])
+    assert str(caught.value).endswith('; write x.astype(x.dtype.newbyteorder("="))')
     with pytest.raises(CollateError, match=r"^leaf 'a' \(Encoded\) cannot be put together into a batch: "):
         pad_collate([{"a": gl.Encoded(b"x")}])
     with pytest.raises(CollateError, match=r"^leaf '0' \(NoneType, int\) cannot be put together into a batch: "):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff
+from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff, will_read
 from gpuload.errors import DecodeError
 
 
@@ -120,3 +120,70 @@ def test_bytes_in_memory_have_the_same_limit(jpeg):
 )  # fmt: skip
 def test_sniffing(start, expected):
     assert sniff(start) == expected
+
+
+def ftyp(*brands: bytes) -> bytes:
+    """How an ISO base media file begins."""
+    content = b"ftyp" + brands[0] + bytes(4) + b"".join(brands[1:])
+    return (4 + len(content)).to_bytes(4, "big") + content + b"\0\0\x01\xffmeta"
+
+
+OTHERS = {
+    "a HEIC photograph": ftyp(b"heic", b"mif1", b"heic"),
+    "a HEIC photograph; save it as JPEG": ftyp(b"mif1", b"mif1", b"miaf", b"heic"),
+    "a video; decode its frames in the dataset": ftyp(b"isom", b"isom", b"mp41"),
+    "a pointer of Git LFS, not the file itself; run `git lfs pull`": b"version https://git-lfs.github.com/spec/v1\n",
+    "an HTML page": b"\r\n<!DOCTYPE html><html>",
+    "XML": b"\xef\xbb\xbf<?xml version='1.0'?><Error><Code>AccessDenied",
+    "JSON or other text": b'{"message": "not found"}',
+    "an SVG drawing": b"<svg xmlns='http://www.w3.org/2000/svg'>",
+    "a PDF document": b"%PDF-1.7\n",
+    "a ZIP archive": b"PK\x03\x04\x14\0",
+    "compressed by gzip": b"\x1f\x8b\x08\0",
+    "a NumPy array": b"\x93NUMPY\x01\0v\0",
+    "a Photoshop document": b"8BPS\0\1",
+    "JPEG XL": b"\xff\n\xfa\x7f",
+    "JPEG XL; decode it in the dataset": b"\0\0\0\x0cJXL \r\n\x87\n",
+    "what macOS keeps beside a file": b"\0\x05\x16\x07\0\2\0\0",
+    "zeros, as a file has them that was never written": bytes(100),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_there_in_place_of_an_image_is_said(kind, tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(OTHERS[kind])
+    with gl.Loader([gl.read(path)], num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+        next(iter(loader))
+    start = f"DecodeError: not an image that gpuload decodes: {len(OTHERS[kind])} bytes that start with "
+    assert caught.value.cause.startswith(start)
+    assert f"{OTHERS[kind][:16]!r}, {kind}" in caught.value.cause
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("brands", [(b"avif",), (b"avis", b"mif1"), (b"mif1", b"avif", b"heic"), (b"mif1", b"miaf")])
+def test_avif_is_told_from_heic(brands):
+    assert sniff(ftyp(*brands)) == "AVIF"
+
+
+@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])
+def test_a_name_that_no_file_can_have_is_shown(name, tmp_path):
+    """Which names of JSON and of tables may be."""
+    path = os.path.join(tmp_path, name)
+    with pytest.raises(ValueError, match=re.escape(f"no file can have the name {path!r} (")):
+        read_file(path)
+    will_read(path)  # reading ahead leaves the error to the sample
+
+
+class Named:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return gl.read("/data/\ud800.jpg")
+
+
+def test_a_sample_with_such_a_name_says_so():
+    with gl.Loader(Named(), num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+        next(iter(loader))
+    assert caught.value.cause.startswith("ValueError: no file can have the name '/data/\\ud800.jpg' (")

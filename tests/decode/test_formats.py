@@ -285,10 +285,15 @@ def test_an_mpo_is_its_first_jpeg(picture, encode):
         (b"", "the file is empty (0 bytes); expected an image"),
         (
             b"<html><body>404 Not Found",
-            "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 '; expected one of JPEG, "
+            "not an image that gpuload decodes: 25 bytes that start with b'<html><body>404 ', an HTML page, as a "
+            "server sends in place of a file that it does not give; download it again",
+        ),
+        (
+            b"some other text",
+            "not an image that gpuload decodes: 15 bytes that start with b'some other text'; expected one of JPEG, "
             "PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI, recognised by its content",
         ),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image that gpuload decodes"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "', a PostScript drawing; render it to PNG"),
         (b"\xff\xd8\xff", "the JPEG header cannot be read: Pillow says SyntaxError: not identified by this driver"),
         (b"\x89PNG\r\n\x1a\n", "the PNG header cannot be read: Pillow says"),
         (b"RIFF\x10\0\0\0WEBPVP8 ", "the WEBP header cannot be read: Pillow says"),

@@ -31,8 +31,11 @@ def test_it_is_small_json_with_a_version():
         ({}, ValueError, "the state has version None, this gpuload reads version 1"),
         (changed(version=2), ValueError, "the state has version 2, this gpuload reads version 1"),
         ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
-        (changed(position=-1), ValueError, "position must be of type int and not negative, got -1"),
-        (changed(epoch="3"), ValueError, "epoch must be of type int and not negative, got '3'"),
+        (changed(position=-1), ValueError, "position must be an integer in 0 … 2**63 - 1, got -1"),
+        (changed(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
+        (changed(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
+        (changed(position=2**70), ValueError, f"position must be an integer in 0 … 2**63 - 1, got {2**70}"),
+        (changed(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
         (changed(order=1), ValueError, "order must be of type str, got 1"),
     ],
 )
@@ -54,12 +57,13 @@ SAMPLER = {"batches": 2, "own": None, "generator": None}
         ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
         ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
         ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
-        ({**STREAM, "step": "3"}, "the state's stream: step must be an integer and not negative, got '3'"),
+        ({**STREAM, "step": "3"}, "the state's stream: step must be an integer in 0 … 2**63 - 1, got '3'"),
+        ({**STREAM, "step": 2**63}, f"the state's stream: step must be an integer in 0 … 2**63 - 1, got {2**63}"),
         ({**STREAM, "workers": [WORKER, 5]}, "the state's stream: worker 1 must be a dict, got 5"),
-        ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer and not negative, got"),
+        ({**STREAM, "workers": [{}]}, "the state's stream, worker 0: samples must be an integer in 0 … 2**63 - 1, got"),
         (
             {**STREAM, "workers": [WORKER, {**WORKER, "samples": -1}]},
-            "the state's stream, worker 1: samples must be an integer and not negative, got -1",
+            "the state's stream, worker 1: samples must be an integer in 0 … 2**63 - 1, got -1",
         ),
         (
             {**STREAM, "workers": [{**WORKER, "ended": None}]},
@@ -83,7 +87,7 @@ def test_a_broken_state_of_a_stream_is_refused_when_it_is_loaded(stream, text):
 @pytest.mark.parametrize(
     ("sampler", "text"),
     [
-        ({}, "the state's sampler: batches must be an integer and not negative, got None"),
+        ({}, "the state's sampler: batches must be an integer in 0 … 2**63 - 1, got None"),
         ({**SAMPLER, "own": {"state": 1}}, 'the state\'s sampler: own must be None, or a dict of "of" and "state"'),
         ({**SAMPLER, "own": {"of": "x", "state": 1}}, "the state's sampler: own must be None, or a dict"),
         ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),

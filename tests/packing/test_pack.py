@@ -243,6 +243,17 @@ def test_a_mended_image_is_taken_in_and_the_rest_is_not_made_again(folder: Path,
     assert 0 < made.taken_up < COUNT
 
 
+@pytest.mark.parametrize("to", ["tar", "lmdb", "parquet"])
+def test_a_text_that_has_no_form_is_shown_and_may_be_left_out(tmp_path: Path, to: str) -> None:
+    needs(to)
+    dataset = Samples((image(0), "cat"), (image(1), "\ud800 cat"), (image(2), "dog"))
+    with pytest.raises(
+        BadSamples, match=r"the text '\\ud800 cat' has no form in UTF-8: it holds half of a surrogate pair"
+    ):
+        gl.pack(dataset, tmp_path / "set", to=to, workers=0)
+    assert gl.pack(dataset, tmp_path / "set", to=to, workers=0, skip_bad=True).samples == 2
+
+
 def test_a_sample_without_a_path_that_failed_is_tried_again(tmp_path: Path) -> None:
     dataset = Samples(image(0), gl.Encoded(b"nothing"), image(2))
     with pytest.raises(BadSamples):

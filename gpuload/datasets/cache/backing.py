@@ -13,6 +13,7 @@ import weakref
 from typing import Any, Final
 
 from gpuload.datasets.cache.layout import Shape
+from gpuload.datasets.memory import memory_file
 
 __all__ = ["Folder", "Memory", "give_back"]
 
@@ -32,10 +33,9 @@ class Memory:
     def __init__(self, shape: Shape, fd: int | None = None) -> None:
         self.shape = shape
         if fd is None:
-            made = os.memfd_create("gpuload-cache", os.MFD_CLOEXEC)
+            made = memory_file("cache", shape.data_at)
             fd = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)  # not in the place of a standard stream
             os.close(made)
-            os.ftruncate(fd, shape.data_at)
         else:
             os.set_inheritable(fd, False)
         self.fd = fd

@@ -18,6 +18,7 @@ from gpuload.datasets.cache.entries import Entries
 from gpuload.datasets.cache.layout import Shape
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mask
 from gpuload.datasets.tree import flatten
 
@@ -78,6 +79,7 @@ class Cached:
         OSError: the folder cannot be written, or its file system cannot give back parts of a file.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         dataset: Any,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from gpuload.datasets.disk import Disk
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
 from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
@@ -142,6 +143,7 @@ class ArrayFile(Store):
         (10, (32, 48, 13), 9)
     """
 
+    @dataset_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

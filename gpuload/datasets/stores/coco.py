@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuload.datasets.coco import CocoTargets, JsonLists, as_lists, chosen, is_in, unknown_categories, unmatched, whole
 from gpuload.datasets.folder import _checked_mode, _existing, _Images
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
@@ -65,6 +66,7 @@ class Coco(_Images):
     While reading, FileNotFoundError names an image that is listed but not there, ValueError a bad polygon.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         images: str | os.PathLike[str],
@@ -95,7 +97,7 @@ class Coco(_Images):
         self.paths = Paths(root, found["paths"], found["path_offsets"])
         self.categories: dict[int, str] = dict(told.pop("categories"))
         for remark in told.pop("remarks"):
-            warnings.warn(remark, stacklevel=2)
+            warnings.warn(remark, stacklevel=3)
         self.targets: Any = JsonLists(found["lists"], found["list_offsets"])
         if names != "raw":
             sizes = found["sizes_hw"].reshape(-1, 2)

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.folder import _checked_mode, _Images
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
@@ -124,6 +125,7 @@ class FileList(_Images):
         (['cat', 'dog'], array([1, 0], dtype=uint8), True)
     """
 
+    @dataset_arguments
     def __init__(
         self,
         manifest: str | os.PathLike[str],
@@ -179,7 +181,7 @@ class FileList(_Images):
         if "classes" in found:
             self.classes = json.loads(found["classes"].tobytes())
         if "remark" in found:
-            warnings.warn(found["remark"].tobytes().decode(), stacklevel=2)
+            warnings.warn(found["remark"].tobytes().decode(), stacklevel=3)
 
     @property
     def targets(self) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.array import Layout, Pixels
 from gpuload.datasets.stores.opening import is_url, named, open_seekable, remote_for
@@ -60,6 +61,7 @@ class HDF5(Store):
     While reading, DecodeError names the rows of a damaged chunk.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
@@ -60,6 +61,7 @@ class LMDB(Store):
     which key is missing or not what it should be, and that the database has been written to.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

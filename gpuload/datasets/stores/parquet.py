@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.litter import without_litter
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
@@ -64,6 +65,7 @@ class Parquet(Store):
     While reading, DecodeError names file, row group and row of a null, and file and row group of damage.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -186,13 +186,17 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether columns come first, and dtype of an array in numpy's format; `file` is then where the numbers are.
 
     Raises:
-        ValueError, EOFError: it is none, or not of a version that arrays of numbers have.
+        ValueError, EOFError: it is none, or not of a version that arrays of numbers have; or its shape holds other
+            things than lengths, which numpy does not look at.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"numpy's format {version[0]}.{version[1]} is not read, but 1.0 and 2.0")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(file)
+    shape, by_columns, dtype = read(file)
+    if any(type(side) is not int or side < 0 for side in shape):
+        raise ValueError(f"its shape {shape} must hold whole numbers of 0 or more")
+    return shape, by_columns, dtype
 
 
 def value_of(array: np.ndarray, number: int) -> Any:

@@ -153,6 +153,18 @@ def test_a_file_that_is_cut_off_later_is_not_mapped(tmp_path: Path) -> None:
     assert caught.value.filename == str(path)
 
 
+@pytest.mark.parametrize("shape", [(-1, 3), (2, -3), (True, 3), (2, False)])
+def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> None:
+    """numpy takes these."""
+    path = tmp_path / "a.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        file.write(bytes(100))
+    text = f"{str(path)!r} has the header of a .npy file that cannot be read: its shape {shape} must hold whole numbers"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        ArrayFile(path)
+
+
 @pytest.mark.parametrize(
     ("start", "options", "message"),
     [

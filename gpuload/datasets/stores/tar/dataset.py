@@ -18,6 +18,7 @@ import numpy as np
 from gpuload.datasets.files import allows, check_size
 from gpuload.datasets.joined import from_start
 from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
@@ -97,6 +98,7 @@ class TarShards(Store):
             return TarStream(*arguments, **options)
         return super().__new__(cls)
 
+    @dataset_arguments
     def __init__(
         self,
         shards: Patterns,
@@ -229,6 +231,9 @@ Run = tuple[int, int, int, list[Part]]
 Plan = tuple[int, str, list[str], list[tuple[str, int, int]]]
 """What is read for one sample: its shard and key, the fields that make it up; and of each that is stored the name, the
 offset and the bytes."""
+
+
+setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  inspect and the reference show its arguments
 
 
 class _Reading:

@@ -16,6 +16,7 @@ __all__ = ["BLOCK", "Damage", "Member", "has_header", "members"]
 
 BLOCK: Final = 512
 EMPTY: Final = bytes(BLOCK)
+MOST_DIGITS: Final = 40  # of a size in pax records
 MOST_EXTENDED: Final = 1 << 20  # bytes of a long name, or of pax records
 REFUSED: Final = {
     b"1": "a hard link", b"2": "a symbolic link", b"3": "a character device", b"4": "a block device", b"6": "a FIFO",
@@ -188,12 +189,23 @@ def _extended(content: bytes, offset: int, shard: str, name: bytes) -> tuple[byt
         key, _, value = content[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         if key == b"path":
             name = value.rstrip(b"\0")
-        elif key == b"size" and value.lstrip(b"-").isdigit():
-            nbytes = int(value)
+        elif key == b"size":
+            nbytes = _pax_size(value, offset, shard)
         elif key.startswith(b"GNU.sparse"):
             sparse = True
         at += int(length)
     return name, nbytes, sparse
+
+
+def _pax_size(value: bytes, offset: int, shard: str) -> int:
+    if len(value) > MOST_DIGITS or not value.removeprefix(b"-").isdigit():
+        shown = repr(value if len(value) <= MOST_DIGITS else value[:MOST_DIGITS] + b"...")
+        raise Damage(
+            f"{shard!r}: the pax records at offset {offset:,} say that the next member has a size of {shown}, which is "
+            "no number of bytes; the archive is damaged, make it again",
+            offset,
+        )
+    return int(value)
 
 
 def _no_header(block: bytes, offset: int, shard: str) -> Damage:

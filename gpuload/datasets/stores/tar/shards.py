@@ -274,7 +274,7 @@ def _size(path: str) -> int:
 
 def _warn(remarks: list[str]) -> None:
     for remark in remarks:
-        warnings.warn(remark, stacklevel=4)
+        warnings.warn(remark, stacklevel=5)  # where the user makes a `TarShards`
 
 
 def _joined(errors: list[Any], count: int) -> Exception:

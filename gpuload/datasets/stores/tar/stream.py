@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuload.datasets.files import check_size
 from gpuload.datasets.litter import LeftOut, is_litter
+from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import remote_for
 from gpuload.datasets.stores.tar.buffer import ShuffleBuffer, shard_order
@@ -45,6 +46,7 @@ class TarStream:
         fields, mode, shuffle_buffer, storage_options: as for `TarShards`.
     """
 
+    @dataset_arguments
     def __init__(
         self,
         shards: Patterns,

@@ -76,6 +76,11 @@ def test_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
         ("txt", b"\xff", r"is not UTF-8: 'utf-8' codec"),
         ("npy", saved(np.array([{}], object)), r"it holds objects, which is a pickle, and nothing is unpickled; store"),
         ("npy", saved(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but 71 are there$"),
+        (
+            "npy",
+            saved(np.arange(10)).replace(b"(10,)", b"(-1,)"),
+            r"its shape \(-1,\) must hold whole numbers",
+        ),
         ("npy", b"\x93NUMPY\x09\x00", r"numpy's format 9.0 is not read, but 1.0 and 2.0"),
         ("npy", pickle.dumps([1]), r"is not an array: the magic string is not correct"),
     ],

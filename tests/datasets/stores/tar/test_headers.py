@@ -208,6 +208,19 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
     assert refusal(path, data) == "'x.tar': a name or its records at offset 0 take 2,097,152 bytes"
 
 
+@pytest.mark.parametrize("size", [b"9" * 5000, b"--5", b"1_0", b"many", b""])
+def test_a_size_in_pax_records_that_is_no_number_names_the_archive(tmp_path: Path, size: bytes) -> None:
+    text = b" size=" + size + b"\n"
+    [record] = [own for n in range(5100) if len(own := b"%d" % n + text) == n]
+    data = sealed(header("p", len(record), tarfile.XHDTYPE)) + record + bytes(-len(record) % 512 + 1024)
+    said = refusal(tmp_path / "x.tar", data)
+    shown = size if len(size) < 40 else size[:40] + b"..."
+    assert said == (
+        f"'x.tar': the pax records at offset 0 say that the next member has a size of {shown!r}, which is no number of "
+        "bytes; the archive is damaged, make it again"
+    )
+
+
 def test_without_the_blocks_that_close_it_the_reader_is_told(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     path.write_bytes(path.read_bytes()[:2048])

@@ -1,0 +1,39 @@
+"""What arguments of other libraries' datasets are called here: for the error that a dataset does not have one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuload.errors import knows_arguments
+
+__all__ = ["dataset_arguments"]
+
+IN_BATCHES: Final = "images are transformed in batches, by gpuload.Loader(dataset, transforms=[…])"
+BY_LOADER: Final = "gpuload.Loader(dataset, shuffle=True) shuffles samples, and divides them among ranks and workers"
+
+INSTEAD: Final = {
+    # torchvision
+    "transform": IN_BATCHES,
+    "transforms": IN_BATCHES,
+    "target_transform": "change its labels, an array, before the Loader has it: dataset.labels = table[dataset.labels]",
+    "loader": "the Loader decodes what its samples hold, the bytes of files; decode=gpuload.Decode(…) says how",
+    "is_valid_file": "extensions=('.jpg', …) says which files are images",
+    "classes": "its images have no labels; gpuload.ImageFolder has classes",
+    "allow_empty": "with classes=[…], the names of all classes, a class may have no images",
+    "annFile": "write annotations=…",
+    # WebDataset
+    "urls": "write shards=…",
+    "shardshuffle": BY_LOADER,
+    "nodesplitter": BY_LOADER,
+    "workersplitter": BY_LOADER,
+    "resampled": "gpuload.Loader(dataset, weights=np.ones(len(dataset))) draws with replacement",
+    "handler": "gpuload.Loader(dataset, on_error='skip') passes over samples that fail",
+    "cache_dir": "gpuload.Cached(dataset, bytes_limit, where='disk', path=…) keeps samples on a disk of this machine",
+    # common to many
+    "shuffle": BY_LOADER,
+    "batch_size": "gpuload.Loader(dataset, batch_size=…) makes batches",
+    "num_workers": "gpuload.Loader(dataset, num_workers=…) reads in several processes",
+}
+
+dataset_arguments = knows_arguments(INSTEAD.get)
+"""Decorates the ``__init__`` of a dataset: the error for an argument of another library's says what to write."""

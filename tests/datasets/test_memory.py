@@ -1,0 +1,87 @@
+"""Files in memory: what a kernel, a sandbox or a limit does not allow is told in gpuload's words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gpuload as gl
+from gpuload.datasets.memory import memory_file
+
+MISSING = r"^memory that processes share cannot be made \(.*\): gpuload needs the system call memfd_create, of Linux"
+
+
+def test_it_has_its_size_and_is_not_inherited():
+    descriptor = memory_file("a-test", 5000)
+    try:
+        assert os.fstat(descriptor).st_size == 5000
+        assert not os.get_inheritable(descriptor)
+        assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:gpuload-a-test")
+    finally:
+        os.close(descriptor)
+
+
+def refuse(name, flags=0):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_kernel_or_sandbox_without_them(workers, monkeypatch):
+    loader = gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu")
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with loader, pytest.raises(gl.LimitError, match=MISSING):
+        iter(loader)
+    with pytest.raises(gl.LimitError, match=MISSING):
+        gl.Cached([1], 1 << 20)
+
+
+def test_a_python_without_them(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with (
+        gl.Loader([np.zeros(3)] * 4, num_workers=0, device="cpu") as loader,
+        pytest.raises(gl.LimitError, match=MISSING),
+    ):
+        iter(loader)
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    def full(name, flags=0):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        memory_file("a-test")
+
+
+LIMITED = """
+import resource
+import numpy as np
+import gpuload as gl
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
+for workers in (0, 1):
+    with gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu") as loader:
+        try:
+            iter(loader)
+        except gl.LimitError as error:
+            print(error)
+    with gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu", ring_bytes=16 << 20) as loader:
+        print(len(list(loader)))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_limit_of_the_size_of_files():
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100)
+    said = (
+        "shared memory of 2,147,483,648 bytes (ring) is more than the 16,777,216 bytes that a file may have here; "
+        "raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program), or pass "
+        "Loader(ring_bytes=16777216)"
+    )
+    assert done.stdout.splitlines() == [said, "4"] * 2, done.stderr

@@ -1,0 +1,50 @@
+"""An argument of another library's dataset: the error says what to write for one of gpuload's."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import gpuload as gl
+from gpuload.datasets.names import INSTEAD
+
+DATASETS = (
+    gl.ArrayFile, gl.Cached, gl.Coco, gl.FileList, gl.HDF5, gl.ImageFiles, gl.ImageFolder, gl.LMDB, gl.Parquet,
+    gl.TarShards,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_each_dataset_says_where_transforms_go(kind):
+    text = rf"^{kind.__name__} has no argument 'transform'; images are transformed in batches, by gpuload.Loader\("
+    with pytest.raises(TypeError, match=text):
+        kind("x", transform=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: gl.Coco("images", annFile="a.json"), "Coco has no argument 'annFile'; write annotations=…"),
+        (lambda: gl.TarShards(urls="a.tar"), "TarShards has no argument 'urls'; write shards=…"),
+        (lambda: gl.TarShards("a.tar", field="jpg"), "TarShards has no argument 'field'; did you mean fields?"),
+        (
+            lambda: gl.Cached([1], limit=3),
+            "Cached has no argument 'limit'; did you mean bytes_limit?",
+        ),
+    ],
+)
+def test_it_is_told_what_to_write(make, text):
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_signatures_name_each_argument(kind):
+    parameters = inspect.signature(kind).parameters
+    assert not {one.kind for one in parameters.values()} & {
+        inspect.Parameter.VAR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    }
+    assert set(INSTEAD) & set(parameters) <= {"classes"}
