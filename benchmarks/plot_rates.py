@@ -26,7 +26,7 @@ PICTURES = {"rates.svg": ("#18181b", "white"), "rates-dark.svg": ("#e4e4e7", "no
 LABELS = {
     "gpuload": "gpuload",
     "dali": "DALI (CPU)",
-    "turboloader": "TurboLoader (CPU) + each image decoded smaller",
+    "turboloader": "TurboLoader (CPU), each image decoded smaller",
     "torch_simplejpeg": "torch DataLoader + torchvision v2, simplejpeg",
     "torch_pillow": "torch DataLoader + torchvision v2, Pillow",
 }
@@ -132,7 +132,9 @@ def draw(recorded: dict[str, Any], path: Path) -> None:
             axes.plot([min(rates[name]), max(rates[name])], [place, place], color=ink, linewidth=1)
             weight = "bold" if own else "normal"
             axes.text(max(rates[name]) + 25, place, f"{middle:,.0f}", va="center", color=ink, weight=weight)
-        axes.set_yticks(range(len(rates)), [LABELS[name].replace(" + ", ",\n") for name in rates])
+        axes.set_yticks(
+            range(len(rates)), [LABELS[name].replace(" + ", ", ").replace(", ", ",\n", 1) for name in rates]
+        )
         axes.get_yticklabels()[0].set(weight="bold")
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * max(map(max, rates.values())))

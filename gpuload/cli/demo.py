@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rich.table import Table
 import gpuload as gl
 from gpuload.cli.console import bars, count_of, fail, make_console, progress, say
 from gpuload.cli.measure import Cost, images_of, measure
-from gpuload.cli.output import device_of
+from gpuload.cli.output import busy, device_of
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.recipe import MEAN, SIZE, STD, usual_recipe
 from gpuload.cli.sheet import ContactSheet, to_uint8
@@ -65,6 +66,8 @@ def run(settings: Settings, console: Console | None = None) -> int:
     )
     say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
     say(console, f"The DataLoader decodes with {way.name} ({way.note})\n")
+    if remark := busy(os.getloadavg()[0], os.cpu_count() or 1):
+        say(console, remark, "yellow")
     loader = gl.Loader(
         dataset,
         batch_size=settings.batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,12 +70,16 @@ def test_data_of_ones_own(jpeg_folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "photographs").exists()
 
 
-def test_data_without_classes_is_not_trained_on(jpeg_folder: Path, tmp_path: Path) -> None:
+def test_data_without_classes_is_not_trained_on(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (4000.0, 0.0, 0.0))
     console = Console(record=True, width=100, file=io.StringIO())
     assert demo(console, data=jpeg_folder / "bee", out=tmp_path) == 0
     told = console.export_text()
     assert "No folders of classes in the data, so nothing is trained on it" in told
     assert "loss" not in told
+    assert "This machine is busy: a load of 4000.0 on " in told
     assert (tmp_path / "contact-sheet.png").exists()
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from test_rooms import FLOORS, PACKAGE
 
+from gpuload import __version__
+
 ROOT = Path(__file__).parents[2]
 MADE = ("docs/project/", "docs/reference/")  # by building the site
 DOCS = sorted(
@@ -43,6 +45,10 @@ def test_each_block_says_what_it_is_and_is_for_one_cuda(page):
         assert language != "python" or not re.match(r"(pip|gpuload|make|git) |\$ ", text), text
         extras = [extra for named in extras_of(text) for extra in named if re.search(r"cu\d\d$", extra)]
         assert len({extra[-4:] for extra in extras}) < 2, text
+
+
+def test_the_changelog_has_this_version():
+    assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES)

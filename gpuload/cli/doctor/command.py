@@ -26,7 +26,7 @@ COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not n
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
 ) -> None:
-    """Say what works on this machine, what does not, and how to mend it.
+    """Say what works on this machine, what does not, and how to fix it.
 
     It looks at processors, memory, limits, the driver, torch and the GPUs.
 

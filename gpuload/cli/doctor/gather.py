@@ -70,7 +70,7 @@ def _on_machine(tried: Results) -> list[Finding]:
             "workers",
             "works" if started["ok"] else "broken",
             found,
-            "" if started["ok"] else f"until it is mended: num_workers=0. The default here is {workers}",
+            "" if started["ok"] else f"until this is fixed: num_workers=0. The default here is {workers}",
         ),
     ]
 
