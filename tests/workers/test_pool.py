@@ -628,7 +628,7 @@ def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path)
     steady(team_, 1)
     wait_until(lambda: team_.pool.busy_s() == team_.pool.busy_s(), "nobody is at anything")
     assert team_.pool.busy_s() > 0.01
-    [(pid, cpu_s)] = team_.pool.cpu_s().items()
+    [(pid, cpu_s)] = team_.pool.wanted_cpu_s().items()
     assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
 
 
