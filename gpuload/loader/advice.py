@@ -20,7 +20,7 @@ from gpuload.loader.cpus import Machine
 from gpuload.loader.options import LEAST_CHUNK
 from gpuload.loader.stats import NOTHING, Stats
 
-__all__ = ["RULES", "View", "advice"]
+__all__ = ["RULES", "View", "advice", "better_setting"]
 
 FEW_BATCHES: Final = 3
 LITTLE: Final = 0.05  # a share of the time that is not worth a word
@@ -448,3 +448,12 @@ def advice(stats: Stats, machine: Machine) -> str:
     """Name the bottleneck, and what to do about it."""
     view = View(stats, machine)
     return next(said for rule in RULES if (said := rule(view)) is not None)
+
+
+def better_setting(stats: Stats, machine: Machine) -> tuple[int, int] | None:
+    """Return the ``num_workers`` and ``prefetch_factor`` that the advice names; None if it is not workers that are
+    missing."""
+    view = View(stats, machine)
+    if stats.batches < FEW_BATCHES or not view.workers_bound or view.better is None:
+        return None
+    return view.better[0], view.ahead_for(view.better[0])
