@@ -168,7 +168,7 @@ class View:
     @cached_property
     def cpus_are_full(self) -> bool:
         """Whether this process and its workers take all the CPUs that there are."""
-        return self.stats.cpu_s > ALL * self.machine.cpus * max(self.stats.seconds, 1e-9)
+        return self.stats.cpu_s > ALL * self.machine.cpus * max(self.stats.seconds - self.start_s, 1e-9)
 
     @property
     def most_workers(self) -> int:
@@ -320,7 +320,7 @@ def reading(view: View) -> str | None:
     remedies = []
     if view.on_cpu and not view.in_process:
         what, each = f"{what}, and takes CPU time", f"{each} in the dataset's own code"
-    elif "cache" in stats.untried and (encoded or not stats.bytes_decoded):
+    elif "cache" in stats.untried and not view.in_process and (encoded or not stats.bytes_decoded):
         remedies.append("gl.Cached(dataset, …) keeps what was read for the next epochs")
     if (view.on_cpu or view.in_process) and not encoded:
         remedies.append(

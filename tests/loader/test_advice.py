@@ -70,6 +70,13 @@ def test_full_cpus_take_no_more_workers():
     assert "more workers would not help, as this process uses all of its 10 CPUs" in sentence
 
 
+def test_cpus_that_are_full_once_workers_have_started_are_full():
+    """Counters of workers begin with their first chunk."""
+    given = DECODING | {"parts": (Part("start", "workers", 8 * 8.0, 8), *DECODING["parts"])}
+    found = stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu_s=95.0, **given)
+    assert "as this process uses all of its 10 CPUs" in said(found, Machine(cpus=10))[1]
+
+
 def test_workers_elsewhere_are_not_bound_by_cpus_here():
     _, sentence = said(stats(waiting=0.5, cpu_s=10.0, elsewhere=True, **DECODING), Machine(cpus=1))
     assert "with 16 workers, about 2.0 times the throughput" in sentence
