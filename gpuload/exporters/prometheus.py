@@ -78,7 +78,7 @@ GAUGES: Final = (
     _Metric("gpuload_pinned_bytes", "Page-locked memory.", _one(lambda s: s.pinned_bytes)),
     _Metric(
         "gpuload_worker_busy_ratio",
-        "Share of the time that a worker was at work, in this epoch.",
+        "Share of the time since its start that a worker was at work, in this epoch.",
         lambda s: [((str(worker.number),), worker.busy) for worker in s.workers],
         ("worker",),
     ),

@@ -1,58 +1,39 @@
-"""What bounds a loader, and what to do about it: one sentence, by the first rule that has something to say.
+"""The bottleneck of a loader, and what to do about it: one sentence, by the first of ten rules that has one to say.
 
 Rules are pure functions of a `View`: a snapshot, with what the machine allows. Shares are of the time after the first
 batch of an epoch, since workers start and the first batches are made before it.
+
+How long the loop waits decides first. Under 5%, and while the main process does little else for it, the training step
+is the bottleneck. Where it waits, the workers' own counters say for what: a part of their work, if they are busy, and
+then whether they need a CPU or wait for a disk.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.autotune import LEAP
+from gpuload.loader.cpus import Machine
+from gpuload.loader.options import LEAST_CHUNK
 from gpuload.loader.stats import NOTHING, Stats
 
-__all__ = ["RULES", "Machine", "View", "advice"]
+__all__ = ["RULES", "View", "advice", "better_setting"]
 
 FEW_BATCHES: Final = 3
 LITTLE: Final = 0.05  # a share of the time that is not worth a word
-BUSY: Final = 0.75  # so busy, on average, are workers that bound
-ON_CPU: Final = 0.6  # so much of the time that it takes, work is on a CPU that could be nowhere else
+BUSY: Final = 0.75  # workers that are the bottleneck are so busy, on average
+ON_CPU: Final = 0.6  # work that needs a CPU has one for so much of the time that it does not wait for one
+CROWDED: Final = 0.25  # workers wait for a CPU for so much of the time that their work takes
 ALL: Final = 0.9  # so much of the CPUs' time is all of it
 FULL: Final = 0.2  # the ring is full for so much of the time
+SHORT_START: Final = 0.1  # of each epoch, where workers start anew in each
 LARGE_BYTES: Final = 6_000_000  # of decoded pixels in an image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # of pixels in an image, and of its file
-PER_CPU: Final = 4  # workers that mostly wait for a disk
 SMALL_LOCK_BYTES: Final = 64 << 20
 UNLOCK: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimit memlock=-1`"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a process may use.
-
-    Attributes:
-        cpus: CPUs, by its affinity and its control group.
-        memlock_bytes: memory that it may lock (``ulimit -l``); None: no limit, or not known.
-    """
-
-    cpus: int
-    memlock_bytes: int | None = None
-
-    @classmethod
-    def here(cls) -> Machine:
-        """This process's."""
-        try:
-            import resource
-
-            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-            memlock = None if limit == resource.RLIM_INFINITY else limit
-        except (ImportError, OSError, ValueError):
-            memlock = None
-        return cls(usable_cpus(), memlock)
 
 
 class View:
@@ -67,25 +48,42 @@ class View:
         return max(1e-9, self.stats.seconds - self.stats.first_s)
 
     def share(self, *names: str, where: str = "main") -> float:
-        """What these parts take of the time."""
+        """Return the share of the time that these parts take."""
         return sum(self.stats.part(name, where).seconds for name in names) / self.seconds
 
-    @cached_property
+    @property
     def waiting(self) -> float:
         """The share of the time that the loop waits for a batch."""
-        return max(0.0, self.stats.waiting * self.stats.seconds - self.stats.first_s) / self.seconds
+        return self.stats.waiting_later
 
     @cached_property
-    def bound(self) -> str:
-        """What takes most of the time, of what loading takes; "step" if that is little."""
-        shares = {
-            "wait": self.waiting,
-            "copy": self.share("copy"),
-            "stage": self.share("stage"),
-            "rest": self.share("collate", "rest"),
-        }
-        most = max(shares, key=lambda name: shares[name])
-        return most if shares[most] >= LITTLE else "step"
+    def issuing(self) -> dict[str, float]:
+        """The shares of the time that ``next()`` takes without waiting."""
+        # With num_workers=0, batches of plain data are collated while the loop waits.
+        rest = ("rest",) if self.in_process and not self.stats.bytes_decoded else ("collate", "rest")
+        return {name: self.share(name) for name in ("copy", "stage", "device decode")} | {"rest": self.share(*rest)}
+
+    @cached_property
+    def loading(self) -> float:
+        """The share of the time that the loop would save if batches cost it nothing."""
+        return min(1.0, self.waiting + sum(self.issuing.values()))
+
+    @cached_property
+    def bottleneck(self) -> str:
+        """The bottleneck: "wait", a name in `issuing`, or "step"."""
+        most = max(self.issuing, key=lambda name: self.issuing[name])
+        largest = self.waiting >= self.issuing[most]
+        # The loop and busy workers are a pipeline: its slower side decides, whatever share of the loop the stage has.
+        # With num_workers=0 they take turns, and on CPUs that are full they take CPUs from each other.
+        if self.waiting >= LITTLE and (largest or (self.workers_busy and not self.in_process)):
+            return "stage" if self.stage_has_the_cpus and self.issuing["stage"] > self.waiting else "wait"
+        return most if self.loading >= 0.5 else "step"
+
+    @property
+    def stage_has_the_cpus(self) -> bool:
+        """Whether all CPUs are in use, most of them by the transforms' process."""
+        main_s = self.stats.cpu_s - self.stats.workers_cpu_s
+        return self.stats.device == "cpu" and self.cpus_are_full and main_s > self.stats.workers_cpu_s
 
     @property
     def why_refused(self) -> str:
@@ -95,10 +93,8 @@ class View:
             return f"this process may lock {limit // 1024:,} KiB of memory"
         return "the driver refused it"
 
-    # -- workers ------------------------------------------------------------------------------------------------------
-
     @property
-    def at_home(self) -> bool:
+    def in_process(self) -> bool:
         """Whether the main process does the workers' part."""
         return not self.stats.num_workers
 
@@ -107,29 +103,47 @@ class View:
         """How many work at the same time."""
         return max(1, self.stats.num_workers)
 
-    @cached_property
+    @property
     def busy(self) -> float:
-        """How many workers were busy, on average, after the first batch."""
-        if self.at_home:
-            return 1.0
-        return sum(min(1.0, worker.busy * self.stats.seconds / self.seconds) for worker in self.stats.workers)
+        """How many of them were busy, on average."""
+        return 1.0 if self.in_process else self.stats.busy
+
+    @property
+    def workers_busy(self) -> bool:
+        """Whether workers have enough to do."""
+        return self.busy >= BUSY * self.workers
+
+    @property
+    def start_s(self) -> float:
+        """How long the loop waited for workers to start."""
+        start = self.stats.part("start", "workers")
+        return min(start.seconds / start.count, self.stats.first_s) if start.count else 0.0
+
+    @cached_property
+    def work_s(self) -> float:
+        """The time that all of the workers' work takes."""
+        names = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
+        return sum(self._work_s(name) for name in names)
+
+    def _work_s(self, name: str) -> float:
+        return self.stats.part(name, "main" if self.in_process else "workers").seconds
 
     def work(self, *names: str) -> float:
-        """What these parts take of the time that workers are busy."""
-        where = "main" if self.at_home else "workers"
-        every = ("read", "header", "decode", "pack", "plan") + (() if self.at_home else ("collate",))
-        busy = sum(self.stats.part(name, where).seconds for name in every)
-        return sum(self.stats.part(name, where).seconds for name in names) / busy if busy else 0.0
-
-    @cached_property
-    def reading(self) -> bool:
-        """Whether workers mostly read."""
-        return self.work("read") > 0.5
+        """Return the share of the workers' work that these parts are."""
+        return sum(map(self._work_s, names)) / self.work_s if self.work_s else 0.0
 
     def each_ms(self, *names: str) -> float:
-        """What these parts of the workers take for one sample, milliseconds."""
-        parts = [self.stats.part(name, "main" if self.at_home else "workers") for name in names]
+        """Return what these parts of the workers take for one sample, milliseconds."""
+        parts = [self.stats.part(name, "main" if self.in_process else "workers") for name in names]
         return sum(1e3 * part.seconds / part.count for part in parts if part.count)
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """The parts in which a dataset gives its data: Pillow decodes an image when its sample is taken apart, and a
+        mapped array is read when its pixels are copied."""
+        if any(self.stats.decoders.values()) or not self.stats.bytes_decoded:
+            return ("read",)
+        return ("read", "header") if self.on_cpu else ("read", "header", "decode")
 
     @cached_property
     def image_bytes(self) -> float:
@@ -141,61 +155,86 @@ class View:
         """What the dataset gave for an image, on average."""
         return self.stats.bytes_read / max(1, self.stats.part("decode").count)
 
-    @cached_property
-    def on_cpu(self) -> bool:
-        """Whether reading takes CPU time: then it is the dataset's own code, and no disk."""
-        busy_s = sum(worker.busy for worker in self.stats.workers) * self.stats.seconds
-        return bool(busy_s) and self.stats.workers_cpu_s / busy_s > ON_CPU
+    @property
+    def queued(self) -> float:
+        """The share of the workers' work in which they wait for a CPU."""
+        return min(1.0, self.stats.workers_queued_s / self.work_s) if self.work_s else 0.0
 
-    @cached_property
-    def most_workers(self) -> int:
-        """More workers than this do not help: there are no CPUs for them."""
-        if self.stats.elsewhere:
-            return 1 << 30
-        if self.reading and not self.on_cpu:
-            return PER_CPU * self.machine.cpus
-        return self.workers if self.cpus_are_full and not self.at_home else self.machine.cpus
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the workers' work needs CPUs, not a disk or a network, however long it waits for a CPU here."""
+        return self.stats.workers_cpu_s > ON_CPU * (self.work_s - self.stats.workers_queued_s)
 
     @cached_property
     def cpus_are_full(self) -> bool:
         """Whether this process and its workers take all the CPUs that there are."""
-        return self.stats.cpu_s > ALL * self.machine.cpus * max(self.stats.seconds, 1e-9)
+        return self.stats.cpu_s > ALL * self.machine.cpus * max(self.stats.seconds - self.start_s, 1e-9)
+
+    @property
+    def most_workers(self) -> int:
+        """More workers than this do not help: there are no CPUs for them."""
+        cpus, stats = self.machine.cpus, self.stats
+        if stats.elsewhere:
+            return 1 << 30
+        if self.in_process:
+            return cpus  # how much of its work waits is not known
+        if self.cpus_are_full:
+            return self.workers
+        if self.on_cpu:
+            return cpus
+        return max(cpus, int(cpus * (self.work_s - stats.workers_queued_s) / max(stats.workers_cpu_s, 1e-3)))
 
     @cached_property
     def better(self) -> tuple[int, float] | None:
-        """How many workers the loop would hardly wait for, and how much it still would; None: more do not help.
+        """How many workers the loop would hardly wait for, and the throughput then, in times of today's; None if more
+        workers do not help.
 
         All workers are busy, so n of them make a batch in the n-th part of the time; the rest of the loop stays.
         """
         loop = 1.0 - self.waiting
-        now = 0 if self.at_home else self.workers
+        now = 0 if self.in_process else self.workers
         # In the main process, the rest of the loop and the work take turns; workers do theirs meanwhile.
-        work = self.waiting if self.at_home else 1.0 * now
+        work = self.waiting if self.in_process else 1.0 * now
         enough = math.ceil(work / max(loop, 1e-3) * (1 - LITTLE))
-        count = min(max(enough, now + 1), self.most_workers)
+        count = min(max(enough, now + 1), self.most_workers, max(self.machine.cpus, LEAP * now))
         if count <= now:
             return None
-        return count, max(0.0, 1.0 - loop / max(loop, work / count))
+        return count, 1.0 / max(loop, work / count)
 
     @property
     def more_workers(self) -> str:
         """What more workers would bring."""
         if self.better is None:
             cpus = f"{self.machine.cpus} CPU{'s' * (self.machine.cpus > 1)}"
-            why = f"this process uses all of its {cpus}" if self.cpus_are_full else f"this process may use {cpus}"
+            why = f"this process may use {cpus}"
+            if self.cpus_are_full:
+                why = f"this process uses all of its {cpus}"
+            elif self.queued > CROWDED:
+                why += f", and other programs use them too: workers wait {self.queued:.0%} of their time for a CPU"
             return f"more workers would not help, as {why}"
-        count, waiting = self.better
+        count, times = self.better
         unit = "worker" if count == 1 else "workers"
-        return (
-            f"with {count} {unit} it would wait about {waiting:.0%}"
-            if waiting >= 0.01
-            else (f"with {count} {unit} it would hardly wait")
-        )
+        if self.queued > CROWDED and self.on_cpu:
+            return (
+                f"with {count} {unit} it would wait less, but workers wait {self.queued:.0%} of their time for a CPU "
+                "that others have"
+            )
+        ahead = self.ahead_for(count)
+        more = f" and prefetch_factor={ahead}" if ahead > self.stats.prefetch_factor else ""
+        return f"with {count} {unit}{more}, about {times:.1f} times the throughput"
+
+    def ahead_for(self, workers: int) -> int:
+        """Return how many batches have to be in work for so many workers to have a chunk each."""
+        batch, chunk = self.stats.images / max(1, self.stats.batches), self.stats.chunk_size
+        if chunk >= batch:  # then each worker has a batch
+            return self.stats.prefetch_factor
+        chunk = min(chunk, max(LEAST_CHUNK, math.ceil(batch / workers)))
+        return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
 
     @property
     def how_busy(self) -> str:
         """How busy workers are, and how much the loop waits."""
-        if self.at_home:
+        if self.in_process:
             return f"the main process does it itself (num_workers=0), for {self.waiting:.0%} of the time"
         unit = "worker" if self.workers == 1 else "workers"
         return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
@@ -203,210 +242,218 @@ class View:
     @property
     def workers_bound(self) -> bool:
         """Whether the loop waits for workers that have enough to do."""
-        return self.bound == "wait" and self.busy >= BUSY * self.workers
+        return self.bottleneck == "wait" and self.workers_busy
+
+
+def starting(view: View) -> str | None:
+    """Explain that the loop waited longer for the workers' start than for all else."""
+    stats, again = view.stats, "persistent" in view.stats.untried
+    least_s = max((SHORT_START if again else 0.5) * stats.seconds, view.waiting * view.seconds)
+    if not stats.batches or not view.start_s or view.start_s < least_s:
+        return None
+    remedy = (
+        "persistent_workers=True starts them once, not in each epoch"
+        if again
+        else "it comes once, not in each epoch: ask again later, or for what came since with stats(since=…)"
+    )
+    return (
+        f"the start of the workers is the bottleneck so far: {view.start_s:.1f} of {stats.seconds:.1f} s, in which "
+        f"they import the dataset's modules and unpack the dataset; {remedy}"
+    )
 
 
 def nothing(view: View) -> str | None:
-    """Too little was measured."""
+    """Explain that too little was measured."""
     if not view.stats.batches:
         return NOTHING
     if view.stats.batches < FEW_BATCHES:
         few = view.stats.batches
-        return f"{few} batch{'es' * (few > 1)}, too few to say what bounds: ask again later"
+        return f"{few} batch{'es' * (few > 1)}, too few to name the bottleneck: ask again later"
     return None
 
 
-def refused_locks(view: View) -> str | None:
-    """The ring is not page-locked, and copies make the host wait."""
-    if not view.stats.pinning_refused or view.bound != "copy":
-        return None
-    return (
-        f"copies bound: the ring is not page-locked ({view.why_refused}), so each copy makes the host wait, "
-        f"{view.share('copy'):.0%} of the time; {UNLOCK}"
-    )
-
-
 def dying(view: View) -> str | None:
-    """Workers die, and new ones start."""
+    """Explain that workers die, and new ones start."""
     died = view.stats.restarts
-    if view.bound != "wait" or not died or died < 0.1 * view.stats.batches:
+    if view.bottleneck != "wait" or not died or died < 0.1 * view.stats.batches:
         return None
     return (
-        f"dying workers bound: {died} died within {view.stats.batches} batches, and the loop waits {view.waiting:.0%} "
-        "of the time; look at loader.errors, and at the machine's memory"
+        f"dying workers are the bottleneck: {died} died within {view.stats.batches} batches, and the loop waits "
+        f"{view.waiting:.0%} of the time; look at loader.errors, and at the machine's memory"
     )
 
 
 def small_ring(view: View) -> str | None:
-    """Workers have no slots."""
+    """Explain that workers have no slots."""
     full, stats = view.share("slot wait"), view.stats
-    if view.bound != "wait" or view.at_home or view.workers_bound or (full < FULL and not stats.ring_spilled):
+    if view.bottleneck != "wait" or view.in_process or view.workers_busy or (full < FULL and not stats.ring_spilled):
         return None
     wanted = max(2 * stats.ring_limit_bytes, 1 << 20)
     return (
-        f"the ring bounds: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in work, which had no "
-        f"room for {min(full, 1.0):.0%} of the time, and the loop waits {view.waiting:.0%} of it; try "
+        f"the ring is the bottleneck: ring_bytes={stats.ring_limit_bytes:,} is too small for the batches in work, "
+        f"which had no room for {min(full, 1.0):.0%} of the time, and the loop waits {view.waiting:.0%} of it; try "
         f"ring_bytes={wanted:,}"
     )
 
 
-def kept_samples(view: View) -> str | None:
-    """Batches are cut out of what a `DeviceCached` keeps."""
-    if not view.stats.resident_bytes or view.bound not in ("wait", "rest"):
-        return None
-    return (
-        f"cutting batches out of kept samples bounds: the loop waits {view.waiting:.0%} of the time for that, in this "
-        "process; workers would not help, as nothing is read: larger batches, and fewer values in a sample, take less "
-        "for each image"
-    )
-
-
 def small_images(view: View) -> str | None:
-    """What is done for each sample, whatever its size, bounds."""
-    slow = view.reading and view.each_ms("read") > 1.0
-    if view.bound not in ("wait", "rest") or slow:
+    """Explain that the work for each sample, whatever its size, takes most of the time."""
+    slow = view.work(*view.reading) > 0.5 and view.each_ms("read") > 1.0
+    if view.bottleneck not in ("wait", "rest") or slow or (view.bottleneck == "wait" and not view.workers_busy):
         return None
     if not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return None
-    if view.bound == "wait" and not view.workers_bound:
-        return None
     return (
-        f"tiny images bound: {view.image_bytes:,.0f} bytes of pixels each, so most of the time goes to the samples "
-        f"around them ({view.how_busy}); keep them decoded in one file: `gpuload pack --to array`, then gl.ArrayFile"
+        f"tiny images are the bottleneck: {view.image_bytes:,.0f} bytes of pixels each, so most of the time goes to "
+        f"the samples around them ({view.how_busy}); keep them decoded in one file: `gpuload pack --to array`, then "
+        "gl.ArrayFile"
     )
 
 
 def reading(view: View) -> str | None:
-    """The dataset is slow."""
-    if not view.workers_bound or not view.reading:
+    """Explain that the dataset is slow, and whether it computes or waits."""
+    parts, stats = view.reading, view.stats
+    if not view.workers_bound or view.work(*parts) <= 0.5 or stats.resident_bytes:
         return None
-    each = f"a sample takes {view.each_ms('read'):.3g} ms"
-    if view.on_cpu and not view.at_home:
-        return (
-            f"reading bounds, and takes CPU time ({each} in the dataset's own code): {view.how_busy}; "
-            f"{view.more_workers}; if the dataset decodes, let it return gl.Encoded(bytes)"
+    what, each = "reading is the bottleneck", f"a sample takes {view.each_ms(*parts):.3g} ms"
+    encoded = any(stats.decoders.values())
+    remedies = []
+    if view.on_cpu and not view.in_process:
+        what, each = f"{what}, and takes CPU time", f"{each} in the dataset's own code"
+    elif "cache" in stats.untried and not view.in_process and (encoded or not stats.bytes_decoded):
+        remedies.append("gl.Cached(dataset, …) keeps what was read for the next epochs")
+    if (view.on_cpu or view.in_process) and not encoded:
+        remedies.append(
+            "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead, and give "
+            "its transforms to the Loader: then only what the crop needs is decoded"
         )
-    return f"reading bounds ({each}): {view.how_busy}; {view.more_workers}"
-
-
-def without_nvimagecodec(view: View) -> str | None:
-    """JPEGs are decoded whole for a crop of each."""
-    whole = view.stats.decoded_whole
-    if not view.workers_bound or view.work("decode") <= 0.5 or 2 * whole < view.stats.part("decode").count:
-        return None
-    return (
-        f"decode bounds: {view.how_busy}; nvImageCodec cannot be used here, so {whole:,} JPEGs were decoded whole for "
-        "a part of them: `gpuload doctor` says why, pip install 'gpuload[cu12]' (or cu13) brings it"
-    )
-
-
-def large_images(view: View) -> str | None:
-    """Pixels are decoded that nobody needs."""
-    if not view.workers_bound or view.work("decode") <= 0.5 or view.image_bytes < LARGE_BYTES:
-        return None
-    return (
-        f"decode bounds, as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded of each): "
-        f"{view.how_busy}; make them smaller once: `gpuload pack --short-side 512`; {view.more_workers}"
-    )
+    if "block" in stats.untried:
+        remedies.append('shuffle="block" reads neighbours together')
+    return "; ".join([f"{what} ({each}): {view.how_busy}", view.more_workers, *remedies])
 
 
 def working(view: View) -> str | None:
-    """Workers have enough to do, whatever it is."""
-    if not view.workers_bound:
+    """Explain which part of the workers' work takes most of their time."""
+    if not view.workers_bound or view.stats.resident_bytes:
         return None
-    names = ("decode", "header", "pack", "collate", "plan", "read")
+    names = {"decode": "decode is", "header": "headers and draws are", "pack": "packing labels is",
+             "collate": "collate_fn is", "plan": "planning batches is", "read": "reading is"}  # fmt: skip
     most = max(names, key=view.work)
-    what = {"header": "headers and draws bound", "pack": "packing labels bounds", "plan": "planning batches bounds",
-            "collate": "collate_fn bounds", "read": "reading bounds"}.get(most, "decode bounds")  # fmt: skip
-    if view.better is None:
-        return f"{what}: {view.how_busy}; {view.more_workers}: smaller or cuttable JPEGs would (`gpuload pack`)"
-    return f"{what}: {view.how_busy}; {view.more_workers}"
-
-
-def uneven(view: View) -> str | None:
-    """One worker has most of the work."""
-    busiest = max(view.stats.workers, key=lambda worker: worker.busy, default=None)
-    if view.bound != "wait" or busiest is None or view.workers < 2:
-        return None
-    if busiest.busy < BUSY or view.busy - busiest.busy > 0.5 * (view.workers - 1):
-        return None
-    return (
-        f"worker {busiest.number} bounds: it is busy {busiest.busy:.0%} of the time, all {view.workers} together "
-        f"{view.busy / view.workers:.0%}, and the loop waits {view.waiting:.0%}; give workers equal shares, or "
-        "in_order=False"
-    )
+    if most == "decode" and not any(view.stats.decoders.values()):
+        names["decode"] = "copying the dataset's arrays is"
+    what, whole = f"{names[most]} the bottleneck", view.stats.decoded_whole
+    if most != "decode" or not view.stats.decoders.keys() - {"Pillow"}:  # no JPEGs
+        return f"{what}: {view.how_busy}; {view.more_workers}"
+    if view.work("decode") > 0.5 and 2 * whole >= view.stats.part("decode").count:
+        return (
+            f"{what}: {view.how_busy}; nvImageCodec cannot be used here, so {whole:,} JPEGs were decoded whole for a "
+            "part of them: `gpuload doctor` says why, pip install 'gpuload[cu12]' (or cu13) brings it"
+        )
+    if view.work("decode") > 0.5 and view.image_bytes >= LARGE_BYTES:
+        return (
+            f"{what}, as the images are large ({view.image_bytes / 3e6:.1f} megapixels decoded of each): "
+            f"{view.how_busy}; make them smaller once: `gpuload pack --short-side 512`; {view.more_workers}"
+        )
+    cheaper = ": smaller or cuttable JPEGs would (`gpuload pack`)" if view.better is None else ""
+    return f"{what}: {view.how_busy}; {view.more_workers}{cheaper}"
 
 
 def waiting(view: View) -> str | None:
-    """The loop waits, and so do workers."""
-    if view.bound != "wait":
+    """Explain that the loop waits, and so do workers: one has all the work, or it comes in bursts."""
+    if view.bottleneck != "wait" or view.stats.resident_bytes:
         return None
+    busiest = max(view.stats.workers, key=lambda worker: worker.busy, default=None)
+    others = 0.5 * (view.workers - 1)
+    if busiest is not None and others and busiest.busy >= BUSY and view.busy - busiest.busy <= others:
+        return (
+            f"worker {busiest.number} is the bottleneck: it is busy {busiest.busy:.0%} of the time, all {view.workers} "
+            f"together {view.busy / view.workers:.0%}, and the loop waits {view.waiting:.0%}; give workers equal "
+            "shares, or in_order=False"
+        )
     return (
-        f"too few batches in work bound: {view.how_busy}, so work comes in bursts; raise prefetch_factor, or lower "
-        "chunk_size"
+        f"the bottleneck is too few batches in work: {view.how_busy}, so work comes in bursts; raise prefetch_factor, "
+        f"to {max(view.ahead_for(view.workers), 2 * view.stats.prefetch_factor)} say, or lower chunk_size"
     )
 
 
-def stage(view: View) -> str | None:
-    """The transforms take the loop's time."""
-    share = view.share("stage")
-    if view.bound == "stage":
-        each = 1e3 * view.stats.part("stage", "main").seconds / view.stats.batches
+def issuing(view: View) -> str | None:
+    """Explain that ``next()`` itself takes the loop's time, or the stage the device's."""
+    if view.bottleneck != "step":
+        return _issuing(view, view.bottleneck, "is the bottleneck: it takes")
+    on_device = view.share("stage", where="device")
+    if on_device <= 0.5:
+        return None
+    return (
+        f"the stage is the bottleneck: it takes {on_device:.0%} of the device's time; print(loader.plan()) says what "
+        "runs where, and fewer of them leave more to the training"
+    )
+
+
+def _issuing(view: View, name: str, takes: str) -> str:
+    """Say what a part of ``next()`` takes, and what to do about it."""
+    stats, share = view.stats, view.issuing.get(name, view.waiting)
+    if stats.resident_bytes and name in ("wait", "rest"):
+        return (
+            f"cutting batches out of kept samples {takes} {max(view.waiting, share):.0%} of the loop's time, in this "
+            "process; workers would not help, as nothing is read: larger batches, and fewer values in a sample, take "
+            "less for each image"
+        )
+    took = f"{takes} {share:.0%} of the loop's time"
+    if name == "stage":
+        each = 1e3 * stats.part("stage", "main").seconds / stats.batches
         remedy = (
             "transforms run on the CPU, in this process: fewer or cheaper transforms, smaller images, or a GPU"
-            if view.stats.device == "cpu"
+            if stats.device == "cpu"
             else "print(loader.plan()) says what runs where"
         )
-        return f"the stage bounds: it takes {share:.0%} of the loop's time, {each:.3g} ms for each batch; {remedy}"
-    on_device = view.share("stage", where="device")
-    if view.bound == "step" and on_device > 0.5:
-        return (
-            f"the stage bounds: it takes {on_device:.0%} of the device's time; print(loader.plan()) says what "
-            "runs where, and fewer of them leave more to the training"
-        )
-    return None
-
-
-def copying(view: View) -> str | None:
-    """Copies take the loop's time."""
-    if view.bound != "copy":
-        return None
-    return (
-        f"copies bound: they take {view.share('copy'):.0%} of the loop's time; decode less of each image, by a crop or "
-        "a smaller Resize as the first transform"
-    )
-
-
-def collating(view: View) -> str | None:
-    """What else `next()` does takes the loop's time."""
-    if view.bound != "rest":
-        return None
-    share = view.share("collate", "rest")
+        return f"the stage {took}, {each:.3g} ms for each batch; {remedy}"
+    if name == "copy":
+        remedy = "decode less of each image, by a crop or a smaller Resize as the first transform"
+        if stats.pinning_refused:
+            remedy = f"the ring is not page-locked ({view.why_refused}), so each makes the host wait; {UNLOCK}"
+        return f"copying batches to the device {took}; {remedy}"
+    if name == "device decode":
+        return f"waiting for the device's decoder {took}; Decode(where='both') shares the images with workers"
     what = "a collate_fn, or samples of many parts" if view.share("collate") > share / 2 else "many small chunks"
     return (
-        f"the main process bounds: {share:.0%} of the loop's time goes to putting batches together; "
-        f"{what} may be why: larger batches, or fewer values in a sample"
+        f"the main process {took} to put batches together; {what} may be why: larger batches, or fewer values in a "
+        "sample"
     )
 
 
 def step(view: View) -> str | None:
-    """Loading keeps up."""
-    idle = ""
-    if view.stats.workers and view.busy < 0.5 * view.workers and view.workers > 1:
-        enough = max(1, math.ceil(view.busy / BUSY))
-        if enough < view.workers:
-            idle = f"; {view.busy:.1f} of {view.workers} workers are busy, {enough} would do"
-    locks = f"; the ring is not page-locked ({view.why_refused}): {UNLOCK}" if view.stats.pinning_refused else ""
-    return f"the training step bounds: the loop waits {view.waiting:.1%} of the time, so loading keeps up{idle}{locks}"
+    """Explain that loading keeps up."""
+    more = view.loading / max(1.0 - view.loading, 0.01)
+    said = [
+        f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
+        f"could bring at most {max(more, 0.01):.0%} more throughput"
+    ]
+    most = max(view.issuing, key=lambda name: view.issuing[name])
+    if view.issuing[most] >= LITTLE:
+        said.append(_issuing(view, most, "takes"))
+    elif view.stats.pinning_refused:
+        said.append(f"the ring is not page-locked ({view.why_refused}): {UNLOCK}")
+    enough = max(1, math.ceil(view.busy / BUSY))
+    if view.stats.workers and view.busy < 0.5 * view.workers and enough < view.workers:
+        said.append(f"{view.busy:.1f} of {view.workers} workers are busy, {enough} would do")
+    return "; ".join(said)
 
 
 RULES: Final[tuple[Callable[[View], str | None], ...]] = (
-    nothing, refused_locks, dying, small_ring, kept_samples, small_images, reading, without_nvimagecodec, large_images,
-    working, uneven, waiting, stage, copying, collating, step,
+    starting, nothing, dying, small_ring, small_images, reading, working, waiting, issuing, step,
 )  # fmt: skip
 
 
 def advice(stats: Stats, machine: Machine) -> str:
-    """What bounds, and what to do about it."""
+    """Name the bottleneck, and what to do about it."""
     view = View(stats, machine)
     return next(said for rule in RULES if (said := rule(view)) is not None)
+
+
+def better_setting(stats: Stats, machine: Machine) -> tuple[int, int] | None:
+    """Return the ``num_workers`` and ``prefetch_factor`` that the advice names; None if it is not workers that are
+    missing."""
+    view = View(stats, machine)
+    if stats.batches < FEW_BATCHES or not view.workers_bound or view.better is None:
+        return None
+    return view.better[0], view.ahead_for(view.better[0])

@@ -8,8 +8,8 @@ for its means to say something, and `decide` looks at it:
   batches ahead, which are begun earlier. It never waits, and workers are idle: fewer.
 - Each such step is a *trial*: the next window says whether it did what it was for. If not, it is taken back, and that
   direction is *barred* for many batches, each time for twice as many; unless the loop or the data become others.
-- No more workers than CPUs, unless they use little of these (they wait for a disk, or for other machines), and no more
-  than memory, open files and processes allow.
+- No more workers than CPUs, unless they want little of these (they wait for a disk, or for other machines; a worker
+  that waits for a CPU wants one), and no more than memory, open files and processes allow.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Means over a window: how many workers were at chunks, and how many CPUs they all used."""
+    """Means over a window: how many workers were at chunks, and how many CPUs they all used or waited for."""
 
     busy: float
     cpus: float

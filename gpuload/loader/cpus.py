@@ -1,12 +1,38 @@
-"""How many CPUs this process may use. Nothing is cached."""
+"""How many CPUs this process may use, and how much memory it may lock. Nothing is cached."""
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["cpus_of_rank", "default_workers", "usable_cpus"]
+__all__ = ["Machine", "cpus_of_rank", "default_workers", "usable_cpus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a process may use.
+
+    Attributes:
+        cpus: CPUs, by its affinity and its control group.
+        memlock_bytes: memory that it may lock (``ulimit -l``); None: no limit, or not known.
+    """
+
+    cpus: int
+    memlock_bytes: int | None = None
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Ask the system what this process may use."""
+        try:
+            import resource
+
+            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+            memlock = None if limit == resource.RLIM_INFINITY else limit
+        except (ImportError, OSError, ValueError):
+            memlock = None
+        return cls(usable_cpus(), memlock)
 
 
 def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:

@@ -358,7 +358,7 @@ class Loader:
         return plan_for(self._options)
 
     def stats(self, since: Stats | None = None) -> Stats:
-        """What loading took since the epoch began: ``print(loader.stats())`` shows what bounds, and says what to do.
+        """What loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to do.
 
         May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
 

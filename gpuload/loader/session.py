@@ -23,6 +23,7 @@ import torch
 import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
 
 from gpuload.batches.assemble import Assembly
+from gpuload.datasets.cache.dataset import Cached
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting
@@ -32,7 +33,7 @@ from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
 from gpuload.loader.prepare import check_limits, choose_decoder, compile_for, placement_for, resolve_device
-from gpuload.loader.totals import Span, Totals, caches_in
+from gpuload.loader.totals import Span, Totals, found_in, untried_of
 from gpuload.loader.tuning import tuner_for
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
@@ -145,7 +146,8 @@ class Session:
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
-        self.caches = tuple(caches_in(options.order.dataset))
+        self.caches = tuple(found_in(options.order.dataset, Cached))
+        self.untried = untried_of(options)
         self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
         self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
         _sessions.add(self)
@@ -180,7 +182,8 @@ class Session:
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
-                self.feed.await_engine()  # it may raise
+                with self.meter:  # the loop waits for the start, as it does without a worker_init_fn
+                    self.feed.await_engine()  # it may raise
         return epoch
 
     def note_changes(self) -> None:

@@ -22,7 +22,8 @@ class Part:
     """One part of the work.
 
     Attributes:
-        name: ``"read"`` (the dataset gives a sample), ``"header"`` (samples taken apart, headers read, regions drawn),
+        name: ``"start"`` (of workers, until they can take a chunk), ``"read"`` (the dataset gives a sample),
+            ``"header"`` (samples taken apart, headers read, regions drawn),
             ``"decode"``, ``"pack"`` (labels and descriptions to the slot), ``"collate"``, ``"plan"`` (of batches, for
             the fused kernels), ``"idle"`` (workers without a chunk), ``"wait"`` (the loop, for a batch), ``"hold"``
             (the host, for a device that is behind), ``"device decode"`` (the host, for images that the device decodes),
@@ -46,7 +47,7 @@ class WorkerStats:
 
     Attributes:
         number: its number, as in `get_worker_info().id`.
-        busy: the share of the time in which it had something to do, 0 to 1.
+        busy: the share of the time since its start ended in which it had something to do, 0 to 1.
         samples: how many it did.
         restarts: how often it died, and another took its place.
     """
@@ -90,10 +91,14 @@ class Stats:
         errors: samples that failed; restarts: workers that died.
         device: where the batches go; placement: where workers and ring are on a machine with several NUMA nodes, or why
             they are anywhere; "" for batches on the CPU.
-        num_workers: how many workers there are; elsewhere: they are on other machines.
+        num_workers: how many workers there are; elsewhere: they are on other machines; chunk_size: how many samples one
+            does at a time, at most; prefetch_factor: how many batches are in work beside the one in use.
         cpus: how many CPUs this process may use; cpu_s: CPU seconds of this process and its workers together;
-            workers_cpu_s: those of workers.
-        advice: what bounds, and what to do about it, in one sentence.
+            workers_cpu_s: those of workers; workers_queued_s: for how long busy workers were runnable while others had
+            the CPUs, where the kernel tells.
+        untried: what could help and is not in use: ``"block"`` (``shuffle="block"``, of data sets with several samples
+            in a file), ``"cache"`` (`Cached`), ``"persistent"`` (``persistent_workers=True``).
+        advice: what the bottleneck is, and what to do about it, in one sentence.
 
     Example:
         >>> import gpuload as gl, numpy as np
@@ -141,9 +146,13 @@ class Stats:
     placement: str = ""
     num_workers: int = 0
     elsewhere: bool = False
+    chunk_size: int = 1
+    prefetch_factor: int = 2
     cpus: int = 1
     cpu_s: float = 0.0
     workers_cpu_s: float = 0.0
+    workers_queued_s: float = 0.0
+    untried: tuple[str, ...] = ()
     advice: str = NOTHING
     totals: Totals | None = field(default=None, repr=False, compare=False)  # for `since=`
 
@@ -158,8 +167,14 @@ class Stats:
 
     @property
     def busy(self) -> float:
-        """How many workers were busy, on average."""
+        """How many workers were busy, on average, since they were started."""
         return sum(worker.busy for worker in self.workers)
+
+    @property
+    def waiting_later(self) -> float:
+        """The share of the time after the first batch that the loop waited, 0 to 1."""
+        later_s = self.seconds - self.first_s
+        return max(0.0, self.waiting * self.seconds - self.first_s) / later_s if later_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as JSON can hold it."""

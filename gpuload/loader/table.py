@@ -77,6 +77,8 @@ def _seconds(seconds: float) -> str:
 def facts(stats: Stats) -> Iterator[tuple[str, str]]:
     """What else there is to say: names, and texts; without a name it goes on with the one before."""
     yield "next()", f"waited {stats.waiting:.1%} of the time; besides that it takes {stats.next_ms:.2f} ms"
+    if stats.first_s:
+        yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
     if stats.num_workers:
         shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
         more = " …" if len(stats.workers) > 8 else ""

@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.cache.dataset import Cached
+from gpuload.datasets.resident import DeviceCached
+from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
-from gpuload.loader.advice import Machine, advice
+from gpuload.loader.advice import advice
+from gpuload.loader.cpus import Machine
 from gpuload.loader.stats import Part, Stats, WorkerStats
 from gpuload.workers.counters import FIELDS, place_of
 
 if TYPE_CHECKING:
+    from gpuload.loader.options import Options
     from gpuload.loader.session import Session
 
-__all__ = ["Span", "Totals", "caches_in", "stats_of"]
+__all__ = ["Span", "Totals", "found_in", "stats_of", "untried_of"]
 
 DECODED, REFUSED = "decoded by ", "refused: "
 DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
-# What workers do: name, field, and the field that counts it.
+# What workers do: name, field, and the field that counts it; "" counts the workers that did it.
 WORK: Final = (
+    ("start", "start_ns", ""),
     ("read", "read_ns", "samples"),
     ("header", "header_ns", "samples"),
     ("decode", "decode_ns", "samples"),
@@ -109,7 +114,7 @@ class Totals:
             main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
             main |= {DECODED + name: count for name, count in decoder.counts.items()}
             main |= {REFUSED + why: count for why, count in list(decoder.refused.items())}
-        batches, workers = session.feed.batches, session.feed.workers
+        batches, workers, options = session.feed.batches, session.feed.workers, session.options.workers
         gauges = {
             "chunks_ready": sum(batch.done_parts for batch in batches),
             "batches_ready": sum(not batch.open_parts for batch in batches) + len(session.launched),
@@ -122,33 +127,54 @@ class Totals:
             "device": str(session.stage.device),
             "placement": session.placement.told(workers),
             "num_workers": workers,
+            "chunk_size": session.feed.chunk_size,
+            "prefetch_factor": options.prefetch if session.options.order.iterable else session.feed.ahead,
             "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
             "decode_peak_bytes": 0 if decoder is None else decoder.peak_bytes,
-            "elsewhere": session.options.workers.workers is not None and session.kept is None,
+            "elsewhere": options.workers is not None and session.kept is None,
+            "untried": session.untried,
         }
         return cls(session.number, main, session.engine.counted(), gauges)
 
     def since(self, base: Totals) -> Totals:
         """What came after `base`. Workers that it does not know began after it."""
-        rows, idle = self.rows.copy(), place_of["idle_ns"]
+        rows = self.rows.copy()
         known = min(len(rows), len(base.rows))
         rows[:known] = np.maximum(rows[:known] - base.rows[:known], 0)
         main = {name: max(0, number - base.main.get(name, 0)) for name, number in self.main.items()}
-        # Workers are idle between epochs too, which is no part of the time.
-        rows[:, idle] = np.minimum(rows[:, idle], np.maximum(1e9 * main["time_s"] - rows[:, place_of["busy_ns"]], 0))
+        # Workers start and are idle between epochs too, which is no part of the time.
+        left = np.maximum(int(1e9 * main["time_s"]) - rows[:, place_of["busy_ns"]], 0)
+        for place in (place_of["start_ns"], place_of["idle_ns"]):
+            rows[:, place] = np.minimum(rows[:, place], left)
+            left -= rows[:, place]
         return Totals(self.session, main, rows, self.gauges)
 
 
-def caches_in(dataset: Any, depth: int = DEPTH) -> Iterator[Cached]:
-    """The caches of a dataset, and of those that it is made of."""
-    if isinstance(dataset, Cached):
+def found_in(dataset: Any, kinds: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """A dataset, and those that it is made of, as far as they are of these classes."""
+    if isinstance(dataset, kinds):
         yield dataset
     if not depth:
         return
     inner = vars(dataset) if hasattr(dataset, "__dict__") else {}
     for one in (inner.get("dataset"), *_listed(inner.get("datasets"))):
         if one is not None:
-            yield from caches_in(one, depth - 1)
+            yield from found_in(one, kinds, depth - 1)
+
+
+def untried_of(options: Options) -> tuple[str, ...]:
+    """What the advice may name, as this loader could have it and has not: see `Stats.untried`."""
+    order, dataset, untried = options.order, options.order.dataset, []
+    # Samples that lie next to each other are read together where several are in a file, or the dataset says so.
+    own = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
+    if order.planned and order.shuffle is True and (own or next(found_in(dataset, Store), None) is not None):
+        untried.append("block")
+    cached = next(found_in(dataset, (Cached, DeviceCached)), None) is not None
+    if not order.iterable and not cached and not callable(getattr(dataset, "set_epoch", None)):  # as `Cached` allows
+        untried.append("cache")
+    if not options.workers.persistent_workers:
+        untried.append("persistent")
+    return tuple(untried)
 
 
 def _listed(found: Any) -> list[Any]:
@@ -170,7 +196,7 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
         waiting=min(1.0, main["waited_s"] / seconds) if seconds else 0.0,
         next_ms=1e3 * main["next_s"] / batches if batches else 0.0,
         first_s=main["first_s"],
-        parts=tuple(_parts(main, sums, at_home=at_home)),
+        parts=tuple(_parts(main, sums, started=int((done.rows[:, place_of["start_ns"]] > 0).sum()), at_home=at_home)),
         workers=() if at_home else tuple(_workers(done.rows, seconds, now.gauges["num_workers"])),
         ring_grown=int(main["made"]),
         ring_spilled=int(main["moved_out"]),
@@ -186,6 +212,7 @@ def stats_of(now: Totals, base: Totals, epoch: int, machine: Machine) -> Stats:
         cpus=machine.cpus,
         cpu_s=main["cpu_s"] + (0.0 if now.gauges["elsewhere"] else sums["cpu_ns"] / 1e9),
         workers_cpu_s=sums["cpu_ns"] / 1e9,
+        workers_queued_s=sums["queued_ns"] / 1e9,
         totals=now,
         **now.gauges,
     )
@@ -203,11 +230,12 @@ def _decoders(main: dict[str, float], sums: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> Iterator[Part]:
-    """What took the time; `at_home`: the main process does what workers do."""
+def _parts(main: dict[str, float], sums: dict[str, int], *, started: int, at_home: bool) -> Iterator[Part]:
+    """What took the time; `started`: how many workers did; `at_home`: the main process does what workers do."""
     for name, field, counter in WORK:
         if (sums[field] or name in ("read", "decode")) and not (at_home and name == "idle"):
-            yield Part(name, "main" if at_home else "workers", sums[field] / 1e9, sums[counter])
+            count = sums[counter] if counter else started
+            yield Part(name, "main" if at_home else "workers", sums[field] / 1e9, count)
     batches, next_s = int(main["batches"]), main["next_s"]
     issued = {name: main[f"{name}_s"] for name in ("copy", "stage", "collate")}
     images = int(main.get("device_images", 0))
@@ -232,7 +260,9 @@ def _parts(main: dict[str, float], sums: dict[str, int], *, at_home: bool) -> It
 
 def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
     """The workers that there are, and those that were there."""
+    names = "busy_ns", "idle_ns", "start_ns", "samples", "restarts"
     for number, row in enumerate(rows.tolist()):
-        busy_ns, idle_ns, samples, restarts = (row[place_of[n]] for n in ("busy_ns", "idle_ns", "samples", "restarts"))
-        if number < count or busy_ns or idle_ns or restarts:
-            yield WorkerStats(number, min(1.0, busy_ns / 1e9 / seconds) if seconds else 0.0, samples, restarts)
+        busy_ns, idle_ns, start_ns, samples, restarts = (row[place_of[name]] for name in names)
+        if number < count or busy_ns or idle_ns or start_ns or restarts:
+            ready_ns = max(1e9 * seconds - start_ns, 1)
+            yield WorkerStats(number, min(1.0, busy_ns / ready_ns), samples, restarts)

@@ -94,7 +94,7 @@ class Tuner:
         elif self._skip > 0:
             self._skip -= 1
         elif self._since is None:
-            self._since = self._pool.busy_s(), self._pool.cpu_s()
+            self._since = self._pool.busy_s(), self._pool.wanted_cpu_s()
         else:
             self._seconds += now - last
             if self._autotune.watch(now - last, waited_s):
@@ -110,7 +110,7 @@ class Tuner:
         if self._since is not None:
             (busy_s, cpu_s), self._since = self._since, None
             self._busy_s += self._pool.busy_s() - busy_s
-            self._cpu_s += sum(after - cpu_s[pid] for pid, after in self._pool.cpu_s().items() if pid in cpu_s)
+            self._cpu_s += sum(after - cpu_s[pid] for pid, after in self._pool.wanted_cpu_s().items() if pid in cpu_s)
 
     def _decide(self) -> None:
         self._bank()

@@ -10,7 +10,9 @@ Numbers only grow. A reader may find a row half written: then a few of its numbe
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import struct
 import time
 from typing import Final
@@ -22,8 +24,10 @@ from gpuload.decode.decoder import COUNTED
 __all__ = ["FIELDS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
 # "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it.
+# "start" is the time from the start of the process until it can take a chunk; "queued" the time that a busy worker was
+# runnable while others had the CPUs.
 FIELDS: Final = (
-    "busy_since", "idle_since", "busy_ns", "idle_ns", "cpu_ns",
+    "busy_since", "idle_since", "start_since", "busy_ns", "idle_ns", "start_ns", "cpu_ns", "queued_ns",
     "read_ns", "header_ns", "decode_ns", "pack_ns", "collate_ns", "plan_ns",
     "chunks", "samples", "collated", "plans", "bytes_read", "bytes_decoded", "restarts",
     *COUNTED,
@@ -38,7 +42,8 @@ FLUSH_BYTES: Final = 4_000_000
 place_of: Final = {name: place for place, name in enumerate(FIELDS)}
 assert _ROW.size <= ROW_BYTES
 
-_STATE: Final = struct.Struct("4q")  # its first four
+STATES: Final = 3
+_STATE: Final = struct.Struct("6q")  # the first of them: since when, and how long
 _clock = time.perf_counter_ns  # on Linux that of all processes: CLOCK_MONOTONIC
 
 
@@ -54,11 +59,16 @@ class Counters:
         decoded: images by decoder; a decoder counts here (`gpuload.decode.decoder.COUNTED`).
     """
 
-    __slots__ = (*FIELDS[2 : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_state_at", "decoded")
+    __slots__ = (
+        *FIELDS[STATES : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_queue_fd", "_queued_at", "_start_since",
+        "_state_at", "decoded",
+    )  # fmt: skip
 
     busy_ns: int
     idle_ns: int
+    start_ns: int
     cpu_ns: int
+    queued_ns: int
     read_ns: int
     header_ns: int
     decode_ns: int
@@ -77,9 +87,11 @@ class Counters:
         self._at = at
         self._cpu_at = None if memory is None else time.process_time_ns()  # the main process counts its own
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
+        self._queue_fd, self._queued_at = -1, 0
         self._state_at = _clock()
         numbers = _ROW.unpack_from(self._memory, at)
-        for name, number in zip(FIELDS[2 : -len(COUNTED)], numbers[2:], strict=False):
+        self._start_since = numbers[place_of["start_since"]]
+        for name, number in zip(FIELDS[STATES : -len(COUNTED)], numbers[STATES:], strict=False):
             setattr(self, name, number)
         self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
 
@@ -88,12 +100,26 @@ class Counters:
         """The row, for who reads it."""
         return CounterTable(self._memory, self._at, 1)
 
+    def count_queue(self) -> None:
+        """Count in `queued_ns` too, of the process that calls this; it stays 0 where the kernel does not tell."""
+        with contextlib.suppress(OSError):
+            self._queue_fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._queued_at = self._queued()
+
+    def _queued(self) -> int:
+        return int(os.pread(self._queue_fd, 64, 0).split()[1]) if self._queue_fd >= 0 else 0  # 2 µs
+
     def begin(self) -> None:
         """From now on there is something to do."""
         now = _clock()
-        self.idle_ns += now - self._state_at
+        if self._start_since:
+            self.start_ns += now - self._start_since
+            self._start_since = 0
+        else:
+            self.idle_ns += now - self._state_at
         self._state_at = now
-        _STATE.pack_into(self._memory, self._at, now, 0, self.busy_ns, self.idle_ns)
+        self._queued_at = self._queued()  # what it waited to wake up was idle time
+        _STATE.pack_into(self._memory, self._at, now, 0, 0, self.busy_ns, self.idle_ns, self.start_ns)
 
     def end(self) -> None:
         """From now on there is nothing to do."""
@@ -115,12 +141,15 @@ class Counters:
         if self._cpu_at is not None:
             before, self._cpu_at = self._cpu_at, time.process_time_ns()
             self.cpu_ns += self._cpu_at - before
+        before, self._queued_at = self._queued_at, self._queued()
+        self.queued_ns += self._queued_at - before
         return now
 
     def _write(self, busy_since: int, idle_since: int) -> None:
         self._state_at = busy_since or idle_since
         _ROW.pack_into(
-            self._memory, self._at, busy_since, idle_since, self.busy_ns, self.idle_ns, self.cpu_ns,
+            self._memory, self._at, busy_since, idle_since, self._start_since, self.busy_ns, self.idle_ns,
+            self.start_ns, self.cpu_ns, self.queued_ns,
             self.read_ns, self.header_ns, self.decode_ns, self.pack_ns, self.collate_ns, self.plan_ns,
             self.chunks, self.samples, self.collated, self.plans, self.bytes_read, self.bytes_decoded, self.restarts,
             *self.decoded.values(),
@@ -153,21 +182,29 @@ class CounterTable:
             return self._last
         whole = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
         rows = np.frombuffer(whole, np.int64).reshape(self._workers, -1)[:, : len(FIELDS)].copy()
-        since, now = rows[:, :2], _clock()
-        rows[:, 2:4] += np.where(since > 0, np.maximum(now - since, 0), 0)
+        since, now = rows[:, :STATES], _clock()
+        rows[:, STATES : 2 * STATES] += np.where(since > 0, np.maximum(now - since, 0), 0)
         since[:] = 0
         return rows
 
-    def bury(self, worker: int) -> None:
-        """A worker is dead; what it was at ends now."""
+    def starting(self, worker: int) -> None:
+        """A worker's process is about to be started."""
+        self._change(worker, start_since=_clock())
+
+    def bury(self, worker: int, *, died: bool = True) -> None:
+        """No process has this number any more; what it was at ends now. `died`: it counts as a restart."""
+        self._change(worker, restarts=died)
+
+    def _change(self, worker: int, *, start_since: int = 0, restarts: int = 0) -> None:
         assert self._memory is not None
         place = self._at + ROW_BYTES * (worker - self._first)
         numbers = list(_ROW.unpack_from(self._memory, place))
-        for since in (0, 1):
+        for since in range(STATES):
             if numbers[since]:
-                numbers[since + 2] += max(0, _clock() - numbers[since])
+                numbers[since + STATES] += max(0, _clock() - numbers[since])
                 numbers[since] = 0
-        numbers[place_of["restarts"]] += 1
+        numbers[place_of["start_since"]] = start_since
+        numbers[place_of["restarts"]] += restarts
         _ROW.pack_into(self._memory, place, *numbers)
 
     def close(self) -> None:

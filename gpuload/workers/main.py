@@ -96,6 +96,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
             replies.send(HELLO + "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES]).encode())
             memory = memoryview(bytearray(MESSAGE_BYTES))
+            counters.count_queue()
             counters.begin()
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:

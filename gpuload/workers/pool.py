@@ -175,9 +175,9 @@ class WorkerPool:
             self._leaving.discard(number)
             self._board.ask_to_leave(number, False)  # where it has left already, another one is started
 
-    def cpu_s(self) -> dict[int, float]:
-        """The processor time of each worker so far, by process."""
-        return {worker.pid: worker.cpu_s() for worker in self._team.values()}
+    def wanted_cpu_s(self) -> dict[int, float]:
+        """The processor time of each worker so far, and the time that it waited for a processor, by process."""
+        return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values()}
 
     def busy_s(self) -> float:
         """How long workers have been at chunks, all together, since the pool was made."""
@@ -312,6 +312,7 @@ class WorkerPool:
         if (worker := self._team.pop(number, None)) is not None:
             self._unregister(worker)
             worker.end(0.0)
+        self._board.counters.bury(number, died=False)
         del self._added[number]
         if self._wanted > self.size:
             self.most = max(1, self.size)

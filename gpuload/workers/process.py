@@ -144,12 +144,15 @@ class WorkerProcess:
         crash = text.rfind(b"Fatal Python error")
         return _describe_exit(status), status == -signal.SIGKILL, _tidy(text[crash:]) if crash >= 0 else ""
 
-    def cpu_s(self) -> float:
-        """The processor time of all its threads so far; 0 if that is not known."""
-        try:
-            return time.clock_gettime(~self.pid << 3 | CPU_CLOCK)  # 1 µs; /proc takes 20
-        except OSError:
-            return 0.0
+    def wanted_cpu_s(self) -> float:
+        """The processor time of all its threads so far, and the time for which its first thread was runnable while
+        others had the processors; 0 if neither is known."""
+        wanted_s = 0.0
+        with contextlib.suppress(OSError):
+            wanted_s += time.clock_gettime(~self.pid << 3 | CPU_CLOCK)
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            wanted_s += int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        return wanted_s
 
     @property
     def status(self) -> int | None:

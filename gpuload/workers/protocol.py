@@ -302,7 +302,8 @@ class Board:
         return Note(*_NOTE.unpack_from(self._map, self._line(worker)))
 
     def clear(self, worker: int) -> None:
-        """For another process with this number."""
+        """Make room for another process with this number, which is about to be started."""
+        self.counters.starting(worker)
         self.write(worker, IDLE, 0, 0)
         self.ask_to_leave(worker, False)
 

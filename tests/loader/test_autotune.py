@@ -311,6 +311,14 @@ def test_batches_ahead_that_are_no_longer_of_use_are_given_back():
     assert found.auto.setting.ahead == 2
 
 
+def test_workers_that_wait_for_cpus_get_no_company():
+    """Beside other programs, two workers have a quarter of two CPUs; what they wait for is not a disk."""
+    plant = Plant(decoding(2, 0.16), lambda batch: 0.001, cpu=1.0)  # `Load.cpus` has what they wait for a CPU, too
+    assert max(run(plant, 200, cpus=2, start=2).workers, default=2) <= 2
+    plant = Plant(decoding(2, 0.16), lambda batch: 0.001, cpu=0.25)  # what they had of them alone
+    assert max(run(plant, 200, cpus=2, start=2).workers) > 2
+
+
 def test_it_follows_a_loop_and_data_that_change():
     plant = Plant(decoding(16), lambda batch: 0.3)
 

@@ -1,4 +1,4 @@
-"""Ten loaders made slow in one way each: `stats()` names it.
+"""Twenty loaders made slow in one way each: `stats()` names it.
 
 What bounds is far slower than all else by its making (it sleeps, or is a hundred times as much work), so that shares
 are right on any machine, whatever else it does.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lacking
@@ -25,7 +27,7 @@ from simulated.runtime import simulated
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.advice import Machine
+from gpuload.loader.cpus import Machine
 
 
 class Sleeping:
@@ -93,14 +95,14 @@ def check(found: gl.Stats, *said: str) -> None:
 @pytest.mark.processes
 def test_one_worker(many_cpus):
     found = measured(Photos(1600, 1200), transforms=[T.CenterCrop(64)])
-    check(found, "decode bounds: ", " of 1 worker busy", "; with ", " workers it would")
+    check(found, "decode is the bottleneck: ", " of 1 worker busy", "; with ")
     assert found.waiting > 0.5
 
 
 @pytest.mark.processes
 def test_a_slow_disk(many_cpus):
     found = measured(Sleeping(0.01), num_workers=2)
-    check(found, "reading bounds (a sample takes 1", " of 2 workers busy")
+    check(found, "reading is the bottleneck (a sample takes ", " of 2 workers busy")
     assert found.part("read").seconds > 0.5 * sum(part.seconds for part in found.parts if part.where == "workers")
 
 
@@ -114,27 +116,27 @@ def test_huge_images(many_cpus):
 def test_tiny_images(many_cpus):
     # Few batches are ready when it is measured, however late this process gets to run, and many are taken.
     found = measured(Photos(32, 32), batch_size=256, batches=20, prefetch_factor=1)
-    check(found, "tiny images bound: 3,072 bytes of pixels each", "gl.ArrayFile")
+    check(found, "tiny images are the bottleneck: 3,072 bytes of pixels each", "gl.ArrayFile")
 
 
 @pytest.mark.processes
 def test_a_slow_step():
     found = measured(Sleeping(0.0, 32), step=lambda: time.sleep(0.2))
-    check(found, "the training step bounds", "loading keeps up")
+    check(found, "the training step is the bottleneck: the loop waits ", "a faster loader could bring at most ")
     assert found.waiting < 0.05
 
 
 @pytest.mark.processes
 def test_a_slow_stage():
     found = measured(Sleeping(0.0, 32), transforms=[T.CenterCrop(16), SlowModule()])
-    check(found, "the stage bounds: it takes ")
+    check(found, "the stage is the bottleneck: it takes ")
     assert found.part("stage").seconds >= 6 * 0.02
 
 
 @pytest.mark.processes
 def test_a_ring_too_small(many_cpus):
     found = measured(Sleeping(0.01), num_workers=2, chunk_size=1, ring_bytes=1 << 16)
-    check(found, "the ring bounds: ring_bytes=65,536 is too small", "try ring_bytes=")
+    check(found, "the ring is the bottleneck: ring_bytes=65,536 is too small", "try ring_bytes=")
     assert found.ring_spilled >= 3 * 6  # of the four chunks of a batch, one stays
 
 
@@ -147,7 +149,7 @@ def test_one_core():
     finally:
         os.sched_setaffinity(0, allowed)
     assert found.cpus == 1
-    check(found, "decode bounds: ", "more workers would not help, as this process ", " 1 CPU")
+    check(found, "decode is the bottleneck: ", "more workers would not help, as this process ", " 1 CPU")
 
 
 def lose_nvimagecodec(worker: int) -> None:
@@ -182,4 +184,215 @@ def test_little_memory_may_be_locked(monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
     assert (found.pinned_bytes, found.pinning_refused) == (0, True)
-    check(found, "copies bound: the ring is not page-locked (this process may lock 64 KiB of memory)", "ulimit -l")
+    check(
+        found,
+        "copying batches to the device is the bottleneck: ",
+        "the ring is not page-locked (this process may lock 64 KiB of memory)",
+        "ulimit -l",
+    )
+
+
+# -- the first ten minutes --------------------------------------------------------------------------------------------
+
+
+class Computing:
+    """Numbers, each after 5 ms of a CPU."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> int:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.005:
+            pass
+        return index
+
+
+class Opened(Photos):
+    """A photograph that the dataset opens by itself: `lazily`, so that Pillow decodes it when somebody looks at it, or
+    at once."""
+
+    def __init__(self, *, lazily: bool) -> None:
+        super().__init__(800, 600)
+        self.lazily = lazily
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = Image.open(io.BytesIO(self.data))
+        return (image if self.lazily else np.asarray(image)), index
+
+
+class Slowly:
+    """Bytes of images, each after some time, in blocks that the dataset names."""
+
+    def __init__(self) -> None:
+        self.data = Photos(64, 48).data
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def blocks(self) -> np.ndarray:
+        return np.arange(0, 10_001, 100)
+
+    def __getitem__(self, index: int) -> tuple[gl.Encoded, int]:
+        time.sleep(0.02)
+        return gl.Encoded(self.data), index
+
+
+class SlowToUnpack(Sleeping):
+    """A dataset that workers need two seconds to unpack."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, 32)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(2.0)
+        self.__dict__.update(state)
+
+
+@pytest.fixture
+def one_cpu():
+    """This process, and those that it starts, have one CPU between them."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+@pytest.fixture
+def neighbours(one_cpu: None) -> Iterator[None]:
+    """Two other programs that compute all the time, on the CPU that workers have."""
+    spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    programs = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            program.stdout.readline()  # it runs
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+
+
+def whole_epoch(dataset: Any, **given: Any) -> gl.Stats:
+    """What an epoch of 8 batches takes, from its first moment on."""
+    options = {"batch_size": 4, "num_workers": 1, "device": "cpu", "sampler": range(32)} | given
+    with gl.Loader(dataset, **options) as loader:
+        for _ in loader:
+            pass
+        return loader.stats()
+
+
+def no_more_workers(found: gl.Stats) -> bool:
+    return re.search(r"with \d+ workers?", found.advice) is None
+
+
+class BriefStage(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03)
+        return images
+
+
+@pytest.mark.processes
+def test_a_step_beside_a_stage():
+    """The stage takes more than the loop waits, and an eighth of what the step takes."""
+    transforms = [T.CenterCrop(16), BriefStage()]
+    found = measured(Sleeping(0.0, 32), step=lambda: time.sleep(0.25), transforms=transforms)
+    check(found, "the training step is the bottleneck: the loop waits ", "; the stage takes ")
+
+
+@pytest.mark.usefixtures("neighbours")
+@pytest.mark.processes
+def test_a_dataset_that_computes_beside_other_programs():
+    """A worker gets a third of a CPU, and waits for it in the time between, not for a disk."""
+    found = measured(Computing())
+    check(found, "reading is the bottleneck, and takes CPU time (", "more workers would not help")
+    assert found.workers_queued_s > found.workers_cpu_s
+    assert no_more_workers(found)
+
+
+@pytest.mark.processes
+def test_a_dataset_that_waits_has_no_use_for_cpus(monkeypatch):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine(cpus=1)))
+    found = measured(Sleeping(0.1), num_workers=4, batch_size=8, chunk_size=1, batches=3)
+    check(found, "reading is the bottleneck (a sample takes ", "; with 16 workers", "times the throughput")
+
+
+@pytest.mark.processes
+def test_the_start_of_workers():
+    """Most of an epoch's time is a row of the table, and no worker counts as idle in it."""
+    found = whole_epoch(SlowToUnpack())
+    check(found, "the start of the workers is the bottleneck so far: ", "it comes once, not in each epoch")
+    start = found.part("start", "workers")
+    assert (start.count, start.seconds > 1.9) == (1, True)
+    assert found.first_s > 1.9
+    assert "start      workers" in str(found)
+    busy_s = sum(found.part(name, "workers").seconds for name in ("read", "header", "decode", "pack"))
+    assert found.busy >= busy_s / (found.seconds - start.seconds) * 0.99
+    found = whole_epoch(SlowToUnpack(), persistent_workers=False)
+    check(found, "the start of the workers is the bottleneck", "persistent_workers=True starts them once")
+
+
+@pytest.mark.processes
+def test_the_start_of_workers_with_a_worker_init_fn_is_no_step():
+    found = whole_epoch(Sleeping(0.0, 32), worker_init_fn=lambda worker: time.sleep(2.0))
+    check(found, "the start of the workers is the bottleneck so far: ")
+    assert found.first_s > 1.9
+    assert found.part("step").seconds < found.seconds - 1.9
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.processes
+def test_a_dataset_that_decodes_by_itself(many_cpus, lazily: bool):
+    found = measured(Opened(lazily=lazily), transforms=[T.CenterCrop(32)])
+    check(found, "reading is the bottleneck, and takes CPU time (", "let it return gl.read(path) or gl.Encoded(bytes)")
+    assert "JPEG" not in found.advice
+    assert found.decoders == {}
+
+
+def test_a_dataset_that_decodes_in_the_main_process():
+    """How much of its work waits is not known there, so that no more workers are named than there are CPUs."""
+    found = measured(Opened(lazily=False), num_workers=0, transforms=[T.CenterCrop(32)])
+    check(found, "the main process does it itself (num_workers=0)", "let it return gl.read(path) or gl.Encoded(bytes)")
+    (count,) = re.findall(r"with (\d+) workers?", found.advice)
+    assert int(count) <= found.cpus
+
+
+@pytest.mark.processes
+def test_blocks_and_a_cache_are_named_where_they_would_help(many_cpus):
+    found = measured(Slowly(), shuffle=True)
+    check(
+        found, "reading is the bottleneck (", 'shuffle="block" reads neighbours together', "gl.Cached(dataset, …) keeps"
+    )
+    found = measured(Slowly(), shuffle="block", batches=3)
+    check(found, "reading is the bottleneck (", "gl.Cached(dataset, …) keeps")
+    assert "block" not in found.advice
+    found = measured(gl.Cached(Slowly(), 1 << 20), shuffle="block", batches=3)
+    check(found, "reading is the bottleneck (")
+    assert "Cached" not in found.advice
+
+
+@pytest.mark.usefixtures("one_cpu")
+@pytest.mark.processes
+def test_numbers_have_no_jpegs_to_blame():
+    """A `collate_fn` that takes 50 ms of a CPU, over plain numbers."""
+
+    def collate(samples: list[int]) -> list[int]:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.05:
+            pass
+        return samples
+
+    found = measured(list(range(10_000)), collate_fn=collate)
+    check(found, "collate_fn is the bottleneck: ", "more workers would not help, as this process ")
+    assert "JPEG" not in found.advice
+
+
+@pytest.mark.processes
+def test_the_table_and_the_sentence_agree(many_cpus):
+    """Both count workers from their start on, and waits from the first batch on."""
+    found = whole_epoch(Sleeping(0.05))
+    busy, workers, waits = re.search(r"([\d.]+) of (\d) worker busy, the loop waits (\d+)%", found.advice).groups()  # pyright: ignore
+    assert f"workers   {busy} of {workers} busy" in str(found)
+    (later,) = re.findall(r"after the first batch it waited ([\d.]+)%", str(found))
+    assert abs(float(later) - float(waits)) <= 0.5

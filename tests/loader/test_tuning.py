@@ -170,7 +170,7 @@ class Clockwork:
     def busy_s(self) -> float:
         return self.busy
 
-    def cpu_s(self) -> dict[int, float]:
+    def wanted_cpu_s(self) -> dict[int, float]:
         return dict(self.cpu)
 
     def batch(self, seconds: float, waited: float = 0.0, busy: float = 0.0, cpu: float = 0.0) -> None:

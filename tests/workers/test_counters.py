@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +86,61 @@ def test_a_worker_that_takes_anothers_place_goes_on(clock):
         assert not table.read()[0].any()
         table.close()
         assert told(table, 1) == found
+
+
+def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
+    with mmap.mmap(-1, 2 * ROW_BYTES) as memory:
+        table = CounterTable(memory, 0, 2)
+        table.starting(1)
+        clock(4_000)
+        assert told(table, 1)["start_ns"] == 3_000  # so far
+        mine = table.of(1)
+        clock(5_000)
+        mine.begin()
+        clock(7_000)
+        found = told(table, 1)
+        assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 0)
+        mine.end()
+        clock(8_000)
+        found = told(table, 1)
+        assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 1_000)
+        table.bury(1)
+        table.starting(1)
+        clock(9_000)
+        table.bury(1, died=False)  # it could not be started
+        clock(20_000)
+        found = told(table, 1)
+        assert (found["start_ns"], found["idle_ns"], found["restarts"]) == (5_000, 1_000, 1)
+        table.close()
+
+
+def test_waiting_for_a_cpu_counts_while_a_worker_is_busy():
+    """Of a process that has to share its CPU with another one."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    with mmap.mmap(-1, ROW_BYTES) as memory, subprocess.Popen(spin, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            mine = Counters(memory)
+            mine.count_queue()
+            mine.begin()
+            deadline = time.monotonic() + 60
+            while mine.queued_ns < 20_000_000 and time.monotonic() < deadline:
+                sum(range(100_000))
+                mine.flush()
+            assert mine.queued_ns >= 20_000_000
+            mine.end()
+            queued_ns, so_far = mine.queued_ns, mine._queued()
+            while mine._queued() < so_far + 20_000_000 and time.monotonic() < deadline:
+                sum(range(100_000))  # it waits for a CPU, though it is not a worker's work that does
+            mine.begin()
+            assert mine.queued_ns == queued_ns
+            os.close(mine._queue_fd)
+        finally:
+            other.kill()
+            os.sched_setaffinity(0, allowed)
 
 
 def test_workers_of_a_process_count_its_cpu_time():

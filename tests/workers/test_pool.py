@@ -628,8 +628,41 @@ def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path)
     steady(team_, 1)
     wait_until(lambda: team_.pool.busy_s() == team_.pool.busy_s(), "nobody is at anything")
     assert team_.pool.busy_s() > 0.01
-    [(pid, cpu_s)] = team_.pool.cpu_s().items()
+    [(pid, cpu_s)] = team_.pool.wanted_cpu_s().items()
     assert (pid, cpu_s > 0.01) == (team_.pool.pids[0], True)
+
+
+def test_what_a_worker_wants_of_a_cpu_has_what_it_waits_for_one(team):
+    """So that workers that share a CPU with other programs are not taken for workers that wait for a disk."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    spin = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    others = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            other.stdout.readline()
+
+        def computes(index):
+            import time
+
+            began = time.thread_time()
+            while time.thread_time() - began < 0.1:
+                pass
+            return index
+
+        team_ = team(Calls(computes), workers=1)
+        team_.values([0])
+        before_s, began = sum(team_.pool.wanted_cpu_s().values()), team_.pool.busy_s()
+        team_.values([1, 2])
+        wanted_s, busy_s = sum(team_.pool.wanted_cpu_s().values()) - before_s, team_.pool.busy_s() - began
+        assert wanted_s > 0.25  # 0.2 of which it had
+        assert wanted_s > 0.8 * busy_s
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+        os.sched_setaffinity(0, allowed)
 
 
 def test_close_while_workers_are_starting_and_leaving_leaves_nothing_behind():

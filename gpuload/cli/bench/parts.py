@@ -17,19 +17,21 @@ import torch
 
 import gpuload as gl
 from gpuload.cli.bench.reading import OnlyRead
-from gpuload.cli.bench.verdict import Part, Setting, candidates, recommended
+from gpuload.cli.bench.verdict import Part, Setting, candidates, recommended, worth_trying
 from gpuload.cli.console import count_of
 from gpuload.cli.measure import forever, images_of, one_round
 from gpuload.cli.processes import cpu_seconds
 from gpuload.errors import LimitError
-from gpuload.loader.cpus import default_workers
+from gpuload.loader.advice import better_setting
+from gpuload.loader.cpus import Machine, default_workers
 from gpuload.order.place import Place
 from gpuload.order.schedule import schedule_of
 
 __all__ = ["Bench", "Found", "measure_all"]
 
 COPY_BYTES: Final = 64 << 20
-PREFETCH: Final = (2, 4)  # the loader's own, and twice as many, which is tried with the best number of workers
+PREFETCH: Final = 2  # the loader's own; twice as many is tried with the best number of workers
+MOST_MORE: Final = 2  # settings that are tried since ``loader.stats()`` names them
 Step = Callable[[], tuple[int, int]]  # does some work; returns how many images, and how many bytes
 
 
@@ -126,8 +128,10 @@ class Bench:
                 next(batches)
             before = loader.stats()
             made = one_round(batches, self.seconds, self.device)
-            advice = loader.stats(since=before).advice
-            return Setting(workers, prefetch, made.images_per_s, made.cpu_s_per_1000, advice), len(loader.errors)
+            stats = loader.stats(since=before)
+            better = better_setting(stats, Machine.here())
+            rates = made.images_per_s, made.cpu_s_per_1000
+            return Setting(workers, prefetch, *rates, stats.advice, better), len(loader.errors)
 
     def _loader(self, workers: int, **options: Any) -> gl.Loader:
         return gl.Loader(
@@ -213,12 +217,18 @@ def measure_all(
     augment = part(bench.staging(most))
     copy = part(bench.copying(decode.image_bytes or 1))
     failed = 0
-    for workers in numbers:
+    tried = [(workers, PREFETCH) for workers in numbers]
+    while tried:
         try:
-            failed = max(failed, setting(workers, PREFETCH[0]))
+            failed = max(failed, setting(*tried.pop(0)))
         except LimitError as error:  # too few files or too little memory for so many
             if not settings:
                 raise
             remark(str(error))
-    setting(recommended(settings).num_workers, PREFETCH[1])
+            continue
+        more = worth_trying(settings) if not tried and len(settings) < len(numbers) + MOST_MORE else None
+        if more is not None:
+            tried, total = [more], total + 1
+    best = recommended(settings)
+    setting(best.num_workers, 2 * best.prefetch_factor)
     return Found(parts, read, decode, augment, copy, settings, failed)
