@@ -68,22 +68,31 @@ def check_known(name: str, classes: Sequence[str] | Mapping[str, int], where: st
 
 
 def warn_of_other_classes(datasets: Sequence[Any]) -> None:
-    """Warn where datasets that are joined have another class under the same label."""
-    first: tuple[Any, list[Any]] | None = None
+    """Warn where datasets that are joined have another class, or category of COCO, under the same label."""
+    first: tuple[Any, dict[Any, Any]] | None = None
     for dataset in datasets:
-        names = getattr(dataset, "classes", None)
-        if not isinstance(names, list):
+        names = _names_of(dataset)
+        if not names:
             continue
         first = first or (dataset, names)
-        for label, (expected, name) in enumerate(zip(first[1], names, strict=False)):
+        for label, name in names.items():
+            expected = first[1].get(label, name)
             if name != expected:
                 warnings.warn(
                     f"{_what(first[0])} and {_what(dataset)} are joined, but number their classes differently: the "
                     f"label {label} is {expected!r} in the first and {name!r} in the second. Give both the same "
-                    "classes=, a list of all names",
+                    "classes=, a list of all names; of COCO's files, make the ids of categories the same",
                     stacklevel=4,
                 )
                 return
+
+
+def _names_of(dataset: Any) -> dict[Any, Any]:
+    """The name of each label, where a dataset has names."""
+    names, categories = (getattr(dataset, name, None) for name in ("classes", "categories"))
+    if isinstance(names, list):
+        return dict(enumerate(names))
+    return categories if isinstance(categories, dict) else {}
 
 
 def shown(names: Sequence[str]) -> str:

@@ -173,7 +173,7 @@ def _check_boxes(annotations: Sequence[Any], remedy: str) -> None:
         boxes = np.array([annotation["bbox"] for annotation in annotations])
     except (ValueError, TypeError):  # of several lengths
         boxes = np.empty(0, object)
-    plain = boxes.dtype.kind in "iuf" and boxes.ndim == 2 and boxes.shape[1] == 4
+    plain = boxes.dtype.kind in "iuf" and boxes.shape[1:] == (4,)
     if plain and (np.abs(boxes) <= LARGEST).all() and (boxes[:, 2:] >= 0).all():
         return
     for annotation in annotations:
@@ -270,7 +270,7 @@ def unmatched(
 def unknown_categories(annotations: Collection[Any], categories: Iterable[Any], source: str) -> str:
     """Return what to warn of if some annotations have a category that is not there, as `unmatched` does; nothing if
     the file has no categories at all."""
-    ids = {whole(one.get("id")): None for one in categories}
+    ids = {label: None for one in categories if (label := whole(one.get("id"))) is not None}
     return unmatched(annotations, "category_id", ids, source, key=whole) if ids else ""
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
 from gpuload.datasets.folder import _checked_mode, _Images
@@ -135,6 +136,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
         container = copy.copy(dataset)
         parts = enumerate(dataset.datasets)
         container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
+        warn_of_other_classes(container.datasets)
         return container
     if (ROWS, "Dataset") in known:
         _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)

@@ -508,7 +508,8 @@ def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path:
     two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
     text = (
         f"{one!r} and {two!r} are joined, but number their classes differently: the label 1 is 'bee' in the first and "
-        "'cat' in the second. Give both the same classes=, a list of all names"
+        "'cat' in the second. Give both the same classes=, a list of all names; of COCO's files, make the ids of "
+        "categories the same"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         _ = one + two

@@ -604,6 +604,18 @@ def test_a_random_split_in_a_loader(vision: ModuleType, folder: Path) -> None:
         assert_batches_equal(loader, other)
 
 
+def test_folders_whose_labels_mean_other_classes_are_warned_of(
+    vision: ModuleType, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "bee" / "1.jpg"
+    path.parent.mkdir()
+    path.write_bytes(jpeg(1))
+    both = ConcatDataset([vision.ImageFolder(folder), vision.ImageFolder(tmp_path)])
+    with pytest.warns(UserWarning, match="the label 0 is 'ant' in the first and 'bee' in the second") as caught:
+        gl.wrap(both)
+    assert caught[0].filename == __file__
+
+
 def test_containers_with_samples_of_their_own_are_refused(folder: Path) -> None:
     class Mapped(Subset):
         def __getitem__(self, index: Any) -> Any:

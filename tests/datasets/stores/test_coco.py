@@ -307,6 +307,14 @@ def test_annotations_of_no_image_are_counted(
     assert sum(lengths) == 20
 
 
+def test_joined_files_whose_categories_differ_are_warned_of(made: Callable[..., Coco]) -> None:
+    one, two = made(targets=()), made(change_of("categories", 2, name="dog"), targets=())
+    with pytest.warns(UserWarning, match=r"the label 2 is 'c2' in the first and 'dog' in the second\. Give both"):
+        _ = one + two
+    fewer = made(lambda found: found["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
+    assert len(one + fewer) == 2 * len(IDS), "an id more is no contradiction"
+
+
 def test_annotations_of_no_category_are_counted(made: Callable[..., Coco]) -> None:
     text = (
         r"^1 of the 22 annotations of .* belong to none of its categories: annotation 101 has the category_id 9, but "
