@@ -20,6 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, unflatten
+from gpuload.errors import visible
 from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, TensorBits, ValueColumn
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ class Columns:
 
     def name(self, row: int) -> str:
         """The sample of a row, for error messages."""
-        return f"sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
+        source = self.sources[row]
+        return f"sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def structure(self, row: int) -> Structure:
         return self.structures[0 if len(self.structures) == 1 else row]

@@ -158,7 +158,7 @@ def _check_boxes(annotations: Iterable[Any], remedy: str) -> None:
         if len(box) != 4 or not (box[2] >= 0 and box[3] >= 0):
             raise ValueError(
                 f"the COCO annotation {annotation.get('id')!r} of image {annotation.get('image_id')!r} has the box "
-                f"{box}, expected left, top, width and height, neither of them negative; mend the file, or {remedy}"
+                f"{box!r}, expected left, top, width and height, neither of them negative; mend the file, or {remedy}"
             )
 
 

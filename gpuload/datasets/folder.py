@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.kinds import fetched, natural_blocks
 from gpuload.datasets.litter import LeftOut
-from gpuload.datasets.paths import Paths
+from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
 from gpuload.datasets.stores.opening import client, is_url, named, read_whole, remote_for
@@ -401,7 +401,7 @@ def _existing(root: str | os.PathLike[str]) -> str:
     """`root` as an absolute path, which does not depend on the working directory; a URL as it is."""
     if is_url(root):
         return os.fsdecode(root).rstrip("/")
-    folder = os.path.abspath(os.path.expanduser(os.fsdecode(root)))
+    folder = full_path(root)
     if not os.path.exists(folder):
         raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")
     if not os.path.isdir(folder):
