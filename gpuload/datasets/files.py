@@ -63,8 +63,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     held: list[int] = []
     try:
-        # Not ``descriptor = os.open(…)``: Python looks for a ctrl-C between the call and the assignment, and then nobody
-        # would have the descriptor. From `map` to the list it gets without that.
+        # Not ``descriptor = os.open(…)``: Python looks for a ctrl-C between the call and the assignment, and then
+        # nobody would have the descriptor. From `map` to the list it gets without that.
         held.extend(map(os.open, (path,), (FLAGS,)))
         descriptor = held[0]
         status = os.fstat(descriptor)

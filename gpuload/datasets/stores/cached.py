@@ -1,8 +1,8 @@
 """Indices that take long to build, kept in files: arrays of numbers and nothing else.
 
 One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
-home in ``gpuload-UID`` in the temporary folder, if that is this user's alone. A source that has changed gets a new one in
-its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64, the header (what the source was;
+home in ``gpuload-UID`` in the temporary folder, if that is this user's alone. A source that has changed gets a new one
+in its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64, the header (what the source was;
 dtype, length and offset of each array), the arrays, each aligned to 64 bytes. A file is written under another name and
 then renamed, so a half-written one is never read. What cannot be kept is built anew each time.
 """
