@@ -39,8 +39,8 @@ LINES = "\n\t"  # what a text of several lines keeps
 class GpuloadError(Exception):
     """Base class of gpuload's errors, except for bad arguments, which are a `ValueError` or `TypeError`."""
 
-    def __init__(self, *args: Any, **others: Any) -> None:
-        super().__init__(*(visible(arg, LINES) if isinstance(arg, str) else arg for arg in args), **others)
+    def __str__(self) -> str:
+        return visible(super().__str__(), LINES)
 
 
 class BackendError(GpuloadError, ImportError):
@@ -83,10 +83,10 @@ class _Kind(GpuloadError):
         return super().__new__(cls)
 
     def __init__(self, text: str = "", kinds: Iterable[str] = ()) -> None:
-        Exception.__init__(self, visible(text, LINES))  # not that type's own, which may want other arguments
+        Exception.__init__(self, text)  # not that type's own, which may want other arguments
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return visible(str(self.args[0]), LINES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CollateError, self.args
