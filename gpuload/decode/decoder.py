@@ -147,7 +147,7 @@ class Decoder:
         values, complaint = listen(opened.values, region)
         if values is None:
             raise DecodeError(
-                f"the {header.format} cannot be decoded: Pillow: {complaint}{remedy(header.format, encoded.data)}"
+                f"the {header.format} cannot be decoded: Pillow: {complaint + remedy(header.format, encoded.data)}"
             )
         self.counts["Pillow"] += 1
         np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
@@ -304,7 +304,7 @@ class Decoder:
                     top, _, height, _ = region_tlhw
                     said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{remedy(header.format, data)}")
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said) + remedy(header.format, data)}")
         self.counts["Pillow"] += 1
         return pixels
 
