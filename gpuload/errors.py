@@ -1,5 +1,9 @@
 """The errors that users catch: each is a `GpuloadError`, and says what came, what was expected, where, and what to do.
 
+Text from data (names of files, members, columns and classes, what libraries say of them) reaches a terminal through
+`visible` alone: all text of a `GpuloadError` goes through it, as does what commands print; in other errors it is quoted
+by `repr`, or goes through it where it is put in.
+
 The error of a sample travels between processes as a value (`ErrorRecord`), never as an exception. It names the classes
 of the exception behind it, and the `SampleError` that is raised is of that type too, as are a `CollateError` and a
 `WorkerError`: so what a training loop catches from a DataLoader, it catches here.
@@ -27,13 +31,19 @@ __all__ = [
     "closest",
     "kinds_of",
     "knows_arguments",
+    "one_line",
+    "visible",
 ]
 
+LINES = "\n\t"  # what a text of several lines keeps
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class GpuloadError(Exception):
     """Base class of gpuload's errors, except for bad arguments, which are a `ValueError` or `TypeError`."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), LINES)
 
 
 class BackendError(GpuloadError, ImportError):
@@ -79,7 +89,7 @@ class _Kind(GpuloadError):
         Exception.__init__(self, text)  # not that type's own, which may want other arguments
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return visible(str(self.args[0]), LINES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CollateError, self.args
@@ -146,7 +156,9 @@ class ErrorRecord:
     def describe(self) -> str:
         """Which sample failed, and why, in one line."""
         origin = f" ({self.source})" if self.source else ""
-        return f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
+        return visible(
+            f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
+        )
 
 
 class SampleError(_Kind):
@@ -189,9 +201,34 @@ class SampleError(_Kind):
         return (SampleError, (self.record,))
 
 
+def visible(text: str | bytes, keep: str = "") -> str:
+    r"""A text that a terminal may be given: what it would not print, or take for a command, is written out.
+
+    Args:
+        text: from anywhere; bytes are taken as UTF-8, as names of files are.
+        keep: characters that stay, such as line breaks.
+
+    Example:
+        >>> print(visible("a\nb\udcff\x1b[31m\u202ec"), visible(b"\xff"))
+        a\nb\xff\x1b[31m\u202ec \xff
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    if text.isprintable():
+        return text
+    return "".join(
+        c
+        if c.isprintable() or c in keep
+        else f"\\x{ord(c) - 0xDC00:02x}"
+        if "\udc80" <= c <= "\udcff"
+        else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
 def one_line(text: str, limit: int = 300) -> str:
-    """A message's lines joined into one of at most `limit` characters."""
-    joined = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    """A message's lines joined into one of at most `limit` characters, which a terminal may be given."""
+    joined = visible("; ".join(line.strip() for line in text.splitlines() if line.strip()))
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.sample import Boxes
 from gpuload.datasets.tree import Structure, places_of, unflatten
+from gpuload.errors import visible
 from gpuload.ring.chunk import Block, ChunkContent, ImageColumn, ValueColumn
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class Columns:
         """The sample of a row, or a leaf of it, for error messages."""
         place = "sample" if leaf is None else places_of(self.structure(row))[leaf]
         where = "" if place == "sample" else f"{place} of "
-        return f"{where}sample {self.indices[row]}" + (f" ({self.sources[row]})" if self.sources[row] else "")
+        source = self.sources[row]
+        return f"{where}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def structure(self, row: int) -> Structure:
         return self.structures[0 if len(self.structures) == 1 else row]

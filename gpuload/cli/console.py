@@ -14,6 +14,8 @@ from typing import Final, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gpuload.errors import LINES, visible
+
 __all__ = ["FAILED", "STOPPED", "Begin", "Tell", "bars", "count_of", "fail", "make_console", "progress", "say"]
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
@@ -40,8 +42,9 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, no emoji for ``:x:``, and no line breaks, so that a path can be copied."""
-    console.print(text, style=style, markup=False, emoji=False, soft_wrap=True)
+    """Print text as it is: no markup, no emoji for ``:x:``, and no line breaks, so that a path can be copied. What a
+    terminal would take for a command is written out, since names in data are anybody's."""
+    console.print(visible(text, LINES), style=style, markup=False, emoji=False, soft_wrap=True)
 
 
 def fail(console: Console, error: object, status: int = FAILED) -> int:

@@ -17,12 +17,12 @@ from gpuload.cli.source import source_of
 from gpuload.datasets.folder import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
-from gpuload.errors import GpuloadError
+from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.advice import Advice, advise, is_bad
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
 from gpuload.inspection.ignored import ignored_in
-from gpuload.inspection.page import GROUPS_SHOWN, IMAGES_SHOWN, bytes_text, render, visible
+from gpuload.inspection.page import GROUPS_SHOWN, IMAGES_SHOWN, bytes_text, render
 from gpuload.inspection.sheet import SIDE, chosen, contact_sheet, default_recipe, thumbnails
 from gpuload.inspection.summary import summarise
 from gpuload.loader.cpus import usable_cpus
@@ -82,7 +82,7 @@ def run(settings: Settings, console: Console | None = None) -> int:
             else:
                 _replace(settings.json, text + "\n")
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
-        return fail(talk, visible_lines(str(error)))
+        return fail(talk, error)
     except KeyboardInterrupt:
         say(talk, "stopped", "yellow")
         return STOPPED
@@ -91,11 +91,6 @@ def run(settings: Settings, console: Console | None = None) -> int:
         size = bytes_text(os.path.getsize(settings.html))
         say(talk, f"{visible(settings.html)}: {size}; it opens in any browser, and needs no network")
     return FOUND if is_bad(summary) else 0
-
-
-def visible_lines(text: str) -> str:
-    """Some lines as they can be shown."""
-    return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def _dataset(data: str, settings: Settings) -> Any:

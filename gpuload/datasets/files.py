@@ -84,12 +84,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         ValueError: no file can have such a name.
         DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
     """
+    held: list[int] = []
     try:
-        descriptor = os.open(path, FLAGS)
-    except ValueError as error:  # a NUL byte, or half of a surrogate pair
-        name = os.fspath(path)
-        raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
-    try:
+        # Not ``descriptor = os.open(…)``: Python looks for a ctrl-C between the call and the assignment, and then
+        # nobody would have the descriptor. From `map` to the list it gets without that.
+        try:
+            held.extend(map(os.open, (path,), (FLAGS,)))
+        except ValueError as error:  # a NUL byte, or half of a surrogate pair
+            name = os.fspath(path)
+            raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
+        descriptor = held[0]
         status = os.fstat(descriptor)
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
@@ -99,17 +103,20 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         data = os.read(descriptor, size)
         return data if len(data) == size and size else _read_on(descriptor, data, os.fspath(path))
     finally:
-        os.close(descriptor)
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def will_read(path: str | os.PathLike[str]) -> None:
     """Let the kernel read a file that is going to be read; what cannot be read is told then."""
+    held: list[int] = []
     with contextlib.suppress(OSError, ValueError):
-        descriptor = os.open(path, FLAGS)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            held.extend(map(os.open, (path,), (FLAGS,)))  # as in `read_file`
+            os.posix_fadvise(held[0], 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
-            os.close(descriptor)
+            for descriptor in held:
+                os.close(descriptor)
 
 
 def _read_on(descriptor: int, data: bytes, path: str) -> bytes:

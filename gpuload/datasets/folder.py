@@ -18,7 +18,7 @@ from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
+from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import MODES, Encoded, Mode
 from gpuload.datasets.scan import Scanner, scanned
 from gpuload.datasets.stores.opening import client, is_url, named, read_whole, remote_for
@@ -327,7 +327,7 @@ def _existing(root: str | os.PathLike[str]) -> str:
     """`root` as an absolute path, which does not depend on the working directory; a URL as it is."""
     if is_url(root):
         return os.fsdecode(root).rstrip("/")
-    folder = os.path.abspath(os.path.expanduser(os.fsdecode(root)))
+    folder = full_path(root)
     if not os.path.exists(folder):
         raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")
     if not os.path.isdir(folder):

@@ -15,10 +15,25 @@ from typing import Final, overload
 
 import numpy as np
 
-__all__ = ["Paths"]
+__all__ = ["Paths", "full_path"]
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
+
+
+def full_path(path: str | os.PathLike[str]) -> str:
+    """A path that does not depend on the working directory; ``~`` is the user's home.
+
+    Raises:
+        FileNotFoundError: there is no home: HOME is not set, and the user is in no table.
+    """
+    full = os.path.expanduser(os.fsdecode(path))
+    if full == "~" or full.startswith("~/"):  # else it would be a folder of that name, wherever the program is started
+        raise FileNotFoundError(
+            f"{path!r} is in a home that is not known: HOME is not set, and this user (number {os.getuid()}) is not in "
+            "the table of users; set HOME, or name the whole path"
+        )
+    return os.path.abspath(full)
 
 
 class Paths(Sequence[str]):

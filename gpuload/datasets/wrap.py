@@ -256,7 +256,7 @@ class WrappedRows:
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         if self._plan is None:
             raise TypeError(
-                f"{got} without images: none of its columns is a datasets.Image ({', '.join(columns)}); "
+                f"{got} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
                 "say which is one with dataset.cast_column(name, datasets.Image())"
             )
 
@@ -279,7 +279,7 @@ class WrappedRows:
         return _filled(self._plan, self.dataset[number])
 
     def __repr__(self) -> str:
-        return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(self.column_names)})"
+        return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(map(repr, self.column_names))})"
 
 
 def _labels(labels: Sequence[Any]) -> Any:

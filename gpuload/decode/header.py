@@ -94,8 +94,8 @@ def _by_pillow(data: bytes, name: str, options: Decode, scans: int = 1) -> Heade
         opened = open_image(data, name)
     except Exception as error:
         raise DecodeError(
-            f"the {name} header cannot be read: Pillow says {type(error).__name__}: {one_line(str(error))}"
-            f"{remedy(name, data)}"
+            f"the {name} header cannot be read: Pillow says {type(error).__name__}: "
+            f"{one_line(str(error)) + remedy(name, data)}"
         ) from error
     _check_size(opened.height, opened.width, decoder_bytes(data, opened, scans), options)
     _check_scans(scans, opened.height, opened.width, options)

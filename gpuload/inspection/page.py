@@ -11,33 +11,17 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
+from gpuload.errors import visible
 from gpuload.inspection.advice import Advice
 from gpuload.inspection.sheet import Strip
 
-__all__ = ["GROUPS_SHOWN", "IMAGES_SHOWN", "render", "visible"]
+__all__ = ["GROUPS_SHOWN", "IMAGES_SHOWN", "render"]
 
 GROUPS_SHOWN: Final = 12  # groups of duplicates that are shown with pictures, of each kind
 IMAGES_SHOWN: Final = 4  # pictures of each
 LISTED: Final = 200  # damaged images
 BARS: Final = 24  # classes with a bar each
 WIDTH, HEIGHT = 320, 96  # of a chart, in its own units
-
-
-def visible(text: str) -> str:
-    r"""A text that can be shown: of one line, without what is no letter, and without bytes that are no UTF-8.
-
-    Example:
-        >>> print(visible("a\nb\udcff\x1b[31m\u202ec"))
-        a\nb\xff\x1b[31m\u202ec
-    """
-    return "".join(
-        c
-        if c.isprintable()
-        else f"\\x{ord(c) - 0xDC00:02x}"
-        if "\udc80" <= c <= "\udcff"
-        else c.encode("unicode_escape").decode()
-        for c in text
-    )
 
 
 def render(

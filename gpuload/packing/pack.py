@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.store import needed
 from gpuload.errors import GpuloadError
 from gpuload.loader.cpus import usable_cpus
@@ -158,7 +159,7 @@ def pack(
     """
     options = ImageOptions(short_side, quality, cuttable, check, exif)
     _check(dataset, to, options, shard_bytes, workers)
-    full = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
+    full = full_path(folder)
     work = os.path.join(full, WORK)
     _refuse_others(full)
     asked = {
@@ -228,9 +229,10 @@ def _refuse_others(folder: str) -> None:
         raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
     names = set(os.listdir(folder))
     if names and WORK not in names and set_manifest.MANIFEST not in names:
+        shown = ", ".join(map(repr, sorted(names)[:3]))
         raise FileExistsError(
-            f"{folder!r} holds other files ({', '.join(sorted(names)[:3])} …); expected a folder that is new or empty, "
-            "or that the same pack has begun"
+            f"{folder!r} holds other files ({shown} …); expected a folder that is new or empty, or that the same pack "
+            "has begun"
         )
 
 

@@ -77,7 +77,8 @@ def _write_parquet(part: Part) -> Writing:
     def prepare(sample: Any) -> dict[str, Any]:
         row = row_of(sample, part.images, root)
         if row.keys() != set(schema.names):
-            raise ValueError(f"it has the columns {', '.join(row)}, the first sample has {', '.join(schema.names)}")
+            own, first = (", ".join(map(repr, names)) for names in (row, schema.names))
+            raise ValueError(f"it has the columns {own}, the first sample has {first}")
         arrow.RecordBatch.from_pylist([row], schema)  # ArrowInvalid, a ValueError, where a value is of another type
         return row
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.store import needed
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, visible
 from gpuload.packing.durable import hash_of
 from gpuload.packing.manifest import HASHES, MANIFEST, SUMS, open_packed, read_manifest
 
@@ -38,9 +39,11 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         FileNotFoundError: there is no finished set.
         GpuloadError: its manifest is damaged.
     """
-    full = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
-    manifest = read_manifest(full)
-    progress = progress or (lambda done, total: None)
+    full, progress = full_path(folder), progress or (lambda done, total: None)
+    return [visible(problem) for problem in _problems(full, read_manifest(full), progress)]
+
+
+def _problems(full: str, manifest: dict[str, Any], progress: Callable[[int, int], None]) -> list[str]:
     problems = list(_small_files(full, manifest))
     parts, files = manifest["parts"], dict.fromkeys(part["file"] for part in manifest["parts"])
     there = {name for name in files if os.path.isfile(os.path.join(full, name))}

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
 from gpuload.workers.sizes import SizeCheck
@@ -311,7 +312,7 @@ def _number(leaves: Sequence[Any], leaf: Any) -> int | None:
 def _no_rows(name: str, label: Any, what: str = "boxes") -> str:
     return (
         f"{name}: what belongs to the {what} must be arrays or tensors with a row for each, got "
-        f"{type(label).__name__}: {str(label)[:60]}"
+        f"{type(label).__name__}: {visible(str(label))[:60]}"
     )
 
 

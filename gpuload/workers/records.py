@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.errors import DecodeError, ErrorRecord, kinds_of, one_line
+from gpuload.errors import LINES, DecodeError, ErrorRecord, kinds_of, one_line, visible
 
-__all__ = ["MAX_CAUSE", "MAX_TRACEBACK", "record_of", "text_of"]
+__all__ = ["MAX_CAUSE", "MAX_TRACEBACK", "record_of", "text_of", "traceback_of"]
 
 # How many characters of an error's text are kept: there may be thousands of records.
 MAX_CAUSE: Final = 1000
@@ -30,9 +30,14 @@ def record_of(
         source=source,
         cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE)
         + (f" (in {place})" if place not in ("", "sample") else ""),
-        traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+        traceback=traceback_of(error),
         kinds=kinds_of(error),
     )
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an exception, with the exceptions behind it, which a terminal may be given."""
+    return visible("".join(traceback.format_exception(error)), LINES)[-MAX_TRACEBACK:]
 
 
 def text_of(error: BaseException) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import traceback
 from collections.abc import Callable
 from time import perf_counter_ns as clock
 from typing import Any
@@ -29,7 +28,7 @@ from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
-from gpuload.workers.records import MAX_CAUSE, MAX_TRACEBACK, record_of, text_of
+from gpuload.workers.records import MAX_CAUSE, record_of, text_of, traceback_of
 from gpuload.workers.rows import row_copier
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
@@ -236,7 +235,7 @@ class ChunkRunner:
         except Exception as error:
             return Collated(
                 error=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE),
-                traceback="".join(traceback.format_exception(error))[-MAX_TRACEBACK:],
+                traceback=traceback_of(error),
                 kinds=kinds_of(error),
             )
 

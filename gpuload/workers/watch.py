@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from gpuload.errors import visible
 from gpuload.workers.process import WorkerProcess
 from gpuload.workers.protocol import Board, Note, Request
 
@@ -84,4 +85,4 @@ def at_sample(request: Request, row: int) -> str:
     """Where a worker is, as a part of a sentence; empty if at no sample."""
     if row >= len(request.positions):
         return ""
-    return f" at sample {request.indices[row]} (position {request.positions[row]})"
+    return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"

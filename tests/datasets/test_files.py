@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import opcode
 import os
 import re
 import resource
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+from descriptors import open_below
 from PIL import Image
 
 import gpuload as gl
 from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff, will_read
+from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
+
+PACKAGE = os.path.dirname(gl.__file__)
 
 
 @pytest.fixture
@@ -187,3 +197,49 @@ def test_a_sample_with_such_a_name_says_so():
     with gl.Loader(Named(), num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
         next(iter(loader))
     assert caught.value.cause.startswith("ValueError: no file can have the name '/data/\\ud800.jpg' (")
+
+
+def interrupted_after(call: int, use: Callable[[], object]) -> bool:
+    """Whether there was such a call of a function of gpuload, right after which a ctrl-C was raised: where Python looks
+    for one, before what the call returned is assigned."""
+    made, was_call = 0, False
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal made, was_call
+        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name == "__del__":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if was_call and (made := made + 1) == call:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            was_call = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        use()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("what", ["read_file", "will_read", "OpenFile"])
+def test_a_ctrl_c_loses_no_descriptor(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"\xff\xd8\xff" * 9)
+    functions: dict[str, Callable[[str], object]] = {
+        "read_file": read_file,
+        "will_read": will_read,
+        "OpenFile": OpenFile,
+    }
+    use = partial(functions[what], str(path))
+    use()
+    before, call = open_below(tmp_path), 1
+    assert before == 0
+    while interrupted_after(call, use):
+        assert open_below(tmp_path) == 0, call
+        call += 1
+    assert call > 3

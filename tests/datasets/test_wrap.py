@@ -452,7 +452,7 @@ def test_rows_yield_bytes_wherever_an_image_was(rows: Any, tmp_path: Path) -> No
     }
     assert wrapped[-1]["image"] == gl.read(tmp_path / "5.jpg")
     assert list(wrapped[0]) == wrapped.column_names == list(wrapped.features) == ["image", "label", "views", "deep"]
-    assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of image, label, views, deep)"
+    assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of 'image', 'label', 'views', 'deep')"
     assert isinstance(rows[0]["image"], PILImage.Image), "the dataset that was given must stay as it is"
 
 
@@ -533,7 +533,7 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
         with pytest.raises(TypeError, match=exactly(got + what + advice)):
             gl.wrap(formatted)
     message = (
-        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image (label); say "
+        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); say "
         "which is one with dataset.cast_column(name, datasets.Image())"
     )
     for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):

@@ -318,7 +318,9 @@ def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing
 
 
 def test_a_folder_with_other_files_is_not_written_to(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError, match=r"holds other files \(ant, bee, cät …\); expected a folder that is new"):
+    with pytest.raises(
+        FileExistsError, match=r"holds other files \('ant', 'bee', 'cät' …\); expected a folder that is new"
+    ):
         packed("tar", "images")
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file; expected a folder"):

@@ -19,6 +19,7 @@ from gpuload.datasets.cache.layout import Shape
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
+from gpuload.datasets.paths import full_path
 from gpuload.datasets.sample import Encoded, Mask
 from gpuload.datasets.tree import flatten
 
@@ -94,7 +95,7 @@ class Cached:
         if where == "memory":
             self._backing: Any = Memory(Shape(len(dataset), bytes_limit, os.urandom(16)))
         else:
-            folder = os.path.abspath(os.path.expanduser(os.fsdecode(path or "")))
+            folder = full_path(path or "")
             self._backing = Folder(folder, Shape(len(dataset), bytes_limit, _identity(dataset, version)))
         self._opened: tuple[int, Entries] | None = None
         self._before = self._entries.totals()

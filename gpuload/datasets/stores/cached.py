@@ -1,10 +1,10 @@
 """Indices that take long to build, kept in files: arrays of numbers and nothing else.
 
-One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; a source
-that has changed gets a new one in its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64,
-the header (what the source was; dtype, length and offset of each array), the arrays, each aligned to 64 bytes. A file
-is written under another name and then renamed, so a half-written one is never read. What cannot be kept is built anew
-each time.
+One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
+home in ``gpuload-UID`` in the temporary folder, if that is this user's alone. A source that has changed gets a new one
+in its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64, the header (what the source was;
+dtype, length and offset of each array), the arrays, each aligned to 64 bytes. A file is written under another name and
+then renamed, so a half-written one is never read. What cannot be kept is built anew each time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is rea
 ALIGN: Final = 64
 PART_BYTES: Final = 32 << 20  # of an array, read by one call
 THREADS: Final = 4
+NOWHERE: Final = os.path.join(os.devnull, "gpuload")  # nothing can be written there, so nothing is kept
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,8 +37,26 @@ def cache_folder() -> str:
     """Where indices are kept."""
     if own := os.environ.get("GPULOAD_CACHE"):
         return own
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "gpuload")
+    home = os.path.expanduser("~")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    if os.path.isabs(base):
+        return os.path.join(base, "gpuload")
+    # Without HOME and an entry in the table of users, as containers run programs, `~` stays as it is: a folder of that
+    # name wherever the program is started.
+    return _temporary_folder() or NOWHERE
+
+
+def _temporary_folder() -> str | None:
+    """A folder for temporary files of this user's alone: others may have made one of its name."""
+    try:
+        path = os.path.join(tempfile.gettempdir(), f"gpuload-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        status = os.lstat(path)
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return path if ours else None
 
 
 def cached(

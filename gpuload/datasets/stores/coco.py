@@ -171,11 +171,11 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
             or whole(image["id"]) is None  # more than 64 bits
             or not isinstance(image.get("file_name"), str)
         ):
-            raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {str(image)[:200]}")
+            raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {repr(image)[:200]}")
     for kind in ("annotations", "categories"):
         for one in found.get(kind) or ():
             if not isinstance(one, dict) or (kind == "categories" and not _is_category(one)):
-                raise ValueError(f"one of the {kind} of {path!r} is {str(one)[:200]}, which is not COCO's format")
+                raise ValueError(f"one of the {kind} of {path!r} is {repr(one)[:200]}, which is not COCO's format")
     categories = found.get("categories") or []
     names: dict[Any, Any] = {}
     for one in categories:

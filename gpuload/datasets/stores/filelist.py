@@ -27,6 +27,7 @@ from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.column import encode_targets, stray_cells
 from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
+from gpuload.errors import visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -312,13 +313,13 @@ def _parquet_rows(file: str, path: str | int, target: str | int | None, remote: 
     try:
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file!r} is no Parquet file, or is cut off: {error}") from error
+        raise ValueError(f"{file!r} is no Parquet file, or is cut off: {visible(str(error))}") from error
     with opened:
         for column in wanted:
             if column not in opened.schema_arrow.names:
+                names = ", ".join(map(repr, opened.schema_arrow.names))
                 raise ValueError(
-                    f"{file!r} has no column {column!r}; its columns are {', '.join(opened.schema_arrow.names)}. Name "
-                    "them with path= and target="
+                    f"{file!r} has no column {column!r}; its columns are {names}. Name them with path= and target="
                 )
         row = 0
         for batch in opened.iter_batches(columns=list(dict.fromkeys(wanted)), use_threads=False):

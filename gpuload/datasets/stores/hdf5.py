@@ -28,6 +28,7 @@ from gpuload.datasets.stores.store import (
     stamp,
     value_of,
 )
+from gpuload.errors import visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
@@ -122,9 +123,10 @@ class HDF5(Store):
             names: list[str] = []
             file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
             none = ", or target=None" if argument == "target" else ""
+            shown = ", ".join(map(repr, names)) or "none"
             raise ValueError(
-                f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {', '.join(names) or 'none'}. "
-                f"Say which with {argument}={none}"
+                f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
+                f"which with {argument}={none}"
             )
         if (
             found.external
@@ -153,7 +155,7 @@ class HDF5(Store):
                 return h5py.File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
             return h5py.File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
         except OSError as error:
-            raise ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {error}") from error
+            raise ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {visible(str(error))}") from error
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         found = dict(self._rows(handle[self.image], numbers))
@@ -187,7 +189,7 @@ class HDF5(Store):
                 block = dataset[first : last + 1]
             except OSError as error:
                 raise damaged(
-                    self.path, f"rows {first} to {last} of {dataset.name!r} cannot be read: {error}"
+                    self.path, f"rows {first} to {last} of {dataset.name!r} cannot be read: {visible(str(error))}"
                 ) from error
             for row in own:
                 yield row, np.asarray(block[row - first])

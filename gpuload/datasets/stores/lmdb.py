@@ -24,6 +24,7 @@ from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
 from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, needed, stamp, value_of
+from gpuload.errors import visible
 
 __all__ = ["LMDB"]
 
@@ -195,7 +196,7 @@ class _View:
         try:
             self._database = None if database is None else env.open_db(database.encode(), create=False)
         except lmdb.Error as error:
-            raise ValueError(f"{path!r} has no database named {database!r}: {error}") from error
+            raise ValueError(f"{path!r} has no database named {database!r}: {visible(str(error))}") from error
         self._transaction = env.begin(db=self._database)
         self.number: int = self._transaction.id()
 
@@ -204,7 +205,7 @@ class _View:
         try:
             value = self._transaction.get(key)
         except self._environment.lmdb.Error as error:
-            raise damaged(self._path, f"the value of key {key!r} cannot be read: {error}") from error
+            raise damaged(self._path, f"the value of key {key!r} cannot be read: {visible(str(error))}") from error
         if value is None:
             raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
         return value
@@ -235,7 +236,7 @@ def _environment(path: str) -> _Environment:
                 path, subdir=False, readonly=True, create=False, lock=False, readahead=False, max_dbs=DATABASES
             )
         except lmdb.Error as error:
-            raise ValueError(f"{path!r} cannot be opened as an LMDB database: {error}") from error
+            raise ValueError(f"{path!r} cannot be opened as an LMDB database: {visible(str(error))}") from error
         found = _open_here[place] = _Environment(lmdb, env)
     return found
 

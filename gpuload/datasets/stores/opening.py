@@ -132,13 +132,14 @@ class OpenFile:
         OSError: it is missing, or no regular file.
     """
 
-    __slots__ = ("_descriptor", "_map", "mtime_ns", "path", "size")
+    __slots__ = ("_descriptor", "_held", "_map", "mtime_ns", "path", "size")
 
     def __init__(self, path: str, mapped: bool = False) -> None:
-        self._descriptor = -1
+        self._held: list[int] = []
         self._map: mmap.mmap | None = None
         self.path = path
-        self._descriptor = os.open(path, FLAGS)
+        self._held.extend(map(os.open, (path,), (FLAGS,)))  # so that no ctrl-C loses it, as in `read_file`
+        self._descriptor = self._held[0]
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             what = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "special")
@@ -177,8 +178,8 @@ class OpenFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # as Python ends, `os` may be gone before
-        if self._descriptor >= 0:
-            close(self._descriptor)
+        for descriptor in self._held:
+            close(descriptor)
 
 
 def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:

@@ -23,6 +23,7 @@ from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
+from gpuload.errors import visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -118,8 +119,9 @@ class Parquet(Store):
             for name, mine, other in zip(wanted, types, first, strict=True):
                 if mine != other:
                     raise ValueError(
-                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {mine} there, {other} "
-                        "in the first; read them as two datasets, or write one of them anew"
+                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(mine))} "
+                        f"there, {visible(str(other))} in the first; read them as two datasets, or write one of them "
+                        "anew"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -155,7 +157,7 @@ class Parquet(Store):
         try:
             table = file.read_row_group(group, columns=self._wanted, use_threads=False)
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these types too
-            raise damaged(path, f"row group {group} cannot be read: {error}") from error
+            raise damaged(path, f"row group {group} cannot be read: {visible(str(error))}") from error
         return {name: _leaf(table, name) for name in self._wanted}
 
     def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
@@ -226,7 +228,7 @@ def _open(path: str, remote: Remote | None) -> Any:
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "filename", None):
             raise
-        raise ValueError(f"{path!r} is no Parquet file, or is cut off: {error}") from error
+        raise ValueError(f"{path!r} is no Parquet file, or is cut off: {visible(str(error))}") from error
 
 
 def _ranges(group: Any, names: list[str]) -> list[tuple[int, int]]:
@@ -275,7 +277,7 @@ def _type(schema: Any, name: str, path: str) -> Any:
         fields = {} if kind is None else {kind.field(i).name: kind.field(i).type for i in _span(kind)}
         kind = fields.get(part)
     if kind is None:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in schema)
         raise ValueError(
             f"{path!r} has no column {name!r}; its columns are {columns}. Say which with image= and target="
         )
@@ -293,7 +295,8 @@ def _check_image(kind: Any, name: str, path: str) -> None:
     fields = [kind.field(i).name for i in _span(kind)]
     hint = f"; did you mean image={name + '.bytes'!r}?" if "bytes" in fields else ""
     raise TypeError(
-        f"column {name!r} of {path!r} is {kind}; expected the bytes of encoded images, of type binary{hint}"
+        f"column {name!r} of {path!r} is {visible(str(kind))}; expected the bytes of encoded images, of type "
+        f"binary{hint}"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError
 
@@ -112,7 +113,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """A path that does not depend on the working directory; a URL as it is."""
     if is_url(path):
         return os.fsdecode(path).rstrip("/")
-    return os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+    return full_path(path)
 
 
 def existing_file(path: str | os.PathLike[str], expected: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import gpuload as gl
 from gpuload.datasets.stores import cached as module
 from gpuload.datasets.stores.cached import cache_folder, cached
 
@@ -75,3 +77,58 @@ def test_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == "/home/me/.cache/gpuload"
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As for a user without HOME and without an entry in the table of users; returns the temporary folder."""
+    for name in ("GPULOAD_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def test_without_a_home_they_are_in_a_temporary_folder(homeless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = homeless / f"gpuload-{os.getuid()}"
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    for _ in range(2):
+        assert same(cached("/a", [1], build), build())
+        assert cache_folder() == str(expected)
+    assert expected.stat().st_mode & 0o777 == 0o700
+    assert len(list(expected.iterdir())) == 1
+    assert os.listdir() == []
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
+    assert cache_folder() == str(expected)
+
+
+@pytest.mark.parametrize("theirs", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
+def test_a_temporary_folder_that_is_not_this_users_alone_is_not_used(
+    homeless: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
+) -> None:
+    path = homeless / f"gpuload-{os.getuid()}"
+    make = {
+        "a link": lambda: path.symlink_to(homeless.parent),
+        "others may write": lambda: (path.mkdir(), path.chmod(0o777)),
+        "a file": path.touch,
+        "no temporary folder": lambda: monkeypatch.setattr(tempfile, "tempdir", "/dev/null"),
+        "another user's": lambda: (path.mkdir(), monkeypatch.setattr(module.os, "getuid", lambda: -1)),
+    }
+    make[theirs]()
+    (homeless / "gpuload--1").mkdir()
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    assert cache_folder() == module.NOWHERE
+    assert same(cached("/a", [1], build), build())
+    assert os.listdir() == []
+
+
+def test_a_path_in_a_home_that_is_not_known_is_refused(homeless: Path) -> None:
+    for use in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
+        with pytest.raises(
+            FileNotFoundError, match=r"^'~/set' is in a home that is not known: HOME is not set, .*; set HOM"
+        ):
+            use("~/set")
+    assert os.listdir() == []

@@ -210,7 +210,7 @@ def test_a_parquet_file(folder: Path) -> None:
     assert [label for _, label in dataset] == LABELS
     assert [image.data for image, _ in dataset] == jpegs()
     assert FileList(manifest, path="file", target="width").labels.dtype == np.float64
-    with pytest.raises(ValueError, match=re.escape("has no column 'path'; its columns are file, label, width. Name")):
+    with pytest.raises(ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'. Name")):
         FileList(manifest)
     parquet.write_table(arrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
     with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} has no path, but None")):

@@ -170,7 +170,7 @@ def external(path: Path) -> None:
             none,
             {},
             ValueError,
-            "has no dataset 'images' with an axis of samples; it has train/x, y. Say which with image=",
+            "has no dataset 'images' with an axis of samples; it has 'train/x', 'y'. Say which with image=",
         ),
         (written, {"target": "y"}, ValueError, "Say which with target=, or target=None"),
         (strings, {"target": None}, TypeError, "expected numbers N×…, or bytes of varying length, of h5py.vlen_dtype("),

@@ -230,13 +230,13 @@ def without_bytes() -> Any:
             without_bytes,
             {},
             ValueError,
-            "has no column 'image.bytes'; its columns are image: string, label: int64, caption: string. Say which with",
+            "has no column 'image.bytes'; its columns are 'image': string, 'label': int64, 'caption': string. Say",
         ),
         (
             table,
             {"target": "class"},
             ValueError,
-            "has no column 'class'; its columns are image: struct<bytes: binary, ",
+            "has no column 'class'; its columns are 'image': struct<bytes: binary, ",
         ),
         (table, {"columns": ["id"]}, ValueError, "has no column 'id'"),
         (

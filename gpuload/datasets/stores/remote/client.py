@@ -21,7 +21,7 @@ from gpuload.datasets.files import LARGE_BYTES, check_size, no_image, sniff
 from gpuload.datasets.stores.remote.disk import Disk
 from gpuload.datasets.stores.remote.failures import Failure, Short, failure_of, shown
 from gpuload.datasets.stores.remote.options import Remote, digest_of
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, visible
 
 __all__ = ["Client", "Part", "client_of"]
 
@@ -329,7 +329,7 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
         extra = {"http": "remote", "https": "remote"}.get(scheme, scheme)
         remedy = f"pip install 'gpuload[{extra}]'" if extra in ("remote", "s3", "gs", "hf") else "install what it names"
         raise type(error)(
-            f"{shown(url)!r} cannot be opened: {error}"
+            f"{shown(url)!r} cannot be opened: {visible(str(error))}"
             + (f"; {remedy}" if isinstance(error, ImportError) else "; look at the URL and storage_options")
         ) from error
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from gpuload.errors import visible
+
 __all__ = ["Failure", "Short", "failure_of", "shown"]
 
 CLOSED: Final = {
@@ -68,7 +70,7 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     names = {cls.__name__ for one in chain for cls in type(one).__mro__}
     status = next(filter(None, map(_status, chain)), None)
     codes = set(filter(None, map(_code, chain)))
-    said = " ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split())[:TEXT]
+    said = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:TEXT]
     if names & NO_CREDENTIALS:
         return Failure(
             PermissionError,

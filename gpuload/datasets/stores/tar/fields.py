@@ -70,7 +70,7 @@ class Fields:
         for names in self.wanted:
             name = next((name for name in names if name in there or name == KEY), None)
             if name is None:
-                shown = ", ".join(list(there)[:_SHOWN]) or "none"
+                shown = ", ".join(map(repr, list(there)[:_SHOWN])) or "none"
                 raise LookupError(
                     f"sample {key!r} of {shard!r} has no field {' or '.join(map(repr, names))}; its fields are: {shown}"
                 )

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from gpuload.errors import visible
+
 __all__ = ["BLOCK", "Damage", "Member", "has_header", "members"]
 
 BLOCK: Final = 512
@@ -250,4 +252,4 @@ def _beyond(name: bytes, offset: int, data: int, nbytes: int, size: int, shard: 
 
 
 def _text(name: bytes) -> str:
-    return repr(name.decode("utf-8", "backslashreplace"))
+    return f"'{visible(name)}'"

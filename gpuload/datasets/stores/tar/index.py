@@ -30,6 +30,7 @@ from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.opening import OpenFile, open_file, windows
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.unpacking import COMPRESSED
+from gpuload.errors import visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote
@@ -305,10 +306,9 @@ def _refuse_compressed(path: str, file: OpenFile) -> None:
 
 def twice(path: str, key: bytes, before: int, start: int, field: bytes | None = None) -> str:
     """What is said of two samples with one key, which begin at these offsets."""
-    text = repr(key.decode("utf-8", "backslashreplace"))
-    what = "" if field is None else f", with the field {field.decode('utf-8', 'backslashreplace')!r} again"
+    what = "" if field is None else f", with the field '{visible(field)}' again"
     return (
-        f"{path!r} has two samples with the key {text}: one at offset {before:,}, one at {start:,}{what}; the members "
-        "of a sample lie side by side, and each key comes once in a shard (archives that have the same keys are "
+        f"{path!r} has two samples with the key '{visible(key)}': one at offset {before:,}, one at {start:,}{what}; "
+        "the members of a sample lie side by side, and each key comes once in a shard (archives with the same keys are "
         "not joined, but shards of their own)"
     )

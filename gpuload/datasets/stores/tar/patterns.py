@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gpuload.datasets.litter import without_litter
+from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.opening import client, is_url
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             if is_url(name):
                 found += _at_url(name, remote)
                 continue
-            path = os.path.abspath(os.path.expanduser(name))
+            path = full_path(name)
             if os.path.lexists(path):
                 found.append(path)
             elif glob.has_magic(path):

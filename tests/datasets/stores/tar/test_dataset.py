@@ -254,14 +254,14 @@ def test_a_sample_that_lacks_a_field_is_told_with_its_shard_its_key_and_what_it_
     path = archive(tmp_path / "x.tar", {**pictures_in(1), "d/b.png": b"1", "d/b.txt": b"2"})
     dataset = gl.TarShards(path, fields=FIELDS)
     assert dataset[0][1] == 0
-    text = rf"^sample 'd/b' of '{path}' has no field 'jpg'; its fields are: png, txt$"
+    text = rf"^sample 'd/b' of '{path}' has no field 'jpg'; its fields are: 'png', 'txt'$"
     with pytest.raises(LookupError, match=text):
         dataset[1]
     with gl.Loader(dataset, 2, num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
         list(loader)
     assert caught.value.index == 1
     assert isinstance(caught.value, LookupError)
-    assert "has no field 'jpg'; its fields are: png, txt" in str(caught.value)
+    assert "has no field 'jpg'; its fields are: 'png', 'txt'" in str(caught.value)
 
 
 def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:

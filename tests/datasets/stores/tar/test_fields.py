@@ -120,7 +120,7 @@ def test_a_field_that_is_absent() -> None:
     with pytest.raises(LookupError) as caught:
         Fields(("jpg", "webp;png"), "RGB").choose(THERE, "s.tar", "d/k")
     assert str(caught.value) == (
-        "sample 'd/k' of 's.tar' has no field 'webp' or 'png'; its fields are: jpg, cls, seg.png"
+        "sample 'd/k' of 's.tar' has no field 'webp' or 'png'; its fields are: 'jpg', 'cls', 'seg.png'"
     )
 
 

@@ -196,7 +196,7 @@ def test_a_bad_sample_is_told_and_the_next_one_follows(tmp_path: Path) -> None:
     assert found == [1, 4]
     assert "field 'cls' of sample 'b'" in told[0]
     assert "sample 'c' of" in told[1]
-    assert "has no field 'cls'; its fields are: txt" in told[1]
+    assert "has no field 'cls'; its fields are: 'txt'" in told[1]
 
 
 def test_other_damage_is_told_as_by_number(tmp_path: Path) -> None:

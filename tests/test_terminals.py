@@ -1,0 +1,187 @@
+"""Text from data reaches no terminal as it is: control characters are written out, by errors and by commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+from pictures import jpeg_bytes, smooth_image
+from tars import archive
+from typer.testing import CliRunner
+
+import gpuload as gl
+from gpuload.cli.app import app
+from gpuload.datasets.stores.remote.failures import failure_of
+from gpuload.errors import ErrorRecord, SampleError, one_line, visible
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
+FILE = EVIL.replace("/", "")
+IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
+TARGETS = {f"{EVIL}.i".encode(): IMAGE, f"{EVIL}.t".encode(): EVIL.encode()}
+
+
+def parquet(folder: Path) -> Path:
+    lacking.require("pyarrow")
+    import pyarrow as arrow
+    from pyarrow import parquet as module
+
+    module.write_table(arrow.table({EVIL: [1], "image": [{EVIL: b"1"}]}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def hdf5(folder: Path) -> Path:
+    lacking.require("h5py")
+    import h5py
+
+    with h5py.File(folder / "a.h5", "w") as file:
+        file[EVIL] = np.zeros((2, 2))
+    return folder / "a.h5"
+
+
+def lmdb_with(folder: Path, pairs: dict[bytes, bytes]) -> Path:
+    lacking.require("lmdb")
+    import lmdb
+
+    with lmdb.open(str(folder / "a.lmdb"), map_size=1 << 20) as env, env.begin(write=True) as transaction:
+        for key, value in pairs.items():
+            transaction.put(key, value)
+    return folder / "a.lmdb"
+
+
+def coco(folder: Path) -> Any:
+    path = folder / "a.json"
+    path.write_text(json.dumps({"images": [EVIL], "annotations": []}))
+    return gl.Coco(folder, path)
+
+
+def shards(folder: Path, *names: str, **options: Any) -> Any:
+    return gl.TarShards(archive(folder / f"{FILE}.tar", [(name, b"\xff") for name in names]), **options)
+
+
+def csv(folder: Path, text: str) -> Any:
+    path = folder / "a.csv"
+    path.write_text(text, newline="")
+    return gl.FileList(path)
+
+
+def classes(folder: Path) -> Any:
+    (folder / FILE).mkdir()
+    return gl.ImageFolder(folder)
+
+
+def other_files(folder: Path) -> Any:
+    (folder / FILE).write_bytes(IMAGE)
+    (folder / "1.jpg").write_bytes(IMAGE)
+    return gl.pack(gl.ImageFiles(folder), folder, to="tar")
+
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "a column of Parquet": lambda folder: gl.Parquet(parquet(folder)),
+    "a column's type": lambda folder: gl.Parquet(parquet(folder), image="image", target=None),
+    "a column of a list": lambda folder: gl.FileList(parquet(folder)),
+    "a dataset of HDF5": lambda folder: gl.HDF5(hdf5(folder)),
+    "a key of LMDB": lambda folder: gl.LMDB(lmdb_with(folder, {EVIL.encode(): b"1"}), image="{}.jpg"),
+    "a target of LMDB": lambda folder: gl.LMDB(lmdb_with(folder, TARGETS), image="{}.i", target="{}.t")[0],
+    "an image of COCO": coco,
+    "a field of a tar": lambda folder: shards(folder, f"a.{EVIL}", fields="jpg")[0],
+    "a key of a tar": lambda folder: shards(folder, f"{EVIL}.cls", fields="cls")[0],
+    "a name twice in a tar": lambda folder: shards(folder, f"{EVIL}.{EVIL}", f"{EVIL}.{EVIL}"),
+    "a stream of a tar": lambda folder: list(shards(folder, f"{EVIL}.cls", fields="jpg", stream=True)),
+    "the header of a CSV": lambda folder: csv(folder, f'"{EVIL}",label\n1,2\n'),
+    "a row of a CSV": lambda folder: csv(folder, f'path,label\n"{EVIL}"\n'),
+    "a path of a CSV": lambda folder: csv(folder, f'path,label\n"../{EVIL}",1\n'),
+    "a class": classes,
+    "another file where a set goes": other_files,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors(tmp_path: Path, case: str) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError, OSError, gl.GpuloadError)) as caught:
+        CASES[case](tmp_path)
+    assert str(caught.value).replace("\n", "").isprintable(), str(caught.value)
+    assert r"\x1b" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_samples(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / f"{FILE}.jpg"
+    path.write_bytes(b"nothing")
+
+    class Failing:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise RuntimeError(f"two\tlines\n{EVIL}")
+            return gl.Encoded(IMAGE) if index else gl.read(path)
+
+    for index in range(2):
+        loader = gl.Loader(Failing(), sampler=[index], num_workers=workers, device="cpu")
+        with pytest.raises(SampleError) as caught, loader:
+            next(iter(loader))
+        for text in (str(caught.value), caught.value.worker_traceback, caught.value.record.describe()):
+            assert text.replace("\n", "").replace("\t", "").isprintable(), text
+        assert r"\x1b]0;owned\x07\x1b[2J" in str(caught.value)
+    skip = gl.Faults(on_error="skip", max_error_rate=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with gl.Loader(Failing(), 3, num_workers=workers, device="cpu", faults=skip) as loader:
+            assert [len(batch) for batch in loader] == [1]
+    assert told
+    assert all(str(one.message).replace("\n", "").isprintable() for one in told)
+
+
+def test_a_record_keeps_what_it_is_about() -> None:
+    record = ErrorRecord(epoch=0, position=1, index=EVIL, source=EVIL, cause="it", traceback="")
+    assert record.source == SampleError(record).source == EVIL
+    assert SHOWN in record.describe()
+
+
+@pytest.mark.parametrize("command", ["inspect", "pack", "verify", "index", "bench"])
+def test_commands(tmp_path: Path, command: str) -> None:
+    """Of a class, an image, a set and an archive with such names."""
+    data = tmp_path / FILE
+    for number in range(2):
+        path = data / f"{FILE}{number}" / f"{FILE}.jpg"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(IMAGE if number else b"nothing")
+    made = tmp_path / f"{FILE}.set"
+    gl.pack(gl.ImageFolder(data), made, to="tar", workers=0, skip_bad=True)
+    (made / f"{FILE}.tar").write_bytes(b"")
+    arguments: dict[str, list[Any]] = {
+        "inspect": [data, "--html", "", "--workers", "0"],
+        "pack": [data, tmp_path / f"{FILE}.other", "--to", "tar", "--workers", "0"],
+        "verify": [made],
+        "index": [made / f"{FILE}.tar"],
+        "bench": [made / f"{FILE}.tar"],
+    }
+    done = CliRunner().invoke(app, [command, *map(str, arguments[command])])
+    assert done.exit_code in (1, 3), done.output
+    for text in (done.stdout, done.stderr):
+        assert text.replace("\n", "").isprintable(), text
+    assert r"\x1b" in done.output
+
+
+def test_what_a_server_says() -> None:
+    failure = failure_of(RuntimeError(f"no {EVIL}"), "https://host/a.jpg", 1)
+    assert SHOWN.removesuffix(r"\r") in failure.text
+
+
+def test_visible() -> None:
+    assert visible("plain ünï") == "plain ünï"
+    assert visible("a\tb\r\n\x00\u200b\udcff\ud800") == "a\\tb\\r\\n\\x00\\u200b\\xff\\ud800"
+    assert visible("a\nb\tc\x1b", "\n\t") == "a\nb\tc\\x1b"
+    assert visible(os.fsencode("ä\udcff\n")) == "ä\\xff\\n"
+    assert one_line("a\n\x1b[31m b\r\n") == "a; \\x1b[31m b"
+    assert str(gl.GpuloadError(f"{EVIL}\n")) == f"{SHOWN}\n"
+    assert str(gl.DecodeError("a")) == "a"
