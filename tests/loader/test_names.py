@@ -75,7 +75,7 @@ def test_all_arguments_of_dataloader_have_an_answer():
 
 def test_all_arguments_of_timms_create_loader_have_an_answer():
     timm()
-    from timm.data import create_loader
+    from timm.data.loader import create_loader
 
     parameters = set(inspect.signature(create_loader).parameters)
     assert len(parameters) > 40
