@@ -100,7 +100,7 @@ class Session:
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
         if choice.warning and "decoder" not in self._told:
             self._told.add("decoder")
-            warnings.warn(choice.warning, RuntimeWarning, stacklevel=3)  # the loop that iterates
+            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
         self.launched: deque[_Launched] = deque()
         workers = options.workers
         self._ranks = ranks_of(options.order), find_group()

@@ -67,8 +67,10 @@ def test_workers_end_in_order_with_a_program_that_ends_in_order(start, tmp_path)
                     self.bytes = open(f"{tmp}/{os.getpid()}.raw", "wb")
                     self.bytes.write(b"not flushed")
                 atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
-                thread = threading.Thread(target=lambda: (time.sleep(0.2), open(f"{tmp}/{os.getpid()}.thread", "w")))
-                thread.start()
+                def note():
+                    time.sleep(0.2)
+                    open(f"{tmp}/{os.getpid()}.thread", "w").close()
+                threading.Thread(target=note).start()
                 return index
         iterator = iter(gl.Loader(Held(range(8)), batch_size=4, num_workers=2, device="cpu"))
         next(iterator)

@@ -109,7 +109,7 @@ def test_strays_are_told_too() -> None:
     with pytest.warns(RuntimeWarning) as caught:
         boxes_of(Items([both, both, both]), transforms=[gl.transforms.RandomHorizontalFlip(1)])
     texts = [str(one.message) for one in caught]
-    assert [text.split()[0] for text in texts] == ["sample[1]['keypoints'],", "the"]
+    assert [text.split()[0] for text in texts] == ['sample[1]["keypoints"],', "the"]
     assert texts[1].endswith(TURNED)
 
 
@@ -143,8 +143,8 @@ def test_boxes_of_torchvision_say_their_size_too() -> None:
 def test_a_mask_of_an_image_that_exif_turns_is_refused_with_the_remedy(coco: Callable[..., gl.Coco]) -> None:
     dataset = coco((WIDTH, HEIGHT))
     text = (
-        "a mask must have the size of its image, 24×40 (height × width), but the mask at leaf 4 has 40×24; its EXIF "
-        "tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+        'a mask must have the size of its image, 24×40 (height × width), but the mask sample[1]["masks"] has 40×24; '
+        "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
     )
     with pytest.raises(gl.SampleError, match=re.escape(text)):
         boxes_of(dataset)
