@@ -40,8 +40,10 @@ class SharedBytes(list):
         self._ends = ends
 
     def __getitem__(self, index: Any) -> Any:
-        if self._data is None or isinstance(index, slice):
-            return super().__getitem__(index) if self._data is None else self._load()[index]
+        if self._data is None:
+            return super().__getitem__(index)
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self._ends))[index]
         start = int(self._ends[number - 1]) if number else 0
         return self._data[start : int(self._ends[number])].tobytes()

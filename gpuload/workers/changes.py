@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Final
 
 from gpuload.workers.inherited import is_simple, same
@@ -36,7 +37,7 @@ def objects_in(dataset: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             for number, part in enumerate(value[:MAX_OBJECTS]):
                 if hasattr(part, "__dict__"):
                     yield from objects_in(part, (*path, name, number))
-        elif hasattr(value, "__dict__") and not isinstance(value, type):
+        elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
             yield from objects_in(value, (*path, name))
 
 

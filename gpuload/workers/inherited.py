@@ -31,6 +31,7 @@ import numpy as np
 
 __all__ = ["LibrarySettings", "differences", "import_path", "is_simple", "module_values", "pickled_by_value"]
 
+PILLOWS_PIXELS: Final = 1024**3 // 4 // 3  # its default: a worker need not import Pillow to have it
 MAX_FUNCTIONS: Final = 2_000  # that are searched for values of modules
 MAX_ENTRIES: Final = 64  # of a list or dict that is compared
 MAX_TEXT: Final = 1_000  # characters of a text that is compared
@@ -75,7 +76,7 @@ class LibrarySettings:
         found = cls(filters=_warning_filters(), numpy_errors=dict(np.geterr()))
         modules = sys.modules
         if (image := modules.get("PIL.Image")) is not None:
-            if image.MAX_IMAGE_PIXELS != 1024 * 1024 * 1024 // 4 // 3:
+            if image.MAX_IMAGE_PIXELS != PILLOWS_PIXELS:
                 found.pillow["PIL.Image"] = {"MAX_IMAGE_PIXELS": image.MAX_IMAGE_PIXELS}
             for name, (factory, accept) in image.OPEN.items():
                 extensions = [extension for extension, owner in image.EXTENSION.items() if owner == name]
@@ -178,13 +179,17 @@ def import_path() -> list[str]:
     return found
 
 
+def _workers_path() -> tuple[str, ...]:
+    return tuple(os.path.abspath(entry) for entry in import_path())
+
+
 @contextlib.contextmanager
 def pickled_by_value() -> Iterator[None]:
     """A context in which cloudpickle sends what is defined in modules that a worker cannot import by value."""
     import cloudpickle
 
     with _registering:
-        path = tuple(os.path.abspath(entry) for entry in import_path())
+        path = _workers_path()
         known = cloudpickle.list_registry_pickle_by_value()
         modules = [module for module in _own_modules() if not _is_importable(module, path)]
         modules = [module for module in modules if module.__name__ not in known]
@@ -283,7 +288,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, Any]] = {}
-        self._path = tuple(os.path.abspath(entry) for entry in import_path())
+        self._path = _workers_path()
         self._waiting: list[types.FunctionType] = []
         self._seen: set[int] = set()
 

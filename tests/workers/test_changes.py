@@ -102,6 +102,12 @@ def test_datasets_and_transforms_are_looked_into():
     assert ("datasets", 1, "transform", "transforms", 1) in found
 
 
+def test_modules_are_no_part_of_a_dataset():
+    data = Data()
+    data.transforms = torch.utils.data
+    assert ("transforms",) not in dict(objects_in(data))
+
+
 def test_changes_that_are_too_large_are_refused():
     data = Data()
     changes = DatasetChanges(data)

@@ -401,6 +401,12 @@ def test_a_shared_list_is_a_list(use):
     assert use(shared(ITEMS)) == use(list(ITEMS))
 
 
+def test_reading_items_and_slices_copies_no_others():
+    items = shared(ITEMS)
+    assert (items[1:], items[0], list(items)) == (ITEMS[1:], ITEMS[0], ITEMS)
+    assert items._data is not None
+
+
 def test_an_item_that_is_not_there_is_an_index_error():
     with pytest.raises(IndexError):
         shared(ITEMS)[3]
