@@ -87,11 +87,12 @@ pids = set()
 for batch in gl.Loader(Pids(), 8, workers=gl.RayWorkers(count=2, workers_per_actor=2)):
     pids |= set(batch.tolist())
     if len(pids) == 2:
-        print(*pids, flush=True)
+        print("pids", *pids, flush=True)
         time.sleep(600)
 '''
 program = subprocess.Popen([sys.executable, "-c", victim, cluster.address], stdout=subprocess.PIPE, text=True)
-pids = [int(word) for word in program.stdout.readline().split()]
+line = next(line for line in program.stdout if line.startswith("pids "))  # Ray too says things there
+pids = [int(word) for word in line.split()[1:]]
 alive = [os.path.exists(f"/proc/{pid}") for pid in pids]
 program.kill()
 program.wait()
