@@ -7,7 +7,7 @@
 - The arrays are small: most of what is left went into describing each again, its type, its shape and what comes of two
   of them. Each is described once.
 
-Private names of Triton 3.6: with a version that has others, it stays as slow as it is.
+Private names of Triton 3.6 and 3.8: with a version that has others, it stays as slow as it is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _describe_once(interpreter: Any) -> None:
     """Keep the types of blocks, what tensors say of their shapes, and the types of results."""
     import triton
 
-    if not triton.__version__.startswith("3.6."):  # what is kept depends on how it is made
+    if not triton.__version__.startswith(("3.6.", "3.8.")):  # what is kept depends on how it is made
         return
     from triton.language import core
     from triton.language.semantic import TritonSemantic

@@ -201,6 +201,18 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
             os._exit(3)
 
 
+@pytest.fixture(autouse=True)
+def _on_fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked `cuda` run on fake devices where fakecuda/build.py started Python."""
+    if "FAKECUDA" in os.environ and request.node.get_closest_marker("cuda"):
+        from fakecuda.running import on_fake_devices
+
+        with on_fake_devices():
+            yield
+    else:
+        yield
+
+
 @pytest.fixture(scope="session")
 def forked_workers() -> Iterator[type[subprocess.Popen]]:
     with warm_interpreters("import gpuload.workers.main", BOOTSTRAP) as popen:

@@ -1,0 +1,105 @@
+"""Builds the fake CUDA runtime and runs a program on it.
+
+    python tests/fakecuda/build.py -m pytest -m cuda tests
+
+runs this interpreter with these arguments, with the runtime in place of CUDA's. Needed are g++, a torch built for CUDA 13,
+and CUDA's headers, which the wheels nvidia-cuda-runtime and nvidia-cuda-crt bring. Variables of the environment:
+
+- ``FAKECUDA_POLICY``: how far streams run ahead, a key of `fakecuda.runtime.POLICIES`. Default: ``eager``.
+- ``FAKECUDA_DEVICES``: how many devices there are. Default: 2.
+- ``TRITON_INTERPRET=0``: Triton's kernels are compiled to its own first stage, launched and counted, and not run. Default:
+  they run in its interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+__all__ = ["build", "environment"]
+
+SOURCES = Path(__file__).parent / "runtime"
+RUNTIME, DRIVER = "libcudart.so.13", "libcuda.so.1"
+FLAGS = ("-O2", "-Wall", "-Wextra", "-fPIC")
+
+
+def headers() -> Path:
+    """The folder of CUDA's headers.
+
+    Raises:
+        FileNotFoundError: they are not installed.
+    """
+    found = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include"
+    for name, package in (
+        ("cuda_runtime_api.h", "nvidia-cuda-runtime"),
+        ("crt/host_defines.h", "nvidia-cuda-crt==13.0.*"),
+    ):
+        if not (found / name).exists():
+            raise FileNotFoundError(f"{found / name} is not there: pip install {package}")
+    return found
+
+
+def build() -> Path:
+    """Build the two libraries, unless they are built.
+
+    Returns:
+        The folder that they are in.
+    """
+    files = sorted(SOURCES.iterdir())
+    seen = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"fakecuda-{os.getuid()}-{seen}"
+    if folder.exists():
+        return folder
+    include = f"-I{headers()}"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        made = Path(made)
+        for library, sources, defined in (
+            (RUNTIME, ["machine.cpp", "runtime.cpp"], "-DRUNTIME"),
+            (DRIVER, ["driver.cpp"], ""),
+        ):
+            missing = made / f"{library}.o"
+            compile_c = ["gcc", *FLAGS, *filter(None, [defined]), "-c", str(SOURCES / "missing.c"), "-o", str(missing)]
+            subprocess.run(compile_c, check=True)
+            paths = [str(SOURCES / name) for name in sources]
+            link = ["-shared", str(missing), f"-Wl,-soname,{library}", "-ldl", "-o", str(made / library)]
+            subprocess.run(["g++", "-std=c++17", *FLAGS, include, *paths, *link], check=True)
+        for path in made.glob("*.o"):
+            path.unlink()
+        made.chmod(0o755)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+        else:
+            made.mkdir()  # for its end
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """The variables of the environment with which a program's CUDA is the fake runtime."""
+    folder = build()
+    preloaded = [str(folder / RUNTIME), str(folder / DRIVER), *filter(None, [os.environ.get("LD_PRELOAD")])]
+    return {
+        "FAKECUDA": "1",
+        "FAKECUDA_DEVICES": os.environ.get("FAKECUDA_DEVICES", "2"),
+        "LD_PRELOAD": ":".join(preloaded),
+        "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1"),
+        "TRITON_LIBCUDA_PATH": str(folder),
+    }
+
+
+def main() -> None:
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("torch is not installed: a build for CUDA 13 is needed")
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], os.environ | environment())
+
+
+if __name__ == "__main__":
+    main()

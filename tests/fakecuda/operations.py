@@ -1,0 +1,383 @@
+"""torch's operations on fake devices: queued on their stream, run on the CPU, on the same memory.
+
+torch's own allocator makes the outputs at once. The work knows addresses only, so memory that is freed too early is really
+overwritten. Copies between host and device are torch's own, down to the runtime; so are streams, events and page-locking.
+An operation whose outputs depend on numbers of the device makes the host wait, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, Final
+
+import torch
+from fakecuda.runtime import ASSERT, ILLEGAL_ADDRESS, WORK, runtime
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["Memory", "Operations", "enqueue", "is_on_device"]
+
+# What torch does itself, as it reads and writes no memory of a device.
+NATIVE: Final = {
+    *("aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"),
+    *("aten::set_", "aten::detach", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh"),
+    *("aten::resize_", "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors"),
+    *(
+        "aten::_indices",
+        "aten::_values",
+        "aten::crow_indices",
+        "aten::col_indices",
+        "aten::values",
+        "aten::_coalesced_",
+    ),
+    *("aten::_sparse_compressed_tensor_unsafe", "aten::_sparse_csr_tensor_unsafe", "aten::is_coalesced"),
+}
+FRESH: Final = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
+# What makes the host wait on a GPU too: its result, or the shape of it, depends on numbers.
+WAITING: Final = {
+    *("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::unique_dim"),
+    *("aten::_unique2", "aten::unique_consecutive", "aten::index", "aten::index_put", "aten::index_put_"),
+    *("aten::_index_put_impl_", "aten::repeat_interleave", "aten::bincount", "aten::histc"),
+}
+# Other operations take tensors of the CPU only if they have one number.
+TAKES_OF_CPU: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+CPU: Final = torch.device("cpu")
+
+_waiting_to_run: dict[int, Any] = {}  # keeps the work of queues alive
+failures: list[str] = []  # tracebacks of work that failed
+
+
+class Memory:
+    """Where a strided tensor of a device is. It does not keep the memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.address, self.nbytes = storage.data_ptr(), storage.nbytes()
+        self._layout = tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
+
+    def tensor(self) -> torch.Tensor:
+        """A tensor of the CPU on the same memory; only in queued work."""
+        dtype, offset, size, stride = self._layout
+        if not self.nbytes:
+            return torch.empty_strided(size, stride, dtype=dtype)
+        reachable = runtime().reachable(self.address, self.nbytes)
+        if reachable is None:
+            raise MemoryError(f"{self.nbytes} bytes at {self.address:#x} are not allocated")
+        flat = torch.frombuffer((ctypes.c_uint8 * self.nbytes).from_address(reachable), dtype=torch.uint8)
+        return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, size, stride)
+
+
+def is_on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+
+def enqueue(work: Callable[[], object], device: torch.device | int) -> None:
+    """Queue work on the current stream of a device. An `IndexError` breaks the device as a failed assertion of a kernel
+    does, another exception as an illegal access does."""
+    if error := runtime().last_error():  # what torch's own launches ask for
+        raise torch.AcceleratorError(f"CUDA error: {error}")
+    index = device if isinstance(device, int) else device.index
+    key = max(_waiting_to_run, default=0) + 1
+
+    def run(_: Any) -> None:
+        collects = gc.isenabled()
+        gc.disable()  # it would free memory of the device while the runtime is busy
+        try:
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad(), _seeded_by_itself():
+                work()
+        except Exception as exception:
+            failures.append(traceback.format_exc())
+            runtime().break_device(index, ASSERT if isinstance(exception, IndexError) else ILLEGAL_ADDRESS)
+        finally:
+            _waiting_to_run.pop(key, None)
+            if collects:
+                gc.enable()
+
+    _waiting_to_run[key] = queued = WORK(run)
+    with torch.cuda.device(index):  # the runtime's default stream is that of the current device
+        if error := runtime().enqueue(torch.cuda.current_stream(index).cuda_stream, queued):
+            _waiting_to_run.pop(key, None)
+            runtime().last_error()
+            raise torch.AcceleratorError(f"CUDA error: {error}")
+
+
+@contextlib.contextmanager
+def _seeded_by_itself() -> Iterator[None]:
+    """Work leaves the generator of the CPU as it is."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+class Operations(TorchDispatchMode):
+    """Operations are queued within this, in this thread and in those that begin in it.
+
+    Attributes:
+        waits: operations that made the host wait, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __enter__(self) -> Any:
+        self._run, mode = threading.Thread.run, self
+
+        def run(thread: threading.Thread) -> None:
+            with mode._nested():
+                self._run(thread)
+
+        threading.Thread.run = run
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        threading.Thread.run = self._run
+        super().__exit__(*error)
+
+    @contextlib.contextmanager
+    def _nested(self) -> Iterator[None]:
+        """Within a thread, or an operation."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass, tree_leaves((args, kwargs)))):
+            return NotImplemented  # a jagged tensor consists of others, whose operations come here
+        kwargs = dict(kwargs or {})
+        name, tensors = (
+            func._schema.name,
+            [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)],
+        )
+        target = kwargs.get("device")
+        target = None if target is None else torch.device(target)
+        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        to_device = target is not None and target.type == "cuda"
+        if not devices and not to_device:
+            return func(*args, **kwargs)
+        if func.namespace == "aten" and _is_composite(func.name()):
+            with self._nested():  # where no gradients are kept, what consists of other operations comes here too
+                return func.decompose(*args, **kwargs)
+        if func.namespace == "prim" or func.is_view or name in NATIVE:
+            return self._native(name, func(*args, **kwargs))
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            return func(*args, **kwargs) if name == "aten::_to_copy" else self._of_sparse(func, args, kwargs)
+        if name == "aten::_to_copy":
+            return self._converted(args[0], kwargs)
+        if name == "aten::copy_":
+            return self._copy(*args, **kwargs)
+        if len(devices) > 1 or (name not in TAKES_OF_CPU and any(not is_on_device(t) and t.dim() for t in tensors)):
+            found = sorted({str(tensor.device) for tensor in tensors})
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {', '.join(found)} in {name}")
+        where = next(iter(devices)) if devices else target
+        assert where is not None
+        if where.index is None:
+            where = torch.device("cuda", torch.cuda.current_device())
+        return self._computed(func, name, args, kwargs, where)
+
+    def _native(self, name: str, made: Any) -> Any:
+        if name in FRESH and is_on_device(made) and made.layout == torch.strided:
+            # What was there before may be right by chance, as the same batch of an earlier epoch.
+            if nbytes := made.untyped_storage().nbytes():
+                with torch.cuda.device(made.device):
+                    stream = torch.cuda.current_stream().cuda_stream
+                    runtime().fill(made.untyped_storage().data_ptr(), nbytes, stream)
+        return made
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def _converted(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        """What ``aten::_to_copy`` gives."""
+        pinned, non_blocking = options.pop("pin_memory", None), options.pop("non_blocking", False)
+        where = options.pop("device", None) or source.device
+        with _disable_current_modes():
+            like = torch.ops.aten._to_copy(
+                torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta"), **options
+            )
+        with self._nested():
+            target = torch.empty_strided(
+                like.size(),
+                like.stride(),
+                dtype=like.dtype,
+                device=where,
+                pin_memory=bool(pinned or (where.type == "cpu" and non_blocking)),
+            )
+            return target.copy_(source, non_blocking=non_blocking)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """``target.copy_(source)`` in torch's own steps: what has to be converted is, on the side that torch does it."""
+        crosses = target.device != source.device
+        if not crosses:
+            return self._computed(torch.ops.aten.copy_.default, "aten::copy_", (target, source), {}, target.device)
+        alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+        if alike and _is_dense(target):
+            return torch.ops.aten.copy_.default(target, source, non_blocking)
+        with self._nested():
+            if target.device.type == "cuda" or non_blocking:
+                whole = (
+                    target
+                    if target.is_contiguous()
+                    else torch.empty_like(target, memory_format=torch.contiguous_format)
+                )
+                given = source.to(target.dtype).expand_as(target).contiguous()
+            else:
+                fits = target.is_contiguous() and target.dtype == source.dtype
+                whole = target if fits else torch.empty(target.shape, dtype=source.dtype, device=target.device)
+                given = source.expand_as(target).contiguous()
+            whole.copy_(given, non_blocking=non_blocking)
+            if whole is not target:
+                target.copy_(whole, non_blocking=non_blocking)
+        return target
+
+    def _of_sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on tensors of other layouts, done when all is: nothing that is tested here needs more."""
+
+        def moved(leaf: Any, to: str) -> Any:
+            return leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf
+
+        with self._nested():
+            own, named = tree_map(lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs))
+            return tree_map(lambda leaf: moved(leaf, "cuda"), func(*own, **named))
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def _computed(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], where: torch.device) -> Any:
+        """Queue an operation, or wait for the device and do it."""
+        kwargs = {key: CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
+        generator = kwargs.pop("generator", None)
+        seed = _drawn_seed(generator, where) if torch.Tag.nondeterministic_seeded in func.tags else None
+        originals: dict[int, torch.Tensor] = {}
+        shapes = self._shapes(func, name, args, kwargs, originals)
+        if shapes is NotImplemented:
+            return self._waited(func, name, args, kwargs, where, seed)
+
+        places: dict[int, Memory] = {}
+
+        def place(leaf: Any) -> Any:
+            return places.setdefault(id(leaf), Memory(leaf)) if is_on_device(leaf) else leaf
+
+        given = tree_map(place, (args, kwargs))
+        outputs: list[Memory | None] = []  # None: an input
+
+        def allocated(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) in originals:
+                outputs.append(None)
+                return originals[id(leaf)]
+            made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
+            outputs.append(Memory(made))
+            return made
+
+        with _disable_current_modes():
+            result = tree_map(allocated, shapes)
+
+        def work() -> None:
+            if seed is not None:
+                torch.manual_seed(seed)
+            own, named = tree_map(lambda leaf: leaf.tensor() if isinstance(leaf, Memory) else leaf, given)
+            made = [leaf for leaf in tree_leaves(func(*own, **named)) if isinstance(leaf, torch.Tensor)]
+            for place, value in zip(outputs, made, strict=True):
+                if place is not None:
+                    place.tensor().copy_(value)
+
+        enqueue(work, where)
+        return result
+
+    def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: dict[int, torch.Tensor]) -> Any:
+        """The outputs without numbers, by torch's meta device; `NotImplemented`: they depend on numbers. `originals` gets
+        the inputs, by what stands for them."""
+        if name in ("aten::_local_scalar_dense", "aten::equal"):
+            return NotImplemented
+        if name in TAKES_OF_CPU:
+            of_cpu = [t for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor) and not is_on_device(t)]
+            if of_cpu:
+                return NotImplemented
+        stand_ins: dict[int, torch.Tensor] = {}
+
+        def meta(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+            if id(leaf) not in stand_ins:
+                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+                stand_ins[id(leaf)] = made
+                originals[id(made)] = leaf
+            return stand_ins[id(leaf)]
+
+        with _disable_current_modes():
+            own, named = tree_map(meta, (args, kwargs))
+            if "device" in named:
+                named["device"] = torch.device("meta")
+            try:
+                shapes = func(*own, **named)
+            except (RuntimeError, NotImplementedError):
+                if name not in WAITING:
+                    raise
+                return NotImplemented
+        self._kept = stand_ins  # as long as their ids are looked up
+        return shapes
+
+    def _waited(self, func: Any, name: str, args: Any, kwargs: Any, where: torch.device, seed: int | None) -> Any:
+        _tell_of_wait(name)
+        self.waits.append(name)
+        with _disable_current_modes():
+            torch.cuda.synchronize(where)
+            lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+            def lower(leaf: Any) -> Any:
+                return lowered.setdefault(id(leaf), (leaf, Memory(leaf).tensor()))[1] if is_on_device(leaf) else leaf
+
+            own, named = tree_map(lower, (args, kwargs))
+            with _seeded_by_itself():
+                if seed is not None:
+                    torch.manual_seed(seed)
+                found = func(*own, **named)
+            originals = {id(host): device for device, host in lowered.values()}
+
+            def raised(leaf: Any) -> Any:
+                if not isinstance(leaf, torch.Tensor) or id(leaf) in originals:
+                    return originals.get(id(leaf), leaf)
+                made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
+                Memory(made).tensor().copy_(leaf)
+                return made
+
+            return tree_map(raised, found)
+
+
+@cache
+def _is_composite(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie one after the other, in any order."""
+    return tensor.numel() == 0 or 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride())) == tensor.numel()
+
+
+def _tell_of_wait(name: str) -> None:
+    """What torch does before it waits."""
+    mode = torch.cuda.get_sync_debug_mode()
+    text = f"called a synchronizing CUDA operation: {name}"
+    if mode == 2:
+        raise RuntimeError(text)
+    if mode == 1:
+        warnings.warn(text, stacklevel=2)
+
+
+def _drawn_seed(generator: torch.Generator | None, where: torch.device) -> int:
+    """A seed for one operation, from the state of a generator of a device, which goes on."""
+    found = torch.cuda.default_generators[where.index] if generator is None else generator
+    offset = found.get_offset()
+    found.set_offset(offset + 4)
+    return (found.initial_seed() * 0x9E3779B97F4A7C15 + offset) % 2**63

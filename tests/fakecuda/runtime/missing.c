@@ -1,0 +1,47 @@
+/* Functions that the fake CUDA runtime has by name only: graphs, memory shared between processes, the profiler. */
+
+#define MISSING(name) \
+    int name(void) { return 801; } /* cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED */
+
+#ifdef RUNTIME
+MISSING(cudaDeviceGetGraphMemAttribute)
+MISSING(cudaDeviceSetGraphMemAttribute)
+MISSING(cudaGraphAddNode)
+MISSING(cudaGraphConditionalHandleCreate)
+MISSING(cudaGraphDebugDotPrint)
+MISSING(cudaGraphDestroy)
+MISSING(cudaGraphExecDestroy)
+MISSING(cudaGraphGetNodes)
+MISSING(cudaGraphInstantiateWithFlags)
+MISSING(cudaGraphLaunch)
+MISSING(cudaGraphNodeGetDependencies)
+MISSING(cudaGraphRetainUserObject)
+MISSING(cudaIpcCloseMemHandle)
+MISSING(cudaIpcGetEventHandle)
+MISSING(cudaIpcGetMemHandle)
+MISSING(cudaIpcOpenEventHandle)
+MISSING(cudaIpcOpenMemHandle)
+MISSING(cudaProfilerStart)
+MISSING(cudaProfilerStop)
+MISSING(cudaStreamBeginCapture)
+MISSING(cudaStreamBeginCaptureToGraph)
+MISSING(cudaStreamEndCapture)
+MISSING(cudaStreamUpdateCaptureDependencies)
+MISSING(cudaUserObjectCreate)
+MISSING(cudaUserObjectRelease)
+#else
+MISSING(cuCtxGetLimit)
+MISSING(cuCtxSetLimit)
+MISSING(cuLaunchCooperativeKernel)
+MISSING(cuLaunchKernel)
+MISSING(cuLinkAddData_v2)
+MISSING(cuLinkComplete)
+MISSING(cuLinkCreate_v2)
+MISSING(cuModuleLoad)
+MISSING(cuModuleLoadDataEx)
+MISSING(cuModuleUnload)
+MISSING(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+MISSING(cuOccupancyMaxActiveClusters)
+MISSING(cuTensorMapEncodeIm2col)
+MISSING(cuTensorMapEncodeTiled)
+#endif
