@@ -128,6 +128,7 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.note_wait: Callable[[str], object] = lambda name: None
 
     def __enter__(self) -> Any:
         self._run, mode = threading.Thread.run, self
@@ -331,6 +332,7 @@ class Operations(TorchDispatchMode):
     def _waited(self, func: Any, name: str, args: Any, kwargs: Any, where: torch.device, seed: int | None) -> Any:
         _tell_of_wait(name)
         self.waits.append(name)
+        self.note_wait(name)
         with _disable_current_modes():
             torch.cuda.synchronize(where)
             lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

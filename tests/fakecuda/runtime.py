@@ -26,6 +26,7 @@ ILLEGAL_ADDRESS: Final = 700
 ASSERT: Final = 710
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+NAMED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 WATCH = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)
 )
@@ -47,6 +48,7 @@ class Runtime:
         library.fake_counts.restype = library.fake_violations.restype = ctypes.c_char_p
         library.cudaMemsetAsync.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
         self._watch: Any = None  # kept alive: the driver calls it
+        self._watch_waits: Any = None
 
     def set_policy(self, name: str, seed: int = 1) -> None:
         self._library.fake_set_policy(name.encode(), seed)
@@ -122,6 +124,12 @@ class Runtime:
 
     def has_context(self, index: int) -> bool:
         return bool(self._library.fake_has_context(index))
+
+    def watch_waits(self, watch: Callable[[str], None] | None) -> None:
+        """Call a function, with what is waited for, each time that the host has to wait for an event, a stream or a copy of
+        pageable memory."""
+        self._watch_waits = NAMED(lambda what: watch(what.decode())) if watch else NAMED()
+        self._library.fake_watch_waits(self._watch_waits)
 
     def watch_launches(self, watch: Callable[[str, tuple[int, int, int], Any], None]) -> None:
         """Tell a function of each launch of a kernel that Triton compiled: the name, the grid, the arguments' addresses."""

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-__all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream"]
+__all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream", "where_the_host_waits"]
 
-HOME: Final = Path(__file__).parent
+HOMES: Final = (Path(__file__).parent, Path(__file__).parent.parent / "fakecuda")
 
 
 class Stream:
@@ -213,7 +213,7 @@ class Machine:
 
     def wait(self, what: str, event: Event) -> None:
         """The host waits for an event. Only what has to run runs."""
-        self.waits.append(HostWait(what, *_where()))
+        self.waits.append(HostWait(what, *where_the_host_waits()))
         self.reach(event)
         self.raise_error()
 
@@ -251,12 +251,13 @@ class Machine:
             return True
 
 
-def _where() -> tuple[str, str, int]:
-    """The innermost line that is neither torch's nor this folder's, nor in the file of the runtime's names."""
-    frame = sys._getframe(2)
+def where_the_host_waits() -> tuple[str, str, int]:
+    """The innermost line that is neither torch's nor the model's, nor in the file of the runtime's names: the file, the
+    function and the line."""
+    frame = sys._getframe(1)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
-        model = path.parent == HOME and not path.name.startswith("test_")
+        model = path.parent in HOMES and not path.name.startswith("test_")
         if not model and "torch" not in path.parts and path.name not in ("contextlib.py", "accelerator.py"):
             break
         frame = frame.f_back

@@ -37,12 +37,12 @@ class Taken:
         values: the batches, on the host.
         waits: of the host within ``next()``; not those when a session begins or ends.
         hidden: those of them that may not be.
-        cuda: the device.
+        locked_ranges: how many are page-locked when all is done.
     """
 
     values: list[Any] = field(default_factory=list)
     waits: list[HostWait] = field(default_factory=list)
-    cuda: SimulatedCuda | None = None
+    locked_ranges: int = 0
 
     @property
     def hidden(self) -> list[HostWait]:
@@ -51,7 +51,7 @@ class Taken:
 
 def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = None) -> Taken:
     """Read each of the values on a stream, the default one if none is given."""
-    found, read = Taken(cuda=cuda), []
+    found, read = Taken(), []
     advance = Session.advance
 
     def watched(session: Session, info: bool) -> bool:
@@ -61,12 +61,13 @@ def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = Non
         finally:
             found.waits += cuda.waits[before:]
 
-    with pytest.MonkeyPatch.context() as patch, cuda.machine.on(stream or cuda.machine.current_stream()):
+    with pytest.MonkeyPatch.context() as patch, cuda.on(stream or cuda.current_stream()):
         patch.setattr(Session, "advance", watched)
         for value in values:
             read.append(tree_map(_read, value))
             del value
     found.values = [tree_map(cuda.on_host, value) for value in read]
+    found.locked_ranges = cuda.locked_ranges()
     return found
 
 

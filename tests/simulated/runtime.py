@@ -8,6 +8,7 @@ torch's operations are those of `simulated.tensors`, and Triton's launches are q
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -49,6 +50,32 @@ class SimulatedCuda:
         """A stream of the consumer's."""
         return self.machine.new_stream(device)
 
+    def default_stream(self, device: int = 0) -> Stream:
+        return self.machine.defaults[device]
+
+    def current_stream(self) -> Stream:
+        return self.machine.current_stream()
+
+    def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
+        """A stream is current within this."""
+        return self.machine.on(stream)
+
+    def synchronize(self) -> None:
+        """Run all that is queued."""
+        self.machine.synchronize()
+
+    def locked_ranges(self) -> int:
+        """How many ranges of memory are page-locked in place."""
+        return len(self.host.locked)
+
+    def reserved_bytes(self) -> int:
+        """What the device's allocator holds."""
+        return self.memory.reserved_bytes
+
+    def fail(self) -> None:
+        """Let an operation on the current stream fail."""
+        self.machine.issue(self.current_stream(), lambda: 1 // 0)
+
     def on_host(self, leaf: Any) -> Any:
         """What a tensor holds when all is done; other objects as they are."""
         self.machine.synchronize()
@@ -56,14 +83,21 @@ class SimulatedCuda:
 
 
 @contextlib.contextmanager
-def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[SimulatedCuda]:
-    """A simulated device within this: in this thread, and in others that enter its `operations`.
+def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[Any]:
+    """A simulated device within this: in this thread, and in others that enter its `operations`. Where Python was started
+    with the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real CUDA build of torch.
 
     Args:
         policy: of `simulated.machine.POLICIES`.
         seed: of the policy ``"random"``.
         most_locks: how many ranges of memory may be page-locked at once.
     """
+    if "FAKECUDA" in os.environ:
+        from simulated.fake import fake
+
+        with fake(policy, seed=seed, most_locks=most_locks) as cuda:
+            yield cuda
+        return
     cuda = SimulatedCuda(policy, seed=seed, most_locks=most_locks)
     with pytest.MonkeyPatch.context() as patch:
         _replace_runtime(patch, cuda)

@@ -37,7 +37,7 @@ def plain(cuda: SimulatedCuda) -> None:
     found = take(epochs(given | {"device": "cuda"}), cuda)
     assert_equal(found.values, on_cpu(given))
     assert found.hidden == []
-    assert cuda.host.locked == {}
+    assert cuda.locked_ranges() == 0
 
 
 def other_device(cuda: SimulatedCuda) -> None:
@@ -53,7 +53,7 @@ def endless(cuda: SimulatedCuda) -> None:
         for images, _ in loader:
             images.sum()
             del images, _
-            reserved.append(cuda.memory.reserved_bytes)
+            reserved.append(cuda.reserved_bytes())
     assert reserved[-1] == reserved[9]
 
 
@@ -62,7 +62,7 @@ def broken_off(cuda: SimulatedCuda) -> None:
     loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
     next(iter(loader))
     loader.close()
-    cuda.machine.synchronize()
+    cuda.synchronize()
 
 
 def in_small_ring(cuda: SimulatedCuda) -> None:
@@ -150,7 +150,7 @@ def the_event_is_recorded_before_the_stage(patch: Patch, cuda: SimulatedCuda) ->
 
 @mutant(plain)
 def the_event_is_recorded_on_the_consumers_stream(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(CudaTransfer, "finish", lambda self: self._device.record(cuda.machine.defaults[0]))
+    patch.setattr(CudaTransfer, "finish", lambda self: self._device.record(cuda.default_stream()))
 
 
 @mutant(plain)
@@ -193,7 +193,7 @@ def copies_are_issued_on_the_callers_stream(patch: Patch, cuda: SimulatedCuda) -
     load = CudaTransfer.load
 
     def changed(self: CudaTransfer, *args: Any) -> Any:
-        with self._device.on(cuda.machine.defaults[0]):
+        with self._device.on(cuda.default_stream()):
             return load(self, *args)
 
     patch.setattr(CudaTransfer, "load", changed)

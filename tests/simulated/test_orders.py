@@ -107,7 +107,7 @@ def test_memory_is_flat_over_200_batches_with_a_consumer_that_lags(policy):
             for images, _ in loader:
                 images.sum()
                 del images, _
-                reserved.append(cuda.memory.reserved_bytes)
+                reserved.append(cuda.reserved_bytes())
     assert len(reserved) == 200
     assert reserved[-1] == reserved[9]
 
@@ -130,7 +130,7 @@ def test_slots_that_grow_are_locked_and_unlocked(policy):
     found = on_device(given, policy)
     assert_equal(found.values, on_cpu(given))
     assert found.hidden == []
-    assert found.cuda.host.locked == {}
+    assert found.locked_ranges == 0
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
@@ -151,7 +151,7 @@ def test_two_consumers_in_turn_on_streams_of_their_own(policy):
     with simulated(policy) as cuda, gl.Loader(**OPTIONS | options(device="cuda")) as loader:
         streams, read = (cuda.stream(), cuda.stream()), []
         for number, batch in enumerate(iterate(loader, cuda, streams)):
-            with cuda.machine.on(streams[number % 2]):
+            with cuda.on(streams[number % 2]):
                 read.append([tensor.clone() for tensor in batch])
             del batch
         found = [[cuda.on_host(tensor) for tensor in batch] for batch in read]
@@ -162,7 +162,7 @@ def iterate(loader: Any, cuda: SimulatedCuda, streams: Any) -> Any:
     """Each batch is asked for on the stream that reads it."""
     iterator, number = iter(loader), 0
     while True:
-        with cuda.machine.on(streams[number % 2]):
+        with cuda.on(streams[number % 2]):
             try:
                 batch = next(iterator)
             except StopIteration:
@@ -179,7 +179,7 @@ def test_next_in_another_thread(policy):
         stream, found = cuda.stream(), []
 
         def fetch() -> None:
-            with cuda.operations, cuda.machine.on(stream):
+            with cuda.operations, cuda.on(stream):
                 found.append(take(loader, cuda, stream))
 
         thread = threading.Thread(target=fetch)
@@ -241,9 +241,9 @@ def test_closing_waits_for_the_copies_and_unlocks_all(policy):
         loader = gl.Loader(**OPTIONS | options(device="cuda", chunk_size=1))
         iterator = iter(loader)
         images, _ = next(iterator)
-        assert cuda.host.locked
+        assert cuda.locked_ranges() > 0
         loader.close()
-        assert cuda.host.locked == {}
+        assert cuda.locked_ranges() == 0
         found = cuda.on_host(images)
     assert torch.equal(found, on_cpu(options())[0][0])
 
@@ -281,18 +281,18 @@ def test_an_error_of_the_device_is_raised_and_the_loader_closes():
         loader = gl.Loader(**OPTIONS | options(device="cuda", dataset=samples(96)))
         iterator = iter(loader)
         next(iterator)
-        cuda.machine.issue(cuda.machine.current_stream(), lambda: 1 // 0)
+        cuda.fail()
         with pytest.raises(RuntimeError, match="an operation on the device failed: integer division"):
             for _ in iterator:
                 pass
         loader.close()
-        assert cuda.host.locked == {}
+        assert cuda.locked_ranges() == 0
 
 
 def test_nothing_is_left_when_a_loader_is_dropped():
     with simulated("lazy") as cuda:
         found: Taken = take(epochs(options(device="cuda")), cuda)
         gc.collect()
-        cuda.machine.synchronize()
+        cuda.synchronize()
         assert found.values
-        assert cuda.host.locked == {}
+        assert cuda.locked_ranges() == 0

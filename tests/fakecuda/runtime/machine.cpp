@@ -154,6 +154,11 @@ void wait_in_stream(Stream* stream, MarkPtr mark) {
     advance();
 }
 
+void host_waits(const char* what, const MarkPtr& mark) {
+    if (!mark->happened && machine().watch_waits) machine().watch_waits(what);
+    reach(mark);
+}
+
 void reach(const MarkPtr& mark) {
     std::vector<MarkPtr> needed{mark};
     while (!needed.empty()) {
@@ -298,6 +303,11 @@ EXPORT void fake_mend() {
     Hold hold;
     for (Device& each : machine().devices) each.broken = cudaSuccess;
     last_error = cudaSuccess;
+}
+
+EXPORT void fake_watch_waits(void (*watch)(const char*)) {
+    Hold hold;
+    machine().watch_waits = watch;
 }
 
 EXPORT void fake_refuse_locks_after(long count) {

@@ -96,6 +96,7 @@ struct Machine {
     size_t total_bytes = size_t{80} << 30;  // of each device
     long ticks = 0;                           // of events that were recorded
     bool forked = false;
+    void (*watch_waits)(const char*) = nullptr;
 };
 
 Machine& machine();
@@ -120,6 +121,7 @@ void wait_in_stream(Stream* stream, MarkPtr mark);
 
 // The host waits for a mark. Only what has to run runs.
 void reach(const MarkPtr& mark);
+void host_waits(const char* what, const MarkPtr& mark);  // the same, and the program is told if it has to wait
 void reach_all(int device);
 
 // Let streams go as far as the policy wants and events allow.

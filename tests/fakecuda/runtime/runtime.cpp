@@ -166,7 +166,7 @@ EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     CALL("cudaStreamSynchronize");
     Stream* waited = stream_of(stream);
-    reach(mark(waited));
+    host_waits("stream", mark(waited));
     return status(waited->device);
 }
 
@@ -243,7 +243,7 @@ EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const MarkPtr mark = reinterpret_cast<Event*>(event)->mark;
     const bool waits = mark && !mark->happened;
     CALL(waits ? "cudaEventSynchronize, which waits" : "cudaEventSynchronize");
-    if (waits) reach(mark);
+    if (waits) host_waits("event", mark);
     return status(current_device());
 }
 
@@ -443,7 +443,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t nbyt
     if (!is_locked(host, nbytes)) {  // the host waits for the stream, and copies
         if (is_locked(host, 1)) violation("a copy reaches beyond page-locked memory", host, nbytes);
         count(direction + ", pageable");
-        reach(mark(stream));
+        host_waits("copy of pageable memory", mark(stream));
         copy_now(target, to, source, from, nbytes);
         return status(stream->device);
     }

@@ -1,0 +1,70 @@
+"""The fake CUDA runtime in the place of the simulated device: the same loops, on the real CUDA build of torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fakecuda.operations import Operations, enqueue
+from fakecuda.running import on_fake_devices
+from fakecuda.runtime import runtime
+from simulated.machine import HostWait, where_the_host_waits
+
+__all__ = ["FakeCuda", "fake"]
+
+
+class FakeCuda:
+    """What `simulated.runtime.SimulatedCuda` is, on the fake runtime."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+        self.waits: list[HostWait] = []
+
+    def stream(self, device: int = 0) -> Any:
+        return torch.cuda.Stream(device)
+
+    def default_stream(self, device: int = 0) -> Any:
+        return torch.cuda.default_stream(device)
+
+    def current_stream(self) -> Any:
+        return torch.cuda.current_stream()
+
+    def on(self, stream: Any) -> Any:
+        return torch.cuda.stream(stream)
+
+    def synchronize(self) -> None:
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)
+
+    def on_host(self, leaf: Any) -> Any:
+        self.synchronize()
+        return leaf.cpu() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda" else leaf
+
+    def locked_ranges(self) -> int:
+        return runtime().locked_ranges()
+
+    def reserved_bytes(self) -> int:
+        return torch.cuda.memory_reserved()
+
+    def fail(self) -> None:
+        enqueue(lambda: 1 // 0, torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def fake(policy: str, *, seed: int = 0, most_locks: int = -1) -> Iterator[FakeCuda]:
+    """Fake devices within this; see `simulated.runtime.simulated`."""
+    with on_fake_devices(policy, seed=seed) as operations:
+        cuda = FakeCuda(operations)
+
+        def note(what: str) -> None:
+            cuda.waits.append(HostWait(what, *where_the_host_waits()))
+
+        runtime().watch_waits(note)
+        operations.note_wait = note
+        try:
+            with runtime().most_locks(most_locks):
+                yield cuda
+        finally:
+            runtime().watch_waits(None)
