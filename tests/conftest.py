@@ -204,7 +204,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 @pytest.fixture(autouse=True)
 def _on_fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests marked `cuda` run on fake devices where fakecuda/build.py started Python."""
-    if "FAKECUDA" in os.environ and request.node.get_closest_marker("cuda"):
+    if lacking.IS_FAKE and request.node.get_closest_marker("cuda"):
         from fakecuda.running import on_fake_devices
 
         with on_fake_devices():

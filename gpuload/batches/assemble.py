@@ -129,7 +129,7 @@ class Assembly:
                 raise _collate_error(columns, found.error, found.traceback, found.kinds)
             put = partial(self._on_device, columns.collated.value)
         else:
-            later = self._transfer.asynchronous and chain.ends_in_state and bool(columns.images)
+            later = self._transfer.asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
             finished = self.finish(batch, columns, release, by_row=self._by_row, last=not later)
             put = partial(self._put_together, columns, outline, finished)
@@ -151,6 +151,13 @@ class Assembly:
             return put() if told is None else (put(), told)
 
         return Made(None, held, rest)
+
+    def _reads_state(self, columns: Columns) -> bool:
+        """Whether the user's own code at the end may read what the consumer's stream is still writing: a `collate_fn`, or
+        what ends the transforms."""
+        if self._options.collate_fn is not None:
+            return True
+        return self._options.chain.ends_in_state and bool(columns.images)
 
     def told_of(self, batch: Batch) -> bytes | None:
         """Of a complete batch that workers may plan, what they are told; None: it is planned here."""

@@ -441,6 +441,7 @@ class Loader:
             finally:
                 session.close()
                 self._forget()
+                del self._forget  # with what it would have ended
         self._session = None
 
     def __enter__(self) -> Loader:

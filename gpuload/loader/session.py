@@ -89,7 +89,7 @@ class Session:
         autotune: Autotune | None = None,
         kept: KeptSamples | None = None,
     ) -> None:
-        self.kept = kept
+        self.resident_bytes = None if kept is None else int(kept.memory.nbytes)
         self.options = options
         self.errors = errors
         self._told = set() if told is None else told
@@ -144,6 +144,7 @@ class Session:
         self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
+        self._follows = False  # whether the epoch's first batch is still to be launched
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
         self.caches = tuple(found_in(options.order.dataset, Cached))
@@ -178,6 +179,8 @@ class Session:
             self.meter.begin()
             if self.changes is not None:
                 self.changes.skip()  # what iter() itself changed
+            self._follows = True
+            self.transfer.follow()  # constants of the user's own transforms may still be on their way
             self.feed.begin(batches, told_epoch, b"" if self.changes is None else self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
@@ -229,6 +232,9 @@ class Session:
                 raise
             if batch is None:
                 return None
+            if self._follows:  # the same, of whatever stream is current now
+                self._follows = False
+                self.transfer.follow()
             self.launched.append(self._launch(batch, info))
         # Their copies and stages run while the consumer works on the current batch. Two at once take the host less time
         # than one after each of two batches: the second finds all code and tables in the processor's cache. In the

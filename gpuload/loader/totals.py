@@ -129,9 +129,9 @@ class Totals:
             "num_workers": workers,
             "chunk_size": session.feed.chunk_size,
             "prefetch_factor": options.prefetch if session.options.order.iterable else session.feed.ahead,
-            "resident_bytes": 0 if session.kept is None else session.kept.memory.nbytes,
+            "resident_bytes": session.resident_bytes or 0,
             "decode_peak_bytes": 0 if decoder is None else decoder.peak_bytes,
-            "elsewhere": options.workers is not None and session.kept is None,
+            "elsewhere": options.workers is not None and session.resident_bytes is None,
             "untried": session.untried,
         }
         return cls(session.number, main, session.engine.counted(), gauges)

@@ -128,6 +128,10 @@ class ResidentTransfer(CudaTransfer):
         ring.on_new = ring.on_retire = None  # nothing is copied out of slots: they need not be page-locked
         self._memory = memory
 
+    def close(self) -> None:
+        super().close()
+        del self._memory
+
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         windows = [None if part.content is None else part.content.windows for part in batch.parts]
         *starts, used = accumulate([0 if own is None else span_of(own) for own in windows], initial=0)

@@ -64,6 +64,9 @@ class CpuTransfer:
         """Issue a batch within this; `after_consumer`: it waits for what the consumer has issued so far."""
         yield
 
+    def follow(self) -> None:
+        """All batches that are issued from now on wait for what the consumer has issued so far."""
+
     def side(self) -> contextlib.AbstractContextManager[None]:
         """The current stream is that of batches within this."""
         return contextlib.nullcontext()
@@ -151,10 +154,13 @@ class CudaTransfer(CpuTransfer):
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
         if after_consumer:
-            self._device.wait(self._stream, self._device.record(self._device.current_stream()))
+            self.follow()
         with self._device.on(self._stream):
             self._times.begin(self._stream)
             yield
+
+    def follow(self) -> None:
+        self._device.wait(self._stream, self._device.record(self._device.current_stream()))
 
     def side(self) -> contextlib.AbstractContextManager[None]:
         return self._device.on(self._stream)

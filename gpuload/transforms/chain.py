@@ -150,16 +150,16 @@ class Chain:
         found = {id(one): one for line in self.lines for one in _calls(line.transforms)}
         return list(found.values())
 
-    @property
+    @cached_property
     def ends_in_state(self) -> bool:
         """Whether what is called at the end may depend on what training changes: a torch module with parameters or
         buffers; or a function, of which nothing is known."""
         return self.module is not None and (not is_module(self.module) or has_state(self.module))
 
-    @property
+    @cached_property
     def holds_state(self) -> bool:
-        """Whether such a module is called before the end."""
-        return bool(self.calls) and any(has_state(held) for own in self.calls for held in vars(own).values())
+        """Whether what is called before the end refers to such a module."""
+        return any(map(has_state, self.calls))
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:

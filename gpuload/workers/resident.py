@@ -44,6 +44,10 @@ class ResidentEngine(InlineEngine):
         self._numbers = numbers_of(job.dataset, np.arange(len(job.dataset)))
         self.hits = 0
 
+    def close(self) -> None:
+        super().close()
+        del self._kept  # whoever still has this, a Loader or its iterator, does not keep the pixels
+
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
         if request.chunk < self._wanted_from:
             return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ import torch
 import gpuload as gl
 from gpuload import transforms as T
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, lacking.mark("compiled kernels", os.environ.get("TRITON_INTERPRET") == "1")]
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = {

@@ -33,6 +33,7 @@ class Where:
         return np.full((64, 64, 3), index, np.uint8), allowed
 
 
+@lacking.on_a_gpu("a card in the system")
 def test_the_system_knows_the_gpu():
     address = accelerator.pci_address(accelerator.current_device())
     assert address is not None

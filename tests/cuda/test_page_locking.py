@@ -28,7 +28,7 @@ class Growing:
 
 
 def levels(dataset: Any, **options: Any) -> list[list[int]]:
-    options = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda"} | options
+    options = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda", "backend": "torch"} | options
     with gl.Loader(dataset, 4, **options) as loader:
         return [batch[:, 0, 0, 0].tolist() for batch in loader]
 
@@ -48,9 +48,8 @@ def test_slots_are_page_locked():
 @pytest.mark.parametrize("ring_bytes", [2 << 30, 24 << 20], ids=["roomy", "retiring"])
 def test_slots_that_grow_are_locked_anew(ring_bytes):
     """Small ones are retired when the ring is full: their pages must be unlocked before they are given back."""
-    with gl.Loader(
-        Growing(), 4, transforms=[T.Resize((8, 8))], num_workers=1, device="cuda", ring_bytes=ring_bytes, chunk_size=2
-    ) as loader:
+    options = {"num_workers": 1, "device": "cuda", "backend": "torch", "ring_bytes": ring_bytes, "chunk_size": 2}
+    with gl.Loader(Growing(), 4, transforms=[T.Resize((8, 8))], **options) as loader:
         assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
         loader.set_epoch(0)
         assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER

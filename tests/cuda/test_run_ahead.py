@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import lacking
 import pytest
 import torch
 from labelled import Pictures
@@ -81,7 +82,9 @@ def test_the_host_is_held_back_by_a_slow_consumer():
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("graphs", [False, True], ids=["kernels", "graphs"])
+@pytest.mark.parametrize(
+    "graphs", [False, pytest.param(True, marks=lacking.on_a_gpu("CUDA graphs"))], ids=["kernels", "graphs"]
+)
 def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
     """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed."""
     options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
@@ -113,6 +116,7 @@ def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
         assert float(total) > 0
 
 
+@lacking.on_a_gpu("CUDA graphs")
 def test_a_step_in_a_cuda_graph_sees_each_batch():
     with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as loader:
         expected = [float((images.double() * 2).sum()) for images, _ in loader]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -119,7 +118,7 @@ def _seeded_by_itself() -> Iterator[None]:
 
 
 class Operations(TorchDispatchMode):
-    """Operations are queued within this, in this thread and in those that begin in it.
+    """Operations are queued within this, in the thread that enters it.
 
     Attributes:
         waits: operations that made the host wait, in order.
@@ -129,29 +128,6 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.note_wait: Callable[[str], object] = lambda name: None
-
-    def __enter__(self) -> Any:
-        self._run, mode = threading.Thread.run, self
-
-        def run(thread: threading.Thread) -> None:
-            with mode._nested():
-                self._run(thread)
-
-        threading.Thread.run = run
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        threading.Thread.run = self._run
-        super().__exit__(*error)
-
-    @contextlib.contextmanager
-    def _nested(self) -> Iterator[None]:
-        """Within a thread, or an operation."""
-        super().__enter__()
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass, tree_leaves((args, kwargs)))):
@@ -168,7 +144,7 @@ class Operations(TorchDispatchMode):
         if not devices and not to_device:
             return func(*args, **kwargs)
         if func.namespace == "aten" and _is_composite(func.name()):
-            with self._nested():  # where no gradients are kept, what consists of other operations comes here too
+            with self:  # where no gradients are kept, what consists of other operations comes here too
                 return func.decompose(*args, **kwargs)
         if func.namespace == "prim" or func.is_view or name in NATIVE:
             return self._native(name, func(*args, **kwargs))
@@ -206,7 +182,7 @@ class Operations(TorchDispatchMode):
             like = torch.ops.aten._to_copy(
                 torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta"), **options
             )
-        with self._nested():
+        with self:
             target = torch.empty_strided(
                 like.size(),
                 like.stride(),
@@ -224,7 +200,7 @@ class Operations(TorchDispatchMode):
         alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
         if alike and _is_dense(target):
             return torch.ops.aten.copy_.default(target, source, non_blocking)
-        with self._nested():
+        with self:
             if target.device.type == "cuda" or non_blocking:
                 whole = (
                     target
@@ -247,7 +223,7 @@ class Operations(TorchDispatchMode):
         def moved(leaf: Any, to: str) -> Any:
             return leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf
 
-        with self._nested():
+        with self:
             own, named = tree_map(lambda leaf: moved(leaf, "cpu") if is_on_device(leaf) else leaf, (args, kwargs))
             return tree_map(lambda leaf: moved(leaf, "cuda"), func(*own, **named))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Final
@@ -13,13 +15,12 @@ import torch
 from fakecuda import operations
 from fakecuda.kernels import compile_without_ptxas, queue_kernels
 from fakecuda.operations import Operations
-from fakecuda.runtime import runtime
+from fakecuda.runtime import GARBAGE, runtime
 
 from benchmarks.interpreter import hasten
 
-__all__ = ["IS_FAKE", "on_fake_devices"]
+__all__ = ["on_fake_devices"]
 
-IS_FAKE: Final = "FAKECUDA" in os.environ
 NOT_RUN: Final = "not run: "
 SLEEP: Final = "spin_kernel"  # of `torch.cuda._sleep`: an operation without an effect is enough of it
 
@@ -36,22 +37,42 @@ def _prepare() -> None:
 
 @contextlib.contextmanager
 def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
-    """Operations are queued within this, under a policy, by default that of ``FAKECUDA_POLICY``.
+    """Operations are queued within this, in this thread and in those that begin within it, under a policy, by default that
+    of ``FAKECUDA_POLICY``.
 
     Raises:
         AssertionError: queued work failed, memory was misused, or torch launched kernels of its own, which are not run.
     """
     _prepare()
-    runtime().mend()
     forget()
-    with runtime().policy(policy or os.environ.get("FAKECUDA_POLICY", "eager"), seed), Operations() as mode:
-        yield mode
-    runtime().set_policy("eager")
+    spoil_free_memory()
+    mode, run_now = Operations(), threading.Thread.run
+
+    def run(thread: threading.Thread) -> None:
+        with mode:
+            run_now(thread)
+
+    with runtime().policy(policy or os.environ.get("FAKECUDA_POLICY", "eager"), seed), mode:
+        threading.Thread.run = run
+        try:
+            yield mode
+        finally:
+            threading.Thread.run = run_now
     gc.collect()
     found = faults()
     forget()
-    runtime().mend()
     assert not found, "\n".join(found)
+
+
+def spoil_free_memory() -> None:
+    """Fill what torch's allocator holds without use: it may be right by chance, as the same batch of an earlier test."""
+    torch.cuda.empty_cache()
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                found = runtime().reachable(block["address"], block["size"])
+                assert found is not None
+                ctypes.memset(found, GARBAGE, block["size"])
 
 
 def faults() -> list[str]:
@@ -62,6 +83,8 @@ def faults() -> list[str]:
 
 
 def forget() -> None:
+    """Begin anew: nothing went wrong, and nothing is broken."""
+    runtime().mend()
     operations.failures.clear()
     runtime().violations()
     runtime().forget_counts()

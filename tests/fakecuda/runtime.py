@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["DIRECTED", "POLICIES", "Runtime", "runtime"]
+__all__ = ["DIRECTED", "GARBAGE", "POLICIES", "Runtime", "runtime"]
 
 # Which streams go ahead as soon as they can; the others run when the host waits for them.
 POLICIES: Final = {

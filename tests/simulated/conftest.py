@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import lacking
 import pytest
 import torch
@@ -11,5 +9,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _without_a_gpu() -> None:
-    if torch.cuda.is_available() and "FAKECUDA" not in os.environ:
+    if torch.cuda.is_available() and not lacking.IS_FAKE:
         lacking.skip("no GPU", "tests marked cuda use it")

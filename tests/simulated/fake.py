@@ -46,7 +46,7 @@ class FakeCuda:
         return runtime().locked_ranges()
 
     def reserved_bytes(self) -> int:
-        return torch.cuda.memory_reserved()
+        return torch.cuda.memory_stats()["active_bytes.all.peak"]
 
     def fail(self) -> None:
         enqueue(lambda: 1 // 0, torch.cuda.current_device())
@@ -57,6 +57,7 @@ def fake(policy: str, *, seed: int = 0, most_locks: int = -1) -> Iterator[FakeCu
     """Fake devices within this; see `simulated.runtime.simulated`."""
     with on_fake_devices(policy, seed=seed) as operations:
         cuda = FakeCuda(operations)
+        torch.cuda.reset_peak_memory_stats()
 
         def note(what: str) -> None:
             cuda.waits.append(HostWait(what, *where_the_host_waits()))

@@ -60,8 +60,10 @@ def take(values: Iterable[Any], cuda: SimulatedCuda, stream: Stream | None = Non
             return advance(session, info)
         finally:
             found.waits += cuda.waits[before:]
+            assert cuda.current_stream() == current, "next() has left another stream, or another device, behind"
 
-    with pytest.MonkeyPatch.context() as patch, cuda.on(stream or cuda.current_stream()):
+    current = stream or cuda.current_stream()
+    with pytest.MonkeyPatch.context() as patch, cuda.on(current):
         patch.setattr(Session, "advance", watched)
         for value in values:
             read.append(tree_map(_read, value))

@@ -8,12 +8,12 @@ torch's operations are those of `simulated.tensors`, and Triton's launches are q
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import lacking
 import pytest
 import torch
 from simulated.machine import HostWait, Machine, Stream
@@ -92,7 +92,7 @@ def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iter
         seed: of the policy ``"random"``.
         most_locks: how many ranges of memory may be page-locked at once.
     """
-    if "FAKECUDA" in os.environ:
+    if lacking.IS_FAKE:
         from simulated.fake import fake
 
         with fake(policy, seed=seed, most_locks=most_locks) as cuda:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import lacking
 import pytest
 import torch
 from simulated.machine import DIRECTED, POLICIES
 from simulated.runtime import simulated
+
+pytestmark = lacking.on_a_gpu("the simulated device")
 
 
 def computed(device: str) -> list[torch.Tensor]:

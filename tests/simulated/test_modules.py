@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lacking
 import pytest
 import torch
 from simulated.machine import DIRECTED
@@ -85,6 +86,88 @@ def in_between(module: torch.nn.Module) -> list[Any]:
     return [CHAIN[0], Shifted(module), *CHAIN[1:]]
 
 
+class Holder:
+    """Has a module among other things, and a method that calls it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.modules = [{"shift": module}]
+
+    def shift(self, images: torch.Tensor) -> torch.Tensor:
+        return self.modules[0]["shift"](images).to(torch.uint8)
+
+
+class ShiftedFromList(T.Custom):
+    """Its module is in a list of its own."""
+
+    works_on = ("uint8",)
+    moves_pixels = False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.modules = [module]
+
+    def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+        return self.modules[0](images).to(torch.uint8)
+
+
+def in_a_closure(module: torch.nn.Module) -> list[Any]:
+    return [CHAIN[0], T.Lambda(lambda images: module(images).to(torch.uint8)), *CHAIN[1:]]
+
+
+def in_a_method(module: torch.nn.Module) -> list[Any]:
+    return [CHAIN[0], T.Lambda(Holder(module).shift), *CHAIN[1:]]
+
+
+def in_a_list(module: torch.nn.Module) -> list[Any]:
+    return [CHAIN[0], ShiftedFromList(module), *CHAIN[1:]]
+
+
+def collated(device: str) -> list[torch.Tensor]:
+    """Batches that a `collate_fn` adds a tensor of the device to, which the loop changes after each."""
+    amount, read = torch.ones(1).to(device) * 3, []
+
+    def collate_fn(given: list[Any]) -> torch.Tensor:
+        return torch.stack([image for image, _ in given]) + amount
+
+    with gl.Loader(**OPTIONS | options(collate_fn=collate_fn, device=device)) as loader:
+        for images in loader:
+            read.append(images.clone())
+            amount.add_(1)
+    return read
+
+
+def with_a_constant(device: str, levels: bool) -> list[torch.Tensor]:
+    """Two epochs of batches that a function in mid-chain adds a constant to, which was made just before each."""
+    amount, read = torch.zeros(1).to(device), []
+
+    def added(images: torch.Tensor) -> torch.Tensor:
+        return (images + amount).to(images.dtype)
+
+    own, ends = T.Lambda(added), CHAIN[-1:]
+    chain = [CHAIN[0], own, *ends] if levels else [CHAIN[0], *ends, own, T.RandomErasing(0.0)]
+    with gl.Loader(**OPTIONS | options(transforms=chain, device=device)) as loader:
+        for _ in range(2):
+            amount.copy_(amount * 2 + 1)
+            read += [images.clone() for images, _ in loader]
+    return read
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_a_collate_fn_sees_what_the_loop_has_made_of_a_tensor(policy):
+    expected = collated("cpu")
+    with simulated(policy) as cuda:
+        found = [cuda.on_host(tensor) for tensor in collated("cuda:0")]
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+@pytest.mark.parametrize("levels", [True, False], ids=["levels", "floats"])
+def test_a_function_in_mid_chain_sees_a_constant_that_was_made_before_the_epoch(policy, levels):
+    expected = with_a_constant("cpu", levels)
+    with simulated(policy) as cuda:
+        found = [cuda.on_host(tensor) for tensor in with_a_constant("cuda:0", levels)]
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("policy", DIRECTED)
 def test_a_trainable_module_is_trained_as_on_the_cpu(policy):
     expected = trained("cpu")
@@ -96,7 +179,7 @@ def test_a_trainable_module_is_trained_as_on_the_cpu(policy):
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-@pytest.mark.parametrize("transforms", [at_the_end, in_between])
+@pytest.mark.parametrize("transforms", [at_the_end, in_between, in_a_closure, in_a_method, in_a_list])
 def test_buffers_that_the_loop_changes_in_place(policy, transforms):
     expected = shifted("cpu", transforms)
     with simulated(policy) as cuda:
@@ -104,6 +187,7 @@ def test_buffers_that_the_loop_changes_in_place(policy, transforms):
     assert all(map(torch.equal, found, expected))
 
 
+@lacking.on_a_gpu("the simulated device")
 @pytest.mark.parametrize("policy", DIRECTED)
 def test_a_function_at_the_end_that_draws_from_torchs_generator(policy):
     def noisy(images: torch.Tensor) -> torch.Tensor:

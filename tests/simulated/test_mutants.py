@@ -7,7 +7,7 @@ the guard is for; the same loops pass as gpuload is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +15,14 @@ import torch
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
 from simulated.runtime import SimulatedCuda, simulated
-from simulated.test_modules import at_the_end, in_between, shifted
+from simulated.test_modules import at_the_end, collated, in_a_list, shifted, with_a_constant
 from simulated.test_orders import CHAIN, options, samples
 
 import gpuload as gl
-from gpuload.stage import finish
+from gpuload.batches.assemble import Assembly
 from gpuload.stage.accelerator import Accelerator
 from gpuload.stage.transfer import CudaTransfer
-from gpuload.transforms import Chain
+from gpuload.transforms import Chain, arguments
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch, SimulatedCuda], None]
@@ -71,16 +71,21 @@ def in_small_ring(cuda: SimulatedCuda) -> None:
     assert_equal(take(epochs(given | {"device": "cuda"}), cuda).values, on_cpu(given))
 
 
-def changing(transforms: Any) -> Loop:
+def same(made: Callable[[str], list[torch.Tensor]]) -> Loop:
     def loop(cuda: SimulatedCuda) -> None:
-        found = [cuda.on_host(tensor) for tensor in shifted("cuda:0", transforms)]
-        assert all(map(torch.equal, found, shifted("cpu", transforms)))
+        found = [cuda.on_host(tensor) for tensor in made("cuda:0")]
+        assert all(map(torch.equal, found, made("cpu")))
 
     return loop
 
 
-ends_in_module, holds_module = changing(at_the_end), changing(in_between)
-LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module)
+def changing(transforms: Any) -> Loop:
+    return same(lambda device: shifted(device, transforms))
+
+
+ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
+collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
+LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module, collates, with_constant)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -225,16 +230,6 @@ def numbers_of_the_stage_come_from_pageable_memory(patch: Patch, cuda: Simulated
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
 
 
-@mutant(plain)
-def constants_are_brought_to_the_device_without_a_wait(patch: Patch, cuda: SimulatedCuda) -> None:
-    """They are made on the caller's stream, for which the side stream does not wait."""
-
-    def constant(numbers: Any, device: torch.device) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.float32).pin_memory().to(device, non_blocking=True)[:, None, None]
-
-    patch.setattr(finish, "_constant", constant)
-
-
 @mutant(endless)
 def nothing_holds_the_host_back(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(CudaTransfer, "hold_back", lambda self: None)
@@ -271,6 +266,31 @@ def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: Simul
     patch.setattr(CudaTransfer, "stream", lambda self, *, after_consumer: stream(self, after_consumer=False))
 
 
+@mutant(holds_module)
+def modules_are_looked_for_in_attributes_alone(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(arguments, "_referred", lambda entry: list(getattr(entry, "__dict__", {}).values()))
+
+
+@mutant(collates)
+def a_collate_fn_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Assembly, "_reads_state", lambda self, columns: False)
+
+
+@mutant(with_constant)
+def an_epoch_does_not_wait_for_the_consumer(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(CudaTransfer, "follow", lambda self: None)
+
+
+@mutant(plain)
+def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
+    @contextlib.contextmanager
+    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+        torch.accelerator.set_stream(stream)
+        yield
+
+    patch.setattr(Accelerator, "on", on)
+
+
 # -- tests ------------------------------------------------------------------------------------------------------------
 
 
@@ -290,11 +310,11 @@ def test_a_mutant_fails(name):
 
 
 def fails(loop: Loop, change: Mutant, policy: str) -> bool:
-    with simulated(policy) as cuda, Patch.context() as patch:
-        change(patch, cuda)
-        try:
+    try:
+        with simulated(policy) as cuda, Patch.context() as patch:
+            change(patch, cuda)
             loop(cuda)
-        except (AssertionError, RuntimeError) as error:
-            print(f"{policy}: {type(error).__name__}: {str(error)[:120]}")
-            return True
+    except (AssertionError, RuntimeError, RuntimeWarning) as error:
+        print(f"{policy}: {type(error).__name__}: {str(error)[:120]}")
+        return True
     return False

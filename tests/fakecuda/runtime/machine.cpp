@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,8 @@ namespace {
 
 constexpr size_t ARENA_BYTES = size_t{256} << 30;  // of addresses; memory is taken when it is written
 constexpr size_t PAGE = 4096;
+constexpr int GARBAGE = 0xA5;  // what new memory holds
+constexpr size_t MOST_GARBAGE = size_t{64} << 20;
 constexpr size_t GRAIN = size_t{1} << 21;  // of addresses, as the driver gives them
 
 thread_local int device_of_thread = 0;
@@ -230,6 +233,7 @@ cudaError_t allocate(void** address, size_t nbytes) {
     on.allocations[found] = nbytes;
     on.used_bytes += nbytes;
     *address = found;
+    std::memset(on.reachable + (found - on.base), GARBAGE, std::min(nbytes, MOST_GARBAGE));
     return cudaSuccess;
 }
 
@@ -302,6 +306,7 @@ EXPORT void fake_break(int index, int error) {
 EXPORT void fake_mend() {
     Hold hold;
     for (Device& each : machine().devices) each.broken = cudaSuccess;
+    machine().locked.clear();
     last_error = cudaSuccess;
 }
 

@@ -339,6 +339,12 @@ EXPORT cudaError_t cudaHostAlloc(void** address, size_t nbytes, unsigned) {
     return cudaSuccess;
 }
 
+static bool is_mapped(const void* address, size_t nbytes) {
+    const size_t begin = reinterpret_cast<size_t>(address) & ~size_t{4095}, end = reinterpret_cast<size_t>(address) + nbytes;
+    std::vector<unsigned char> in_memory((end - begin + 4095) / 4096);
+    return mincore(reinterpret_cast<void*>(begin), end - begin, in_memory.data()) == 0;
+}
+
 // Whether a copy that has not run yet reads or writes the host's bytes.
 static bool is_being_copied(const char* host, size_t nbytes) {
     for (auto& each : machine().copies) {
@@ -358,11 +364,6 @@ EXPORT cudaError_t cudaFreeHost(void* address) {
     return cudaSuccess;
 }
 
-static bool is_mapped(void* address) {
-    unsigned char in_memory;
-    return mincore(reinterpret_cast<void*>(reinterpret_cast<size_t>(address) & ~size_t{4095}), 1, &in_memory) == 0;
-}
-
 EXPORT cudaError_t cudaHostRegister(void* address, size_t nbytes, unsigned) {
     CALL("cudaHostRegister");
     auto* begin = static_cast<char*>(address);
@@ -374,7 +375,7 @@ EXPORT cudaError_t cudaHostRegister(void* address, size_t nbytes, unsigned) {
             return result(cudaErrorHostMemoryAlreadyRegistered);
         }
     }
-    if (!is_mapped(address)) violation("memory that is not mapped was page-locked", address, nbytes);
+    if (!is_mapped(address, nbytes)) violation("memory that is not mapped was page-locked", address, nbytes);
     if (machine().locks_left > 0) --machine().locks_left;
     machine().locked[begin] = nbytes;
     return cudaSuccess;
@@ -388,7 +389,7 @@ EXPORT cudaError_t cudaHostUnregister(void* address) {
         return result(cudaErrorHostMemoryNotRegistered);
     }
     if (is_being_copied(found->first, found->second)) violation("memory was unlocked during a copy", address, found->second);
-    if (!is_mapped(address)) violation("memory was unmapped while it was page-locked", address, found->second);
+    if (!is_mapped(address, found->second)) violation("memory was unmapped while it was page-locked", address, found->second);
     machine().locked.erase(found);
     return cudaSuccess;
 }
@@ -451,6 +452,10 @@ EXPORT cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t nbyt
     std::shared_ptr<std::vector<char>> before;
     if (to && machine().policy != Policy::never) before = std::make_shared<std::vector<char>>(host, host + nbytes);
     issue(stream, [=] {
+        if (!is_mapped(host, nbytes)) {
+            violation("memory of the host was unmapped before a copy ran", host, nbytes);
+            return;
+        }
         if (before && std::memcmp(before->data(), host, nbytes)) {
             violation("the source of a copy was changed before the copy ran", host, nbytes);
         }
