@@ -5,6 +5,7 @@ Belongs to one thread. Holds no pixels between calls but nvImageCodec's image me
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -25,7 +26,7 @@ from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resampl
 from gpuload.decode.tiff import REMEDY, remedy
 from gpuload.errors import DecodeError, one_line
 
-__all__ = ["COUNTED", "DECODERS", "Decoder"]
+__all__ = ["COUNTED", "DECODERS", "UNUSABLE", "Decoder"]
 
 DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled")
 # What `Decoder.counts` counts: images by decoder, with those cut out of a JPEG, or decoded smaller, apart; and crops of
@@ -37,6 +38,7 @@ LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
     "simplejpeg": (SimpleJpeg,),
     "pillow": (),
 }
+UNUSABLE: Final = "nvImageCodec is installed and cannot be used"  # how a decoder's remark begins
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's words; of several warnings simplejpeg tells the first
 
 
@@ -51,6 +53,8 @@ class Decoder:
 
     Attributes:
         counts: what was decoded so far, see `COUNTED`.
+        remark: what to tell the user of an nvImageCodec that is installed and cannot be used; empty if there is none, or
+            it was said.
 
     Example:
         >>> import io
@@ -74,6 +78,7 @@ class Decoder:
         self._by_size = prefer is None
         self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.remark = ""
 
     @property
     def jpeg_decoders(self) -> tuple[list[str], list[str]]:
@@ -317,8 +322,21 @@ class Decoder:
                 usable.append(kind())
             except Exception as error:  # whatever a broken installation raises, the next decoder does the work
                 missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
+                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
+                    self.remark = one_line(
+                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
+                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
+                        "gpuload doctor says more"
+                    )
         self._jpeg_decoders = usable, missing
         return self._jpeg_decoders
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
 
 
 def _lost(header: Header) -> str | None:

@@ -75,6 +75,8 @@ class NvImageCodec:
                 del os.environ[VERBOSITY]
             else:
                 os.environ[VERBOSITY] = before
+        if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):  # older ones have no decoder without a GPU
+            raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
         self._code = nvimgcodec.CodeStream
         self._region = nvimgcodec.Region
         self._decoder = nvimgcodec.Decoder(

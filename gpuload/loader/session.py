@@ -24,6 +24,7 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 
 from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cache.dataset import Cached
+from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting
@@ -248,7 +249,7 @@ class Session:
         if current.warning:
             text, current.warning = current.warning, ""
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        about = "sizes" if current.strays.startswith(REMARK) else "strays"
+        about = next((begin for begin in (REMARK, UNUSABLE) if current.strays.startswith(begin)), "strays")
         if current.strays and about not in self._told:
             self._told.add(about)
             warnings.warn(current.strays, RuntimeWarning, stacklevel=4)

@@ -144,10 +144,7 @@ class ChunkRunner:
             reply = self._finish(request, slot, note, wanted, loaded, errors, place)
         if reply.status is Status.DONE:
             self._made.pop(_made_key(request), None)
-            if self._reader.strays:
-                self._reader.strays = ""  # said
-            else:
-                self._reader.sizes.remark = ""
+            self._reader.said()
         return reply
 
     def begin(self, request: Request) -> IterablePlace:
@@ -293,7 +290,7 @@ class ChunkRunner:
     ) -> Reply:
         content = as_columns(decoded, sent_bytes)
         content.errors, content.iterable = sorted(errors, key=_row), place
-        content.strays = self._reader.strays or self._reader.sizes.remark
+        content.strays = self._reader.remark
         try:
             return _pack(
                 request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None or self.job.single

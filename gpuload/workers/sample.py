@@ -133,7 +133,21 @@ class SampleReader:
     @property
     def has_looked(self) -> bool:
         """Whether its first samples were searched for strays, and what was found was said."""
-        return not self._looks and not self.strays
+        return not self._looks and not self.remark
+
+    @property
+    def remark(self) -> str:
+        """What to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
+        return self.strays or self.sizes.remark or self._decoder.remark
+
+    def said(self) -> None:
+        """The user is told the `remark`."""
+        if self.strays:
+            self.strays = ""
+        elif self.sizes.remark:
+            self.sizes.remark = ""
+        else:
+            self._decoder.remark = ""
 
     def count_in(self, counters: Counters) -> None:
         """Count there what is decoded, and how many bytes were given."""

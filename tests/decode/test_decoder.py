@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import lacking
 import numpy as np
@@ -263,3 +265,53 @@ def test_importing_the_room_imports_no_decoder_and_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+OLD = """
+import os, warnings
+import numpy as np
+import gpuload as gl
+from gpuload import transforms as T
+from pictures import jpeg_bytes, smooth_image
+
+samples = [gl.Encoded(jpeg_bytes(smooth_image(40, 50, number))) for number in range(12)]
+for workers in (0, 2):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"transforms": [T.RandomCrop(8)], "num_workers": workers, "device": "cpu", "chunk_size": 1}
+        with gl.Loader(samples, 4, **options) as loader:
+            for _ in range(2):
+                assert len(list(loader)) == 3
+    texts = [str(one.message) for one in caught if one.category is RuntimeWarning]
+    print(workers, len(texts), texts)
+"""
+
+
+@pytest.mark.processes
+def test_an_nvimagecodec_that_is_too_old_is_told_of_once(tmp_path):
+    package = tmp_path / "nvidia" / "nvimgcodec"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "0.8.0"\n')
+    tests = Path(__file__).parent.parent
+    paths = os.pathsep.join(map(str, (tmp_path, tests, tests.parent)))
+    done = subprocess.run(
+        [sys.executable, "-c", OLD],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for workers, line in zip((0, 2), done.stdout.splitlines(), strict=True):
+        assert line.startswith(f"{workers} 1 ['nvImageCodec is installed and cannot be used ("), line
+        assert "version 0.8.0, and 0.9 or newer is needed" in line
+        assert "pip install --upgrade 'gpuload[cu13]'" in line
+
+
+def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypatch):
+    monkeypatch.setattr("gpuload.decode.decoder._is_installed", lambda name: False)
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodec.__init__", lambda self: 1 // 0)
+    decoder = Decoder(Decode())
+    photo = Encoded(encode(picture))
+    decoder.decode(photo, decoder.header(photo))
+    assert decoder.remark == ""
