@@ -42,6 +42,7 @@ from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
+from gpuload.stage.noise import forget_tables
 from gpuload.stage.ranges import STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
@@ -332,6 +333,7 @@ class Session:
         self.ready = None
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
+            stack.callback(_forget_tables)
             stack.callback(self.ring.close)
             if self.decoder is not None:
                 stack.callback(self.decoder.close)
@@ -422,10 +424,17 @@ def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any,
     else:  # it goes together with its Loader, and so does everything that views the ring
         life.bury()
         with contextlib.ExitStack() as stack:
+            stack.callback(_forget_tables)
             stack.callback(ring.close)
             stack.callback(transfer.close)
             if pool is not None:
                 stack.callback(pool.close)
+
+
+def _forget_tables() -> None:
+    """Let go of what sessions share on devices, if none is open."""
+    if not any(session.life.is_open for session in list(_sessions)):
+        forget_tables()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -31,6 +31,7 @@ __all__ = [
     "is_available",
     "kind",
     "pci_address",
+    "shares_its_memory",
     "usual_type",
 ]
 
@@ -192,6 +193,13 @@ def generator_of(device: torch.device) -> torch.Generator:
 def capability(device: torch.device) -> tuple[int, int] | None:
     """CUDA's compute capability of a device; None for others. ROCm gives numbers of its own."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def shares_its_memory(device: torch.device) -> bool:
+    """Whether torch allocates from the driver's own pool of a device, from which other libraries get what it frees."""
+    if device.type != "cuda" or not hasattr(torch._C, "_cuda_getAllocatorBackend"):
+        return False
+    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
 
 
 def pci_address(device: torch.device) -> str | None:

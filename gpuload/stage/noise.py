@@ -20,7 +20,16 @@ import torch
 from gpuload.rng import philox
 from gpuload.rng.philox import LOW32, MULTIPLIERS, ROUNDS, WEYL, Key
 
-__all__ = ["PER_BLOCK", "ROTATION", "batch_normals", "normals", "philox_words", "quantiles"]
+__all__ = [
+    "PER_BLOCK",
+    "ROTATION",
+    "batch_normals",
+    "forget_tables",
+    "normals",
+    "philox_words",
+    "quantile_table",
+    "quantiles",
+]
 
 PER_BLOCK: Final = 8  # numbers that a block of Philox gives
 ROTATION: Final = (0.8, 0.6)  # cosine and sine; each is rounded to float32 once
@@ -63,7 +72,7 @@ def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
     """`normals` for each row of `key_words`, integers (N, 2): float32 (N, count)."""
     blocks = -(-count // PER_BLOCK)
     words = philox_words(key_words.to(torch.int64), blocks).flatten(1)  # N × blocks × 4
-    table = _table(words.device)
+    table = quantile_table(words.device)
     first, second = table[words & 0xFFFF], table[words >> 16]
     cosine, sine = ROTATION
     # One operation after the other: a kernel that fused a product and a sum might round only once.
@@ -90,5 +99,11 @@ def philox_words(keys: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 @lru_cache(maxsize=16)
-def _table(device: torch.device) -> torch.Tensor:
+def quantile_table(device: torch.device) -> torch.Tensor:
+    """The `quantiles` on a device, kept until `forget_tables`."""
     return torch.from_numpy(quantiles()).to(device)
+
+
+def forget_tables() -> None:
+    """Let go of memory on devices; whoever needs it again makes it anew."""
+    quantile_table.cache_clear()

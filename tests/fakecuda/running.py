@@ -19,7 +19,7 @@ from fakecuda.runtime import GARBAGE, runtime
 
 from benchmarks.interpreter import hasten
 
-__all__ = ["on_fake_devices"]
+__all__ = ["on_fake_devices", "spoil_free_memory"]
 
 NOT_RUN: Final = "not run: "
 SLEEP: Final = "spin_kernel"  # of `torch.cuda._sleep`: an operation without an effect is enough of it
@@ -45,7 +45,8 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
     """
     _prepare()
     forget()
-    spoil_free_memory()
+    torch.cuda.empty_cache()
+    spoil_free_memory()  # it may be right by chance, as the same batch of an earlier test
     mode, run_now = Operations(), threading.Thread.run
 
     def run(thread: threading.Thread) -> None:
@@ -65,8 +66,7 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
 
 
 def spoil_free_memory() -> None:
-    """Fill what torch's allocator holds without use: it may be right by chance, as the same batch of an earlier test."""
-    torch.cuda.empty_cache()
+    """Overwrite at once what torch's allocator holds without use, whatever streams still do with it."""
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:
             if block["state"] == "inactive":

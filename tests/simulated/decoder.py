@@ -1,5 +1,6 @@
 """A decoder of a device that is not there. It does what real ones do: it refuses images, takes them in an order of its
-own, has no room for many at once, and takes the memory of what it gave before for what it gives now."""
+own, has no room for many at once, and takes the memory of what it gave before for what it gives now. As a GPU's JPEG
+engine does, it writes when it is called, whatever the streams still have to do."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any, Final
 
 import pytest
 import torch
+
+from simulated.runtime import CURRENT
 
 from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.decode.jpeg_header import scan_markers
@@ -31,6 +34,7 @@ class FakeDecoder:
         room_bytes: of what it gives at once.
         engine: whether it has a JPEG engine, which takes what is wider than high.
         regions: whether it gives regions alone.
+        takes_freed_memory: whether it also writes to what was freed in the order of streams.
 
     Attributes:
         calls: the number of images of each call that had room.
@@ -45,12 +49,13 @@ class FakeDecoder:
         room_bytes: int | None = None,
         engine: bool = True,
         regions: bool = False,
+        takes_freed_memory: bool = False,
     ) -> None:
         self.names = (ENGINE, OTHER) if engine else (OTHER,)
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
-        self.regions = regions
+        self.regions, self.takes_freed_memory = regions, takes_freed_memory
         self._device, self._refuses, self._room_bytes = device, refuses, room_bytes
         self._given: list[torch.Tensor] = []
         self._jpeg = SimpleJpeg()
@@ -58,8 +63,13 @@ class FakeDecoder:
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         assert not self.closed
         for tensor in self._given:
-            tensor.fill_(0x5A)
+            if tensor.device.type == "cpu":
+                tensor.fill_(0x5A)
+            else:
+                CURRENT[-1].spoil(tensor)
         self._given = []
+        if self.takes_freed_memory and self._device.type != "cpu":
+            CURRENT[-1].spoil_freed()
         sizes = [source.region_nbytes if self.regions else source.nbytes for source in sources]
         if self._room_bytes is not None and sum(sizes) > self._room_bytes:
             raise NoRoom("out of memory")

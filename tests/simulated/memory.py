@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from simulated.machine import Event, Machine, Stream
 
-__all__ = ["Block", "DeviceMemory", "Held", "HostMemory", "at_address"]
+__all__ = ["GARBAGE", "Block", "DeviceMemory", "Held", "HostMemory", "at_address"]
 
 ROUND: Final = 512  # bytes, as torch's allocator rounds
 GARBAGE: Final = 0xA5
@@ -64,13 +64,14 @@ class DeviceMemory:
 
     Attributes:
         reserved_bytes: of all blocks, in use, free or waiting to be free. It never shrinks.
+        used_bytes: of those in use.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._free: dict[Stream, list[Block]] = {}
         self._waiting: list[tuple[Block, list[Event]]] = []  # freed, until other streams have used it
-        self.reserved_bytes = 0
+        self.reserved_bytes = self.used_bytes = 0
 
     def allocate(self, nbytes: int, stream: Stream) -> Held:
         self._come_free()
@@ -83,9 +84,17 @@ class DeviceMemory:
         else:
             block = Block(new_bytes(nbytes), stream)
             self.reserved_bytes += nbytes
+        self.used_bytes += block.raw.nbytes
         return Held(block, self._release)
 
+    def spoil_freed(self) -> None:
+        """Overwrite all free blocks at once, whatever streams still do with them."""
+        for blocks in self._free.values():
+            for block in blocks:
+                block.spoil()
+
     def _release(self, block: Block) -> None:
+        self.used_bytes -= block.raw.nbytes
         if block.users:
             events = [Event(self._machine, user) for user in block.users]
             block.users.clear()

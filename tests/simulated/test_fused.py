@@ -22,6 +22,13 @@ CHAINS: dict[str, list[Any]] = {
     "mixing": [T.RandomCrop(12), NORMALIZE, T.MixUp(num_classes=30)],
     "left to the reference": [T.RandomCrop(12), T.GaussianNoise(), T.ElasticTransform(), NORMALIZE],
 }
+KORNIAS = {name: CHAINS[name] for name in ("flipped crops", "mixing")} | {
+    "sharpness": [T.RandomAdjustSharpness(2.0, 1.0), NORMALIZE],
+    "AugMix": [T.AugMix(), NORMALIZE],
+    "policy": [T.TrivialAugmentWide(), NORMALIZE],
+    "blur and colours": [T.GaussianBlur(3), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomGrayscale(0.5), NORMALIZE],
+    "warp": [T.RandomPerspective(0.5, 1.0), T.RandomRotation(20), NORMALIZE, T.RandomErasing(1.0)],
+}
 
 
 def given(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
@@ -53,12 +60,13 @@ def test_fused_lists_are_as_on_the_cpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chain", ["flipped crops", "mixing"])
+@pytest.mark.parametrize("chain", KORNIAS)
 def test_kornias_batches_are_as_on_the_cpu(chain):
     needs("kornia")
-    expected = on_cpu(given(chain, "kornia"))
+    changed = given("mixing", "kornia") | {"transforms": KORNIAS[chain]}
+    expected = on_cpu(changed)
     for policy in ORDERS:
-        found = on_device(given(chain, "kornia"), policy)
+        found = on_device(changed, policy)
         assert_equal(found.values, expected)
         assert found.hidden == []
 

@@ -78,11 +78,13 @@ class DeviceDecoder(Protocol):
         names: the decoders that it has, as `Stats.decoders` names them, the one that tries first first.
         note: what a user should know of them; else "".
         regions: they give regions alone; if not, some or all give whole images.
+        takes_freed_memory: what it writes to may be memory that others freed in the order of the current stream.
     """
 
     names: tuple[str, ...]
     note: str
     regions: bool
+    takes_freed_memory: bool
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         """One result for each image, in their order.

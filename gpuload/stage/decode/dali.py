@@ -47,6 +47,7 @@ class DaliDecoder:
         self._engine = Engine(device, threads)
         self._kept: list[Any] = []
         self.names, self.note, self.regions = (self._name,), "", False
+        self.takes_freed_memory = device.type != "cpu"  # of DALI's transforms, from the same pool
         if complaint := complaint_about(self.decode):
             raise RuntimeError(f"{self._name}: {complaint}")
 

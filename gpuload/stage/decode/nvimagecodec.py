@@ -27,6 +27,7 @@ import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES, columns
 from gpuload.decode.native_messages import listen
+from gpuload.stage import accelerator
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 from gpuload.stage.decode.trial import complaint_about
 
@@ -38,6 +39,10 @@ CPU: Final = "nvImageCodec (batch)"
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # The chroma planes are enlarged as libjpeg does it, which all decoders of the CPU are; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
+# The engine writes when it is called, and what torch frees in the order of some stream comes to it at once.
+SHARED_POOL: Final = (
+    "torch's allocator, cudaMallocAsync, shares its memory with nvImageCodec, which the engine overwrites"
+)
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 
@@ -83,6 +88,10 @@ class NvImageCodec:
         wanted = {CPU: [kinds.CPU_ONLY]}
         if device.type != "cpu":
             wanted = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
+        no_engine = ""
+        if ENGINE in wanted and accelerator.shares_its_memory(device):
+            del wanted[ENGINE]
+            no_engine = SHARED_POOL
         self._params = {
             grey: library.DecodeParams(
                 apply_exif_orientation=False,
@@ -90,6 +99,7 @@ class NvImageCodec:
             )
             for grey in (False, True)
         }
+        self.takes_freed_memory = False  # its memory is its own
         self._decoders: dict[str, Any] = {}
         self._images: list[Any] = []
         self._whole: set[str] = set()  # the decoders without regions
@@ -108,7 +118,8 @@ class NvImageCodec:
         if not self._decoders:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in missing.items()))
         self.names = tuple(self._decoders)
-        notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
+        no_engine = no_engine or missing.get(ENGINE, "")
+        notes = [f"no JPEG engine: {no_engine}"] if no_engine else []
         for name in self.names:
             if why := no_regions(name):
                 self._whole.add(name)

@@ -16,7 +16,6 @@ quantiles, 256 KB, is kept once for each device, and fits into the cache of a GP
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -27,13 +26,13 @@ import triton.language as tl
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finished import Outputs
 from gpuload.stage.fused.rounding import round_to
-from gpuload.stage.noise import PER_BLOCK, ROTATION, quantiles
+from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
 from gpuload.stage.upload import upload
 from gpuload.transforms.program.fusing.erasing import KINDS, RECORD, records
 from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import Erase
 
-__all__ = ["COLUMNS", "OPTIONS", "ROWS", "erase", "erase_images", "quantile_table"]
+__all__ = ["COLUMNS", "OPTIONS", "ROWS", "erase", "erase_images"]
 
 ROWS: Final = 16  # of a tile of images that are already written
 COLUMNS: Final = 64
@@ -86,12 +85,6 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
                 COLUMNS=COLUMNS,
                 **OPTIONS,
             )
-
-
-@lru_cache(maxsize=16)
-def quantile_table(device: torch.device) -> torch.Tensor:
-    """The normal quantiles, float32 (65536,), on the device."""
-    return torch.from_numpy(quantiles()).to(device)
 
 
 # These depend on draws and sizes: where one is 1 or divisible by 16, or an image begins at such an address, Triton

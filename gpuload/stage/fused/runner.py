@@ -21,7 +21,7 @@ import torch
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
-from gpuload.stage.fused.erasing import quantile_table
+from gpuload.stage.noise import quantile_table
 from gpuload.stage.fused.grid import tile_of
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.record import WARP
