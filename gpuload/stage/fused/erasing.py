@@ -71,7 +71,7 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
     told = records(erase, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
-        for own in portions(len(some)):
+        for own in portions(len(some), programs=down * across):
             _erase_images[down * across, len(some[own])](
                 outputs,
                 upload(around[own], device),

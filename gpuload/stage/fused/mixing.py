@@ -58,8 +58,9 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
         return
     last = outputs.is_contiguous(memory_format=torch.channels_last)
     with device_of(outputs):
-        for some in portions(len(told)):
-            _mix[triton.cdiv(count, BLOCK), len(told[some])](
+        programs = triton.cdiv(count, BLOCK)
+        for some in portions(len(told), programs=programs):
+            _mix[programs, len(told[some])](
                 outputs,
                 upload(told[some], outputs.device),
                 height,

@@ -119,8 +119,9 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
 
+@pytest.mark.parametrize("limit", ["SECOND_AXIS", "MOST_PROGRAMS"])
 @pytest.mark.parametrize("option", ["error", "list"])
-def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, option):
+def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, option, limit):
     chain = T.Chain(
         [
             T.RandomResizedCrop(20),
@@ -133,7 +134,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
     )
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
-    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.SECOND_AXIS", 2)
+    monkeypatch.setattr(f"gpuload.transforms.program.fusing.grid.{limit}", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
         assert torch.equal(one, other)
 

@@ -6,7 +6,9 @@ from typing import Final, NamedTuple
 
 __all__ = ["Tile", "portions"]
 
-SECOND_AXIS: Final = 65_535  # programs along a grid's second axis; along the first there are up to 2**31
+SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
+# Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
+MOST_PROGRAMS: Final = 2**31 - 1
 
 
 class Tile(NamedTuple):
@@ -22,7 +24,12 @@ class Tile(NamedTuple):
     warps: int
 
 
-def portions(count: int, first: int = 0) -> list[slice]:
-    """The images of each launch, of `count` from the `first` on: one program for each along the grid's second axis."""
-    end = first + count
-    return [slice(at, min(at + SECOND_AXIS, end)) for at in range(first, end, SECOND_AXIS)]
+def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
+    """Return the images of each launch, of `count` from the `first` on.
+
+    Args:
+        count, first: which images.
+        programs: along the grid's first axis, for each image; the images are along the second.
+    """
+    end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
+    return [slice(at, min(at + step, end)) for at in range(first, end, step)]

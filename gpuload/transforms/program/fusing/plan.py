@@ -269,7 +269,7 @@ def _launches(
         counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
-            for own in portions(end - start, start):
+            for own in portions(end - start, start, programs=int(tiles[start:end].max())):
                 at, to = counted.searchsorted((own.start, own.stop)).tolist() if len(counted) else (0, 0)
                 statistics = None
                 if to > at:
