@@ -37,6 +37,9 @@ __all__ = [
 
 KINDS: Final = ("cuda", "xpu")  # of torch's devices, those with streams that gpuload is written for
 NO_LOCKS: Final = -1  # what `Accelerator.lock` returns where torch cannot page-lock memory of others
+# The runtime's errors that are about the memory: invalid value, no memory, locked already, not locked, not supported. After
+# others the device is broken, and nothing is allocated there: torch's allocator ends the process at the second error.
+OF_LOCKS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
 
 
@@ -122,14 +125,14 @@ class Accelerator:
             return NO_LOCKS
         with torch.accelerator.device_index(self.device.index):
             code = int(_runtime().cudaHostRegister(address, nbytes, 0))
-            if code:
+            if code in OF_LOCKS:
                 self._drop_last_error()
         return code
 
     def unlock(self, address: int) -> None:
         """Undo `lock`; nothing may be reading the memory."""
         with torch.accelerator.device_index(self.device.index):
-            if int(_runtime().cudaHostUnregister(address)):
+            if int(_runtime().cudaHostUnregister(address)) in OF_LOCKS:
                 self._drop_last_error()
 
     def _drop_last_error(self) -> None:

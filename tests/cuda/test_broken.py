@@ -69,10 +69,10 @@ def test_no_memory_for_a_batch_is_the_error_of_that_batch(limited):
 
 # On fake devices a program's operations are queued as a test's are (fakecuda/running.py).
 FAKE = """
-from fakecuda.operations import Operations
+from fakecuda.running import on_fake_devices
 
-mode = Operations()
-mode.__enter__()
+devices = on_fake_devices()
+devices.__enter__()
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lacking
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,9 @@ from gpuload.stage import accelerator
 pytestmark = pytest.mark.cuda
 
 
+GROWTH, SMALL_RING = (10, 3 << 20) if lacking.IS_FAKE else (30, 24 << 20)
+
+
 class Growing:
     """Images that become larger and larger."""
 
@@ -23,7 +27,7 @@ class Growing:
         return 40
 
     def __getitem__(self, index: int) -> np.ndarray:
-        side = 40 + 30 * index
+        side = 40 + GROWTH * index
         return np.full((side, side, 3), index, np.uint8)
 
 
@@ -45,7 +49,7 @@ def test_slots_are_page_locked():
         ring.release(slot)
 
 
-@pytest.mark.parametrize("ring_bytes", [2 << 30, 24 << 20], ids=["roomy", "retiring"])
+@pytest.mark.parametrize("ring_bytes", [2 << 30, SMALL_RING], ids=["roomy", "retiring"])
 def test_slots_that_grow_are_locked_anew(ring_bytes):
     """Small ones are retired when the ring is full: their pages must be unlocked before they are given back."""
     options = {"num_workers": 1, "device": "cuda", "backend": "torch", "ring_bytes": ring_bytes, "chunk_size": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lacking
 import pytest
 import torch
 
@@ -57,6 +58,7 @@ def test_the_memory_is_free_again_after_clear():
 @pytest.mark.slow
 def test_the_benchmark_runs_there():
     """What it reaches of the stage alone is for `python -m benchmarks.gpu`, row ``resident``."""
-    found = measure(4096, 512, "cuda", 1)
-    assert found["resident_bytes"] == 4096 * 3 * 32 * 32
+    count = 256 if lacking.IS_FAKE else 4096  # kernels are interpreted there
+    found = measure(count, count // 8, "cuda", 1)
+    assert found["resident_bytes"] == count * 3 * 32 * 32
     assert min(found["images_per_s"]) > 0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cuda
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
-SIZE, BATCH = 128, 64
+SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # kernels are interpreted there
 LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
 BATCH_BYTES = BATCH * 3 * SIZE * SIZE * 4
 
@@ -85,10 +85,11 @@ def test_the_host_is_held_back_by_a_slow_consumer():
 @pytest.mark.parametrize(
     "graphs", [False, pytest.param(True, marks=lacking.on_a_gpu("CUDA graphs"))], ids=["kernels", "graphs"]
 )
-def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
-    """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed."""
+def test_memory_is_flat_over_many_batches_without_a_wait(graphs):
+    """Up to two batches that training is not done with, the one given, two ahead, and one that is being freed; the
+    pixels that small batches are made of count for one more."""
     options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
-    with gl.Loader(Pictures(BATCH * 1000), BATCH, **options) as loader:
+    with gl.Loader(Pictures(BATCH * STEPS), BATCH, **options) as loader:
         static = torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")
         total = torch.zeros((), device="cuda", dtype=torch.float64)
 
@@ -110,8 +111,8 @@ def test_memory_is_flat_over_a_thousand_batches_without_a_wait(graphs):
             if step == 100:
                 held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
                 torch.cuda.reset_peak_memory_stats()
-        assert step == 999
-        assert torch.cuda.max_memory_allocated() <= held + 6 * BATCH_BYTES
+        assert step == STEPS - 1
+        assert torch.cuda.max_memory_allocated() <= held + (7 if lacking.IS_FAKE else 6) * BATCH_BYTES
         assert torch.cuda.memory_reserved() <= reserved + 2 * BATCH_BYTES
         assert float(total) > 0
 

@@ -70,9 +70,13 @@ bool step(Stream* stream) {
         stream->queue.pop_front();
         return true;
     }
-    auto run = std::move(first.run);
+    const Operation operation = std::move(first);
     stream->queue.pop_front();
-    run();
+    if (operation.mark) {
+        operation.mark->happened = true;
+    } else if (!device(stream->device).broken) {
+        operation.run();
+    }
     return true;
 }
 
@@ -136,7 +140,7 @@ Stream* stream_of(cudaStream_t handle) {
 
 void issue(Stream* stream, std::function<void()> work) {
     if (machine().policy == Policy::never) return;
-    stream->queue.push_back({std::move(work), nullptr});
+    stream->queue.push_back({std::move(work), nullptr, nullptr});
     advance();
 }
 
@@ -146,14 +150,14 @@ MarkPtr mark(Stream* stream) {
         made->happened = true;
         return made;
     }
-    stream->queue.push_back({[made] { made->happened = true; }, nullptr});
+    stream->queue.push_back({nullptr, nullptr, made});
     advance();
     return made;
 }
 
 void wait_in_stream(Stream* stream, MarkPtr mark) {
     if (!mark || mark->happened) return;
-    stream->queue.push_back({nullptr, std::move(mark)});
+    stream->queue.push_back({nullptr, std::move(mark), nullptr});
     advance();
 }
 

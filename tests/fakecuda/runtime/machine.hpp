@@ -32,10 +32,11 @@ struct Mark {
 };
 using MarkPtr = std::shared_ptr<Mark>;
 
-// What a stream has in its queue: work to run, or a mark to wait for.
+// What a stream has in its queue: work to run, which a broken device leaves out; a mark to wait for; or one that happens.
 struct Operation {
     std::function<void()> run;
     MarkPtr wait;
+    MarkPtr mark;
 };
 
 struct Stream {

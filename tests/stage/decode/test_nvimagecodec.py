@@ -231,6 +231,14 @@ def test_a_gpu_without_an_engine_says_so(monkeypatch):
     assert decoder.note == "no JPEG engine: it gave no image and no reason"
 
 
+def test_no_engine_writes_to_memory_that_torch_shares(monkeypatch):
+    """It writes when it is called, and torch frees in the order of its streams."""
+    monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
+    decoder = gpu(monkeypatch, engine=pictures, gpu=pictures)
+    assert decoder.names == (GPU,)
+    assert decoder.note.startswith("no JPEG engine: torch's allocator, cudaMallocAsync, ")
+
+
 def test_a_decoder_whose_picture_is_another_one_is_not_used(monkeypatch):
     decoder = gpu(monkeypatch, engine=other, gpu=pictures)
     assert decoder.names == (GPU,)
