@@ -6,6 +6,8 @@
 #   make test-fast those of them that take no time: no processes, no interpreted kernels; under a minute
 #   make test-docs the tests of pages, examples, notebooks, benchmarks and packaging
 #   make test-all  all of these, and the full products of matrices; the nightly workflow runs it
+#   make test-cuda-fake  the tests marked `cuda` without a GPU: on a fake CUDA runtime below the real CUDA build of torch
+#                  (tests/fakecuda), in an environment of its own of 5 GB; POLICY="side first" runs streams in another order
 #   make lint      ruff and pyright
 #   make format    ruff mends what it can, and formats
 #   make bench     gpuload beside others; ARGS="--photos DIR" passes arguments on
@@ -38,7 +40,14 @@ SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 OF_THE_PACKAGE := tests --ignore=tests/project
 
-.PHONY: install demo test test-fast test-docs test-all lint format bench bench-gpu notebooks docs rates pictures soak dist api clean
+# The CUDA build of torch that the fake runtime stands below. Its order of streams: tests/fakecuda/runtime.py has the others.
+FAKE_VENV ?= .venv-cuda-fake
+FAKE_TORCH ?= 2.14.1
+POLICY ?= lazy
+ON_FAKE := FAKECUDA_POLICY="$(POLICY)" OMP_NUM_THREADS=1 $(FAKE_VENV)/bin/python tests/fakecuda/build.py -m pytest \
+	$(SIDE_BY_SIDE) --timeout 200
+
+.PHONY: install demo test test-fast test-docs test-all test-cuda-fake lint format bench bench-gpu notebooks docs rates pictures soak dist api clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -58,6 +67,12 @@ test-docs: $(VENV)/.installed-test
 
 test-all: $(VENV)/.installed-test
 	$(TEST) --nbmake -m "" tests notebooks $(ARGS)
+
+# Kernels run in Triton's interpreter; then those tests that look at launches alone, of kernels that are compiled.
+test-cuda-fake: $(FAKE_VENV)/.installed-cuda-fake
+	$(ON_FAKE) -m cuda -rs $$(grep -rlE 'mark\.cuda' tests --include='test_*.py') $(ARGS)
+	$(ON_FAKE) tests/simulated tests/fakecuda $(ARGS)
+	TRITON_INTERPRET=0 $(ON_FAKE) -m cuda tests/cuda/test_kernels.py tests/fakecuda/test_launches.py $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check
@@ -101,12 +116,12 @@ api: $(VENV)/.installed-test
 	$(BIN)/python tests/public_api.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache demo-out dist
+	rm -rf $(VENV) $(FAKE_VENV) .pytest_cache .ruff_cache demo-out dist
 
 # Dependency groups (PEP 735) need pip 25.1, and distributions bring an older one.
-$(VENV)/.pip:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade 'pip>=25.1'
+%/.pip:
+	$(PYTHON) -m venv $*
+	$*/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
@@ -128,6 +143,12 @@ $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) $(EVERYTHING) --group dev
 	$(COMPILE)
 	touch $@ $(VENV)/.installed-test # of which dev has all
+
+$(FAKE_VENV)/.installed-cuda-fake: $(FAKE_VENV)/.pip pyproject.toml constraints.txt
+	grep -vE '^(torch|torchvision|triton)==' constraints.txt > $(FAKE_VENV)/constraints.txt
+	$(FAKE_VENV)/bin/python -m pip install --constraint $(FAKE_VENV)/constraints.txt torch==$(FAKE_TORCH) \
+		--editable '.[cu13,fused,kornia,cli]' --group cuda-fake
+	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.pip pyproject.toml constraints.txt
 	$(INSTALL) --editable . --group docs

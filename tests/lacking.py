@@ -81,6 +81,7 @@ REASONS = {
     "Linux": "reads /proc",
     "no GPU": "there is a real device here",
     "photographs": "no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/",
+    "the fake CUDA runtime": "needs the fake CUDA runtime: make test-cuda-fake",
     "the recorded versions": "the bits were recorded with other versions",
     "the simulated device": "of the simulated device alone: the fake CUDA runtime is a CUDA of its own",
     "torchdata's tests": "nothing says where torchdata's tests are",

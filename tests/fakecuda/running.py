@@ -67,7 +67,7 @@ def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
 
 def spoil_free_memory() -> None:
     """Overwrite at once what torch's allocator holds without use, whatever streams still do with it."""
-    for segment in torch.cuda.memory_snapshot():
+    for segment in torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else ():
         for block in segment["blocks"]:
             if block["state"] == "inactive":
                 found = runtime().reachable(block["address"], block["size"])

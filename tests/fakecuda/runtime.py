@@ -39,6 +39,7 @@ class Runtime:
         self._library = library = ctypes.CDLL("libcudart.so.13")
         library.fake_enqueue.argtypes = [ctypes.c_void_p, WORK, ctypes.c_void_p]
         library.fake_reachable.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.fake_device_at.argtypes = [ctypes.c_void_p]
         library.fake_reachable.restype = ctypes.c_void_p
         library.fake_set_policy.argtypes = [ctypes.c_char_p, ctypes.c_uint]
         library.fake_set_memory.argtypes = [ctypes.c_size_t]
@@ -73,6 +74,10 @@ class Runtime:
     def reachable(self, address: int, nbytes: int) -> int | None:
         """Where queued work reaches the bytes at an address; None unless all of them are in one allocation."""
         return self._library.fake_reachable(address, nbytes)
+
+    def device_at(self, address: int) -> int:
+        """The device that has an allocation at an address; -1: none."""
+        return self._library.fake_device_at(address)
 
     def break_device(self, index: int, error: int) -> None:
         """Let each later call for a device fail, until `mend`."""

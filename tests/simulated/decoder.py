@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-
 from simulated.runtime import CURRENT
 
 from gpuload.decode.jpeg import SimpleJpeg

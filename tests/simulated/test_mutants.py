@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import lacking
@@ -20,11 +21,16 @@ from simulated.runtime import SimulatedCuda, simulated
 from simulated.test_decoding import samples as photographs
 from simulated.test_modules import at_the_end, collated, in_a_list, shifted, with_a_constant
 from simulated.test_orders import CHAIN, options, samples
+from stage.conftest import batch
 
 import gpuload as gl
 from gpuload.batches.assemble import Assembly
+from gpuload.stage import compile_stage
 from gpuload.stage.accelerator import Accelerator
 from gpuload.stage.decode.images import ImageDecoder
+from gpuload.stage.fused import runner
+from gpuload.stage.fused.runner import FusedRunner
+from gpuload.stage.resident import ResidentTransfer
 from gpuload.stage.transfer import CudaTransfer
 from gpuload.transforms import Chain, arguments
 
@@ -103,11 +109,38 @@ def decoding(**decoder: Any) -> Loop:
     return loop
 
 
+def closes(cuda: SimulatedCuda) -> None:
+    """A `DeviceCached` is cleared after its Loader was closed, of which an iterator is left."""
+    before, kept = cuda.used_bytes(), gl.DeviceCached(samples())
+    loader = gl.Loader(**OPTIONS | options(dataset=kept, device="cuda"))
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    kept.clear()
+    assert cuda.used_bytes() <= before + 4096
+
+
+def fuses(cuda: SimulatedCuda) -> None:
+    """By kernels, few images, as these are interpreted."""
+    given = options(dataset=samples(4), batch_size=2, transforms=CHAIN[:2], backend="fused")
+    assert_equal(take(epochs(given | {"device": "cuda"}), cuda).values, on_cpu(given))
+
+
+def fuses_elsewhere(cuda: SimulatedCuda) -> None:
+    """By a stage alone, on a device that is not the current one."""
+    chain = Chain(CHAIN[:2])
+    ragged, draws = batch(chain, [image for image, _ in samples(2)])
+    expected = compile_stage(chain, device="cpu", backend="fused")(ragged, draws)
+    stage = compile_stage(chain, device="cuda:1", backend="fused")
+    found = stage(replace(ragged, pixels=ragged.pixels.to("cuda:1")), draws)
+    assert torch.equal(cuda.on_host(found), expected)
+
+
 decodes, decodes_into_freed = decoding(), decoding(takes_freed_memory=True)
 ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
 collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
 LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module, collates, with_constant)
-LOOPS += (decodes, decodes_into_freed)
+LOOPS += (decodes, decodes_into_freed, closes, fuses, fuses_elsewhere)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -327,6 +360,26 @@ def a_decoder_is_called_while_freed_memory_is_read(patch: Patch, cuda: Simulated
     patch.setattr(ImageDecoder, "_by_device", changed)
 
 
+@mutant(closes)
+def memory_is_kept_after_closing(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(ResidentTransfer, "close", CudaTransfer.close)
+
+
+@mutant(fuses)
+def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> None:
+    launch = FusedRunner.launch
+
+    def changed(self: FusedRunner, prepared: Any, pixels: torch.Tensor, outputs: Any) -> None:
+        launch(self, prepared, pixels[3:] if pixels.is_cuda else pixels, outputs)
+
+    patch.setattr(FusedRunner, "launch", changed)
+
+
+@mutant(fuses_elsewhere)
+def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(runner, "device_of", lambda tensor: contextlib.nullcontext())
+
+
 @mutant(plain)
 def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
     @contextlib.contextmanager
@@ -337,8 +390,11 @@ def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> N
     patch.setattr(Accelerator, "on", on)
 
 
-# Seen only where memory is overwritten between two operations of a stream.
-OF_THE_MODEL = {"a_decoder_is_called_while_freed_memory_is_read": lacking.on_a_gpu("the simulated device")}
+# Seen only where memory is overwritten between two operations of a stream; or where devices have contexts.
+OF_THE_MODEL = {
+    "a_decoder_is_called_while_freed_memory_is_read": lacking.on_a_gpu("the simulated device"),
+    "a_kernel_is_launched_on_the_current_device": lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE),
+}
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,11 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext* context) {
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
+    *device = current_device();
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
     static const auto set = runtime<int (*)(int)>("cudaSetDevice");
     if (context) set(reinterpret_cast<size_t>(context) - 1);

@@ -301,6 +301,11 @@ EXPORT void* fake_reachable(const void* address, size_t nbytes) {
     return reachable(address, nbytes);
 }
 
+EXPORT int fake_device_at(const void* address) {
+    Hold hold;
+    return device_at(address);
+}
+
 // What queued work calls when it fails: the device is broken from then on, as after an assertion in a kernel.
 EXPORT void fake_break(int index, int error) {
     Hold hold;

@@ -1,0 +1,67 @@
+"""Batches of photographs of usual sizes, for which the interpreter is too slow: their kernels are compiled to Triton's first
+stage and launched, and each launch is looked at. Pixels are not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload import transforms as T
+
+pytestmark = [
+    pytest.mark.cuda,
+    lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE),
+    lacking.mark("compiled kernels", os.environ.get("TRITON_INTERPRET") == "1"),
+]
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+POINTERS = 12  # the first arguments of the kernel that makes a pass are addresses
+CHAINS = {
+    "classic": [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), NORMALIZE],
+    "RandAugment": [T.RandomResizedCrop(224), T.RandAugment(), NORMALIZE, T.RandomErasing(0.3)],
+    "mixed": [T.RandomResizedCrop(224), NORMALIZE, T.CutMix(num_classes=7)],
+}
+
+
+class Photographs:
+    def __len__(self) -> int:
+        return 4 * 32
+
+    def __getitem__(self, number: int) -> Any:
+        return np.full((375 + number, 500 - number, 3), number, np.uint8), number % 7
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_launches_have_grids_and_addresses_of_their_device(chain):
+    from fakecuda.runtime import runtime
+
+    seen: list[tuple[str, tuple[int, int, int]]] = []
+    strays: list[str] = []
+
+    def look(name: str, grid: tuple[int, int, int], arguments: Any) -> None:
+        seen.append((name, grid))
+        if name == "one_pass":
+            for number in range(POINTERS):
+                address = ctypes.c_uint64.from_address(arguments[number]).value
+                if runtime().device_at(address) != 1:
+                    strays.append(f"argument {number} of {name}: {address:#x}")
+
+    options: dict[str, Any] = {"transforms": CHAINS[chain], "num_workers": 2, "backend": "fused", "device": "cuda:1"}
+    with gl.Loader(Photographs(), 32, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        runtime().watch_launches(look)
+        for images, _ in batches:
+            assert images.shape == (32, 3, 224, 224)
+            assert torch.cuda.current_device() == 0
+    assert {"one_pass"} <= {name for name, _ in seen}
+    assert strays == []
+    assert all(0 < np.prod(grid, dtype=object) < 2**31 and min(grid) > 0 for _, grid in seen)
+    assert sum(name == "one_pass" for name, _ in seen) <= 3 * 12  # launches, not one for each image

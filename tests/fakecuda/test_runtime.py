@@ -1,0 +1,247 @@
+"""The fake CUDA runtime itself: it promises what CUDA promises, and tells of what relies on more."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import lacking
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+pytestmark = lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE)
+
+if lacking.IS_FAKE:
+    from fakecuda.operations import enqueue, failures
+    from fakecuda.running import faults, forget, on_fake_devices
+    from fakecuda.runtime import runtime
+POLICIES = ("eager", "lazy", "side first", "consumer first", "random")
+TESTS = Path(__file__).parent.parent
+
+
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on fake devices, in a process of its own."""
+    begin = (
+        "from fakecuda.running import on_fake_devices\ndevices = on_fake_devices()\ndevices.__enter__()\nimport torch\n"
+    )
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-c", begin + textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def computed(device: str) -> list[torch.Tensor]:
+    """Views, changes in place, indices, numbers of both sides, and operations with several results."""
+    given = torch.arange(12.0).reshape(3, 4).to(device)
+    rows, columns = given.t()[1:], given[:, [0, 2]]
+    rows += torch.tensor(1.0)
+    given[given > 10] = 0
+    ordered, order = torch.cat([rows @ given, columns], 1).sort(dim=1, descending=True)
+    image = torch.nn.functional.conv2d(given[None, None], torch.ones(1, 1, 2, 2, device=device))
+    return [given, columns, ordered.to(torch.int64), order, rows.sum(dim=0), image, given.half().to(torch.float64)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_operations_give_torchs_results(policy):
+    expected = computed("cpu")
+    with on_fake_devices(policy):
+        found = computed("cuda:1")
+        assert {tensor.device for tensor in found} == {torch.device("cuda", 1)}
+        found = [tensor.cpu() for tensor in found]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_streams_are_independent_without_an_event_and_in_order_with_one():
+    for policy in ("lazy", "side first", "consumer first"):
+        with on_fake_devices(policy):
+            side, late = torch.cuda.Stream(priority=-1), []
+            for waits in (False, True):
+                number = torch.zeros(1, device="cuda")
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    number += 1
+                if waits:
+                    torch.cuda.current_stream().wait_stream(side)
+                late.append(number * 10)
+            assert [float(value) for value in late] == [0.0, 10.0]
+
+
+def test_an_event_says_when_all_before_it_has_run():
+    with on_fake_devices("lazy"):
+        ran = []
+        for number in range(2):
+            enqueue(lambda number=number: ran.append(number), 0)
+            event = torch.cuda.Event()
+            event.record()
+            assert not event.query()
+            event.synchronize()
+            assert event.query()
+            assert ran == list(range(number + 1))
+        enqueue(lambda: ran.append(2), 0)
+        assert ran == [0, 1]  # no more than has to run
+        torch.cuda.synchronize()
+        assert ran == [0, 1, 2]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_another_stream_reads_garbage_unless_the_tensor_was_recorded_on_it(recorded):
+    with on_fake_devices("side first"):
+        side = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(side):
+            made = torch.full((1000,), 3, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        read = made + 1
+        if recorded:
+            made.record_stream(torch.cuda.current_stream())
+        del made
+        with torch.cuda.stream(side):
+            again = torch.full((1000,), 5, device="cuda")
+        assert (int(read[0]) == 4) == recorded
+        assert int(again[0]) == 5
+
+
+def test_new_memory_is_garbage():
+    with on_fake_devices("eager"):
+        assert torch.empty(100, dtype=torch.uint8, device="cuda").unique().tolist() == [0xA5]
+
+
+def test_a_host_that_touches_memory_of_a_device_dies():
+    done = run(
+        """
+        import ctypes
+        made = torch.ones(4, device="cuda")
+        torch.cuda.synchronize()
+        print("here", flush=True)
+        ctypes.string_at(made.data_ptr(), 4)
+        print("still here")
+        """
+    )
+    assert (done.stdout, done.returncode) == ("here\n", -11), done.stderr
+
+
+def test_work_on_memory_that_was_given_back_to_the_driver_is_an_illegal_access():
+    with on_fake_devices("lazy"):
+        made = torch.ones(1 << 22, device="cuda")
+        address, nbytes = made.data_ptr(), made.nbytes
+        assert runtime().reachable(address, nbytes)
+        del made
+        torch.cuda.empty_cache()
+        assert runtime().reachable(address, nbytes) is None
+
+
+def test_the_source_of_a_copy_must_stay_as_it_is():
+    with on_fake_devices("lazy"):
+        pinned = torch.zeros(100).pin_memory()
+        pinned.to("cuda", non_blocking=True)
+        pinned.fill_(7)
+        torch.cuda.synchronize()
+        [text] = faults()
+        assert text == f"the source of a copy was changed before the copy ran: 400 bytes at {pinned.data_ptr():#x}"
+        forget()
+
+
+def test_page_locking_is_watched():
+    cuda = torch.cuda.cudart()
+    with on_fake_devices("lazy"):
+        memory = torch.zeros(1 << 16)
+        assert int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+        assert runtime().locked_ranges() == 1
+        assert int(cuda.cudaHostRegister(memory.data_ptr(), 4096, 0)) == runtime().last_error() == 712
+        memory.to("cuda", non_blocking=True)
+        assert int(cuda.cudaHostUnregister(memory.data_ptr())) == 0
+        assert int(cuda.cudaHostUnregister(memory.data_ptr())) == runtime().last_error() == 713
+        torch.cuda.synchronize()
+        assert [text.partition(":")[0] for text in faults()] == [
+            "memory was page-locked twice",
+            "memory was unlocked during a copy",
+            "memory was unlocked that is not page-locked",
+        ]
+        forget()
+        with runtime().most_locks(0):
+            assert int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == runtime().last_error() == 2
+
+
+def test_memory_runs_out_where_it_is_said_to():
+    with on_fake_devices("lazy"), runtime().memory_bytes(64 << 20):
+        held = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+        del held
+        torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+
+
+def test_an_error_in_a_kernel_breaks_the_device_for_good():
+    with on_fake_devices("lazy"):
+        torch.arange(3, device="cuda")[torch.tensor([5], device="cuda")]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="cudaErrorAssert"):
+                torch.cuda.synchronize()
+        assert len(failures) == 1
+        assert "IndexError" in failures[0]
+        torch.ones(1, device="cuda:1").cpu()  # another device goes on
+        forget()
+        torch.cuda.synchronize()
+
+
+def test_devices_have_contexts_of_their_own():
+    done = run(
+        """
+        from fakecuda.runtime import runtime
+        torch.ones(1, device="cuda:1")
+        print([runtime().has_context(index) for index in range(2)])
+        stream = torch.cuda.Stream(1)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(0))
+        try:
+            event.record(stream)
+        except (RuntimeError, ValueError) as error:
+            print("refused")
+        """
+    )
+    assert done.stdout.splitlines()[1:] == ["refused"], done.stderr
+
+
+def test_a_kernel_of_torch_that_is_not_run_is_told_of():
+    with on_fake_devices("lazy"):
+        with _disable_current_modes():
+            torch.ones(5, device="cuda").add_(1)
+        assert any("elementwise_kernel" in text for text in faults())
+        forget()
+
+
+def test_functions_of_the_host_run_in_the_order_of_their_stream():
+    library, ran = ctypes.CDLL("libcudart.so.13"), []
+    note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append("host"))
+    with on_fake_devices("lazy"):
+        enqueue(lambda: ran.append("work"), 0)
+        library.cudaLaunchHostFunc(None, note, None)
+        assert ran == []
+        torch.cuda.synchronize()
+    assert ran == ["work", "host"]
+
+
+def test_the_drivers_pool_gives_memory_again_in_the_order_of_a_stream():
+    done = run(
+        """
+        assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+        first = torch.full((1000,), 3, device="cuda")
+        address, double = first.data_ptr(), first * 2
+        del first
+        second = torch.full((1000,), 4, device="cuda")
+        print(second.data_ptr() == address, double.unique().tolist(), second.unique().tolist())
+        devices.__exit__(None, None, None)
+        """,
+        PYTORCH_ALLOC_CONF="backend:cudaMallocAsync",
+        FAKECUDA_POLICY="lazy",
+    )
+    assert done.stdout == "True [6] [4]\n", done.stdout + done.stderr
