@@ -1,6 +1,7 @@
 """What a batch costs the main thread with the fused backend: host ms per batch. No GPU is needed.
 
-    python -m benchmarks.host [--json FILE]
+    python -m benchmarks.host [--json FILE] [--without-plans]
+    FAKECUDA_POLICY=never TRITON_INTERPRET=0 python tests/fakecuda/build.py -m benchmarks.host --device cuda
 
 Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
 launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, no pixel
@@ -12,11 +13,17 @@ Processor time of the main thread: other work on the machine adds little to it. 
 batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
 itself, without the clocks that divide it, so that the sum of `draws` and so on is a little more. Workers plan batches
 (`gpuload.workers.plans`): what is left of draws and jobs here is for batches that came too late for that.
+``--without-plans``: they do not, for comparison.
+
+``--device cuda`` is for the fake CUDA runtime (`tests/fakecuda`; after `make test-cuda-fake`, by the Python of
+`.venv-cuda-fake`): the CUDA build of torch and Triton issue copies, events and launches as on a GPU, which are counted,
+and nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import os
@@ -42,18 +49,19 @@ from rich.console import Console
 from rich.table import Table
 
 import gpuload as gl
-from benchmarks.augmentation.cases import MEAN, STD
 from benchmarks.machine import cpu_model, versions
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
-from gpuload.stage import segments
+from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, plans
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
 _LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
     "classic": (*_LEAD, T.Normalize(MEAN, STD)),
@@ -187,11 +195,42 @@ def make_files(folder: Path, count: int) -> Path:
     return folder
 
 
+@contextmanager
+def _fake_cuda() -> Iterator[None]:
+    """Kernels are compiled to Triton's first stage, and launched on the fake runtime."""
+    if "FAKECUDA" not in os.environ:
+        raise SystemExit("--device cuda measures on the fake CUDA runtime: see the first lines of benchmarks/host.py")
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    kernels: Any = importlib.import_module("fakecuda.kernels")
+    kernels.compile_without_ptxas()
+    yield
+
+
+def _calls() -> dict[str, int]:
+    """What was called of the fake runtime since it was last asked: copies, events, launches."""
+    runtime: Any = importlib.import_module("fakecuda.runtime").runtime()
+    counts = runtime.counts()
+    runtime.forget_counts()
+    kinds = {"copies": ("copy ",), "events": ("cudaEventRecord",), "launches": ("kernel of ",)}
+    return {kind: sum(counts[name] for name in counts if name.startswith(begin)) for kind, begin in kinds.items()}
+
+
 def measure(
-    transforms: Sequence[Any], root: Path, *, batches: int, batch_size: int = BATCH, workers: int = 2
+    transforms: Sequence[Any],
+    root: Path,
+    *,
+    batches: int,
+    batch_size: int = BATCH,
+    workers: int = 2,
+    device: str = "cpu",
+    plans_made: bool = True,
 ) -> dict[str, Any]:
     """One recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
-    with _no_device():
+    on_cuda, calls = device == "cuda", {}
+    with ExitStack() as around:
+        around.enter_context(_fake_cuda() if on_cuda else _no_device())
+        if not plans_made:
+            around.enter_context(mock.patch.object(Stage, "fusing", return_value=None))
         loader = gl.Loader(
             gl.ImageFolder(root),
             batch_size=batch_size,
@@ -199,7 +238,7 @@ def measure(
             drop_last=True,
             transforms=list(transforms),
             num_workers=workers,
-            device="cpu",
+            device=device,
             backend="fused",
             dtype="float16",
             memory_format="channels_last",
@@ -207,10 +246,15 @@ def measure(
         with loader:
             _batch_times(loader, 4, ahead=True)  # started, and everything imported
             own: Any = loader._session
-            own.stage.cpu_threads = own.stage._pool = None  # as on a device
+            if not on_cuda:
+                own.stage.cpu_threads = own.stage._pool = None  # as on a device
             before = _workers_s(own.engine.pids)
+            if on_cuda:
+                _calls()
             ahead = _batch_times(loader, batches, ahead=True)
             images = len(ahead) * len(loader) * batch_size
+            if on_cuda:
+                calls = {kind: count * batch_size / images for kind, count in _calls().items()}
             cpu_us = 1e6 * (_workers_s(own.engine.pids) - before) / images
             starved = _batch_times(loader, batches, ahead=False)
             clocks = _Clocks()
@@ -224,6 +268,7 @@ def measure(
         "starved_ms": _median_ms(seconds[OTHER] for seconds in starved),
         "parts_ms": {name: _median_ms(seconds[name] for seconds in parts) for name in NAMES},
         "worker_us_per_image": cpu_us,
+        "calls": calls,
     }
 
 
@@ -278,7 +323,8 @@ def _median_ms(seconds: Any) -> float:
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
     """A row for each recipe."""
-    made = Table(title=f"host ms per batch of {BATCH} (main thread, CPU)", title_justify="left", box=box.SIMPLE)
+    title = f"host ms per batch of {BATCH} (main thread's processor time)"
+    made = Table(title=title, title_justify="left", box=box.SIMPLE)
     made.add_column("recipe", no_wrap=True)
     for heading in ("ms", "least", "starved", *NAMES, "workers,\nµs an image"):
         made.add_column(heading, justify="right")
@@ -294,6 +340,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--files", type=int, default=20 * BATCH, help=f"how many JPEGs are made (default {20 * BATCH})")
     parser.add_argument("--only", help="a part of the recipes' names")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the fake CUDA runtime")
+    parser.add_argument("--without-plans", action="store_true", help="workers plan no batches")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(arguments)
     if options.batches < 1 or options.files < LEAST * BATCH:
@@ -309,12 +357,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = make_files(Path(folder), options.files)
         for name, transforms in RECIPES.items():
             if options.only is None or options.only in name:
-                results[name] = measure(transforms, root, batches=options.batches, workers=options.workers)
+                results[name] = measure(
+                    transforms,
+                    root,
+                    batches=options.batches,
+                    workers=options.workers,
+                    device=options.device,
+                    plans_made=not options.without_plans,
+                )
     console = Console(highlight=False)
     console.width = max(150, console.width if console.is_terminal else 0)
     load = os.getloadavg()[0]
     console.print(f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs, load {load:.1f}; {versions()}", soft_wrap=True)
     console.print(table(results))
+    for name, found in results.items():
+        if found["calls"]:
+            calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
+            console.print(f"{name}: {calls} a batch")
     met = True
     for name, goal in GOALS_MS.items():
         if name in results:
@@ -328,6 +387,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "batch": BATCH,
             "workers": options.workers,
             "batches": options.batches,
+            "device": options.device,
+            "plans": not options.without_plans,
             "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": load},
             "versions": versions(),
             "results": results,

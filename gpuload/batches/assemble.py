@@ -153,8 +153,8 @@ class Assembly:
         return Made(None, held, rest)
 
     def _reads_state(self, columns: Columns) -> bool:
-        """Whether the user's own code at the end may read what the consumer's stream is still writing: a `collate_fn`, or
-        what ends the transforms."""
+        """Whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`, or what
+        ends the transforms."""
         if self._options.collate_fn is not None:
             return True
         return self._options.chain.ends_in_state and bool(columns.images)

@@ -53,8 +53,8 @@ class Decoder:
 
     Attributes:
         counts: what was decoded so far, see `COUNTED`.
-        remark: what to tell the user of an nvImageCodec that is installed and cannot be used; empty if there is none, or
-            it was said.
+        remark: what to tell the user of an nvImageCodec that is installed and cannot be used; empty if there is
+            none, or it was said.
 
     Example:
         >>> import io

@@ -37,8 +37,9 @@ __all__ = [
 
 KINDS: Final = ("cuda", "xpu")  # of torch's devices, those with streams that gpuload is written for
 NO_LOCKS: Final = -1  # what `Accelerator.lock` returns where torch cannot page-lock memory of others
-# The runtime's errors that are about the memory: invalid value, no memory, locked already, not locked, not supported. After
-# others the device is broken, and nothing is allocated there: torch's allocator ends the process at the second error.
+# The runtime's errors that are about the memory: invalid value, no memory, locked already, not locked, not supported.
+# After others the device is broken, and nothing is allocated there: torch's allocator ends the process at the second
+# error.
 OF_LOCKS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
 

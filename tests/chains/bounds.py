@@ -56,8 +56,8 @@ ON_CUDA = {"saturation": 1, "hue": 8}
 
 
 def on_cuda(backend: str) -> Mapping[str, float]:
-    """How far a backend on CUDA may be in one step from the reference on the CPU. Its own kernels are those of `STEPS` on
-    any device; what it leaves to the reference is done for whole batches there."""
+    """How far a backend on CUDA may be in one step from the reference on the CPU. Its own kernels are those of `STEPS`
+    on any device; what it leaves to the reference is done for whole batches there."""
     own = STEPS["batches"] | STEPS[backend]
     return own if backend == "fused" else own | {name: max(most, own.get(name, 0)) for name, most in ON_CUDA.items()}
 

@@ -2,13 +2,14 @@
 
     python tests/fakecuda/build.py -m pytest -m cuda tests
 
-runs this interpreter with these arguments, with the runtime in place of CUDA's. Needed are g++, a torch built for CUDA 13,
-and CUDA's headers, which the wheels nvidia-cuda-runtime and nvidia-cuda-crt bring. Variables of the environment:
+runs this interpreter with these arguments, with the runtime in place of CUDA's. Needed are g++, a torch built for
+CUDA 13, and CUDA's headers, which the wheels nvidia-cuda-runtime and nvidia-cuda-crt bring. Variables of the
+environment:
 
 - ``FAKECUDA_POLICY``: how far streams run ahead, a key of `fakecuda.runtime.POLICIES`. Default: ``eager``.
 - ``FAKECUDA_DEVICES``: how many devices there are. Default: 2.
-- ``TRITON_INTERPRET=0``: Triton's kernels are compiled to its own first stage, launched and counted, and not run. Default:
-  they run in its interpreter.
+- ``TRITON_INTERPRET=0``: Triton's kernels are compiled to its own first stage, launched and counted, and not run.
+  Default: they run in its interpreter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torch's operations on fake devices: queued on their stream, run on the CPU, on the same memory.
 
-torch's own allocator makes the outputs at once. The work knows addresses only, so memory that is freed too early is really
-overwritten. Copies between host and device are torch's own, down to the runtime; so are streams, events and page-locking.
-An operation whose outputs depend on numbers of the device makes the host wait, as on a GPU.
+torch's own allocator makes the outputs at once. The work knows addresses only, so memory that is freed too early is
+really overwritten. Copies between host and device are torch's own, down to the runtime; so are streams, events and
+page-locking. An operation whose outputs depend on numbers of the device makes the host wait, as on a GPU.
 """
 
 from __future__ import annotations
@@ -164,12 +164,12 @@ class Operations(TorchDispatchMode):
         return self._computed(func, name, args, kwargs, where)
 
     def _native(self, name: str, made: Any) -> Any:
-        if name in FRESH and is_on_device(made) and made.layout == torch.strided:
+        fresh = name in FRESH and is_on_device(made) and made.layout == torch.strided
+        if fresh and (nbytes := made.untyped_storage().nbytes()):
             # What was there before may be right by chance, as the same batch of an earlier epoch.
-            if nbytes := made.untyped_storage().nbytes():
-                with torch.cuda.device(made.device):
-                    stream = torch.cuda.current_stream().cuda_stream
-                    runtime().fill(made.untyped_storage().data_ptr(), nbytes, stream)
+            with torch.cuda.device(made.device):
+                stream = torch.cuda.current_stream().cuda_stream
+                runtime().fill(made.untyped_storage().data_ptr(), nbytes, stream)
         return made
 
     # -- copies --------------------------------------------------------------------------------------------------------
@@ -193,7 +193,8 @@ class Operations(TorchDispatchMode):
             return target.copy_(source, non_blocking=non_blocking)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """``target.copy_(source)`` in torch's own steps: what has to be converted is, on the side that torch does it."""
+        """``target.copy_(source)`` in torch's own steps: where types differ, they are made alike on the side on which
+        torch does it."""
         crosses = target.device != source.device
         if not crosses:
             return self._computed(torch.ops.aten.copy_.default, "aten::copy_", (target, source), {}, target.device)
@@ -273,8 +274,8 @@ class Operations(TorchDispatchMode):
         return result
 
     def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: dict[int, torch.Tensor]) -> Any:
-        """The outputs without numbers, by torch's meta device; `NotImplemented`: they depend on numbers. `originals` gets
-        the inputs, by what stands for them."""
+        """The outputs without numbers, by torch's meta device; `NotImplemented`: they depend on numbers. `originals`
+        gets the inputs, by what stands for them."""
         if name in ("aten::_local_scalar_dense", "aten::equal"):
             return NotImplemented
         if name in TAKES_OF_CPU:
@@ -340,7 +341,8 @@ def _is_composite(name: str) -> bool:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's numbers lie one after the other, in any order."""
-    return tensor.numel() == 0 or 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride())) == tensor.numel()
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.numel() in (0, extent)
 
 
 def _tell_of_wait(name: str) -> None:

@@ -37,8 +37,8 @@ def _prepare() -> None:
 
 @contextlib.contextmanager
 def on_fake_devices(policy: str = "", *, seed: int = 1) -> Iterator[Operations]:
-    """Operations are queued within this, in this thread and in those that begin within it, under a policy, by default that
-    of ``FAKECUDA_POLICY``.
+    """Operations are queued within this, in this thread and in those that begin within it, under a policy, by default
+    that of ``FAKECUDA_POLICY``.
 
     Raises:
         AssertionError: queued work failed, memory was misused, or torch launched kernels of its own, which are not run.

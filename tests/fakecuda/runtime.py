@@ -131,13 +131,14 @@ class Runtime:
         return bool(self._library.fake_has_context(index))
 
     def watch_waits(self, watch: Callable[[str], None] | None) -> None:
-        """Call a function, with what is waited for, each time that the host has to wait for an event, a stream or a copy of
-        pageable memory."""
+        """Call a function, with what is waited for, each time that the host has to wait for an event, a stream or a
+        copy of pageable memory."""
         self._watch_waits = NAMED(lambda what: watch(what.decode())) if watch else NAMED()
         self._library.fake_watch_waits(self._watch_waits)
 
     def watch_launches(self, watch: Callable[[str, tuple[int, int, int], Any], None]) -> None:
-        """Tell a function of each launch of a kernel that Triton compiled: the name, the grid, the arguments' addresses."""
+        """Tell a function of each launch of a kernel that Triton compiled: the name, the grid, the arguments'
+        addresses."""
 
         def told(name: bytes, x: int, y: int, z: int, threads: int, arguments: Any) -> None:
             watch(name.decode(), (x, y, z), arguments)

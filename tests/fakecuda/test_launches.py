@@ -1,5 +1,5 @@
-"""Batches of photographs of usual sizes, for which the interpreter is too slow: their kernels are compiled to Triton's first
-stage and launched, and each launch is looked at. Pixels are not."""
+"""Batches of photographs of usual sizes, for which the interpreter is too slow: their kernels are compiled to Triton's
+first stage and launched, and each launch is looked at. Pixels are not."""
 
 from __future__ import annotations
 

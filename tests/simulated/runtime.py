@@ -103,8 +103,8 @@ class SimulatedCuda:
 
 @contextlib.contextmanager
 def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iterator[Any]:
-    """A simulated device within this: in this thread, and in others that enter its `operations`. Where Python was started
-    with the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real CUDA build of torch.
+    """A simulated device within this: in this thread, and in others that enter its `operations`. Where Python was
+    started with the fake CUDA runtime (fakecuda/build.py), a `FakeCuda` in its place, below the real build of torch.
 
     Args:
         policy: of `simulated.machine.POLICIES`.

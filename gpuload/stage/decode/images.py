@@ -166,8 +166,8 @@ class ImageDecoder:
         nbytes = sum(map(self._nbytes, images))
         if nbytes > self.limit_bytes:  # it is one
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
-        # The memory that is written now may still be read by what was issued before. The host waits for that, and not the
-        # stream: a GPU's JPEG engine writes when it is called, whatever its stream still has to do.
+        # The memory that is written now may still be read by what was issued before. The host waits for that, and not
+        # the stream: a GPU's JPEG engine writes when it is called, whatever its stream still has to do.
         if self._decoder.takes_freed_memory:
             self._used = self._transfer.mark()
         if self._used is not None:

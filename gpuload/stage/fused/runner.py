@@ -21,13 +21,13 @@ import torch
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
-from gpuload.stage.noise import quantile_table
 from gpuload.stage.fused.grid import tile_of
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.record import WARP
 from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import make_tables
+from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
