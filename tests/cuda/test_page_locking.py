@@ -17,7 +17,7 @@ from gpuload.stage import accelerator
 pytestmark = pytest.mark.cuda
 
 
-GROWTH, SMALL_RING = (10, 4 << 20) if lacking.IS_FAKE else (30, 24 << 20)
+GROWTH, SMALL_RING = (10, 6 << 20) if lacking.IS_FAKE else (30, 24 << 20)
 
 
 class Growing:
