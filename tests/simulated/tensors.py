@@ -238,13 +238,11 @@ class Operations(TorchDispatchMode):
         def copy() -> None:
             if nbytes == 0:
                 return
-            if not (self.host.is_own(address) or self.host.is_locked(address, nbytes)):
+            if not self.host.is_locked(address, nbytes):
                 raise AssertionError("a copy read memory of the host that is no longer page-locked")
             inner.copy_(at_address(address, nbytes).view(dtype).as_strided(shape, strides))
 
         self.machine.issue(stream, copy)
-        if nbytes:
-            self.host.copied(address, self.machine.record(stream))
         return target
 
     def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], of: DeviceTensor) -> Any:

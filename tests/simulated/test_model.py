@@ -108,18 +108,6 @@ def test_page_locked_memory_is_read_when_the_copy_runs():
         assert cuda.waits == []
 
 
-def test_torchs_cache_keeps_page_locked_memory_until_its_copies_have_run():
-    with simulated("lazy") as cuda:
-        pinned = torch.full((100,), 3.0).pin_memory()
-        address, copied = pinned.data_ptr(), pinned.to("cuda:0", non_blocking=True)
-        del pinned
-        other = torch.zeros(100).pin_memory()
-        assert other.data_ptr() != address
-        assert cuda.on_host(copied).unique().tolist() == [3.0]
-        again = torch.zeros(100).pin_memory()
-        assert again.data_ptr() == address
-
-
 def test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers():
     with simulated("lazy") as cuda:
         numbers = torch.arange(3).to("cuda:0", non_blocking=True)
