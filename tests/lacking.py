@@ -68,6 +68,7 @@ REASONS = {
     "a card in the system": "the fake CUDA runtime has no card that the system knows",
     "CUDA graphs": "the fake CUDA runtime records no graphs",
     "a control group": "may not limit the memory of a control group",
+    "a clock of the GPU": "the fake CUDA runtime keeps no time",
     "a decoder on the GPU": "no library decodes on this GPU",
     "a disk": "this folder is in memory",
     "a GPU near some CPUs": "nothing is placed on this machine",

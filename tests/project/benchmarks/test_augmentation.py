@@ -264,6 +264,7 @@ def test_cpu_clock_counts_work_and_not_waiting():
 
 
 @pytest.mark.cuda
+@lacking.on_a_gpu("a clock of the GPU")
 def test_cuda_clock():
     source = torch.ones(1 << 28, dtype=torch.uint8, device="cuda")
     turns: list[int] = []
@@ -281,6 +282,7 @@ def test_cuda_clock():
 
 
 @pytest.mark.cuda
+@lacking.on_a_gpu("CUDA graphs")
 @pytest.mark.parametrize("case", headline(), ids=lambda case: case.name)
 def test_headline_on_cuda(case, folder):
     photographs = Photographs(folder, COUNT, torch.device("cuda"))
