@@ -103,8 +103,8 @@ class Assembly:
         self._told = False  # whether it was said that something does not move targets, if so
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
-        """Make a batch, or all of it that may be made ahead: what is at the end of the transforms may depend on what
-        the consumer is still doing.
+        """Make a batch, or all of it that may be made ahead: what is at the end of the transforms, and a `collate_fn`,
+        may depend on what the consumer is still doing.
 
         Args:
             batch: complete; its slots are given back when they have been read.
@@ -147,8 +147,12 @@ class Assembly:
         def rest() -> Any:
             start = perf_counter()
             self._end(epoch, columns, finished, by_row=self._by_row)
-            self.stage_s += perf_counter() - start
-            return put() if told is None else (put(), told)
+            ended = perf_counter()
+            self.stage_s += ended - start
+            try:
+                return put() if told is None else (put(), told)
+            finally:
+                self.collate_s += perf_counter() - ended
 
         return Made(None, held, rest)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.utils._device  # torch would load it at the first `with torch.device(…)`, within the first batch
+from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
 from gpuload.datasets.cache.dataset import Cached
@@ -245,6 +246,8 @@ class Session:
             while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
                 self.launched.append(self._launch(coming, info))
         current = self.launched[0]
+        if current.rest is not None:
+            self._end_batch(current)
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
         if current.warning:
@@ -256,20 +259,27 @@ class Session:
             warnings.warn(current.strays, RuntimeWarning, stacklevel=4)
         self.launched.popleft()
         if current.error is None:
-            self.transfer.hand_over(current.ticket, current.tensors)
-            if current.rest is not None:
-                self._end_batch(current)
+            self._hand_over(current)
         return current
+
+    def _hand_over(self, launched: _Launched) -> None:
+        """Let the consumer's stream wait for a batch, if it does not yet."""
+        ticket, launched.ticket = launched.ticket, None
+        if ticket is not None:
+            self.transfer.hand_over(ticket, launched.tensors)
 
     def _end_batch(self, launched: _Launched) -> None:
         """Make the rest of a batch, now that the consumer has issued all that it depends on."""
         rest, launched.rest = launched.rest, None
         assert rest is not None
+        self._hand_over(launched)
         try:
             with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
                 launched.value = rest()
         except Exception as error:
             launched.error = _raisable(error)
+        if self.options.batches.collate_fn is not None:
+            launched.warning = launched.warning or self._remark_on_layout(launched.value)
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
@@ -378,14 +388,16 @@ class Session:
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        after, warning = batch.spec.after, batch.warning or self._remark_on_layout(made.tensors)
+        after, warning = batch.spec.after, batch.warning
+        if made.rest is None:  # else the batch is not yet what the user gets
+            warning = warning or self._remark_on_layout(made.tensors)
         return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)
 
-    def _remark_on_layout(self, tensors: list[torch.Tensor]) -> str:
+    def _remark_on_layout(self, value: Any) -> str:
         """What to warn of, once, where ``memory_format="channels_last"`` reaches no tensor of a batch."""
         if self.options.stage.memory_format != "channels_last" or "layout" in self._told:
             return ""
-        found = [tensor for tensor in tensors if tensor.ndim == 4]
+        found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
         if not found or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found):
             return ""
         self._told.add("layout")

@@ -91,7 +91,10 @@ class DeviceTensor(torch.Tensor):
         return super().__getitem__(_with_tensors(index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(_with_tensors(index), value)
+        # On CUDA a Python number is a tensor of the host first: copied to a single element, or by a list of indices, it
+        # makes the host wait.
+        number = isinstance(value, bool | int | float)
+        super().__setitem__(_with_tensors(index), torch.tensor(value, dtype=self.dtype) if number else value)
 
     def new_tensor(self, data: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
         return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
@@ -163,9 +166,12 @@ class Operations(TorchDispatchMode):
                 )
             if func.is_view:
                 return self._viewed(func, args, kwargs, own[0])
-            if func in INDEXING:  # the host's indices are brought to the device first
+            if func in INDEXING:  # the host's indices and number are brought to the device first
                 indices = [self._indices(index, number, stream) for index in args[1]]
-                args = (args[0], indices, *args[2:])
+                rest = args[2:]
+                if rest and not self._fills(args):
+                    rest = (self._indices(rest[0], number, stream), *rest[1:])
+                args = (args[0], indices, *rest)
             if self._needs_numbers(func, args, kwargs):
                 return self._waited(func, args, kwargs, number, stream)
             return self._queued(func, args, kwargs, number, stream)
@@ -312,12 +318,15 @@ class Operations(TorchDispatchMode):
         self.machine.issue(stream, lambda: kernel(*bare, **named))
 
     @staticmethod
+    def _fills(args: tuple[Any, ...]) -> bool:
+        """Whether an assignment by one mask is `masked_fill_`, which takes the host's number as it is."""
+        return len(args[1]) == 1 and len(_masks(args)) == 1 and args[2].numel() == 1
+
+    @staticmethod
     def _needs_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the host has to wait for an operation."""
         if func in INDEXING:
-            masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
-            fills = func is not aten.index.Tensor and len(args[1]) == 1 and args[2].numel() == 1
-            return bool(masks) and not fills
+            return bool(_masks(args)) and not (func is not aten.index.Tensor and Operations._fills(args))
         if func is aten.repeat_interleave.Tensor:
             return kwargs.get("output_size") is None
         return any(tag in func.tags for tag in DYNAMIC)
@@ -344,6 +353,11 @@ def tree_leaves(tree: Any) -> list[Any]:
     if isinstance(tree, list | tuple):
         return [leaf for value in tree for leaf in tree_leaves(value)]
     return [tree]
+
+
+def _masks(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The masks among the indices of an operation's arguments."""
+    return [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
 
 
 def _with_tensors(index: Any) -> Any:

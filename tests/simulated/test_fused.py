@@ -1,4 +1,4 @@
-"""The other backends on the simulated device: Triton's launches are operations on a stream like any other."""
+"""The fused backend on the simulated device: Triton's launches are operations on a stream like any other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from parity.usable import needs
 from simulated.running import assert_equal, on_cpu, on_device
 from simulated.test_orders import options, samples
 
@@ -21,13 +20,6 @@ CHAINS: dict[str, list[Any]] = {
     "flipped crops": [T.RandomCrop(12), T.RandomHorizontalFlip(), NORMALIZE],
     "mixing": [T.RandomCrop(12), NORMALIZE, T.MixUp(num_classes=30)],
     "left to the reference": [T.RandomCrop(12), T.GaussianNoise(), T.ElasticTransform(), NORMALIZE],
-}
-KORNIAS = {name: CHAINS[name] for name in ("flipped crops", "mixing")} | {
-    "sharpness": [T.RandomAdjustSharpness(2.0, 1.0), NORMALIZE],
-    "AugMix": [T.AugMix(), NORMALIZE],
-    "policy": [T.TrivialAugmentWide(), NORMALIZE],
-    "blur and colours": [T.GaussianBlur(3), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomGrayscale(0.5), NORMALIZE],
-    "warp": [T.RandomPerspective(0.5, 1.0), T.RandomRotation(20), NORMALIZE, T.RandomErasing(1.0)],
 }
 
 
@@ -57,18 +49,6 @@ def test_fused_lists_are_as_on_the_cpu():
     """Their images are written through the address of the first."""
     lists = given("flipped crops", "fused", ragged="list")
     assert_equal(on_device(lists, "lazy").values, on_cpu(lists))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chain", KORNIAS)
-def test_kornias_batches_are_as_on_the_cpu(chain):
-    needs("kornia")
-    changed = given("mixing", "kornia") | {"transforms": KORNIAS[chain]}
-    expected = on_cpu(changed)
-    for policy in ORDERS:
-        found = on_device(changed, policy)
-        assert_equal(found.values, expected)
-        assert found.hidden == []
 
 
 @pytest.mark.processes

@@ -131,6 +131,27 @@ def test_the_host_waits_for_copies_of_pageable_memory_and_for_numbers():
         }
 
 
+def test_the_host_waits_where_a_number_is_assigned_to_one_element_or_by_a_list_of_indices():
+    """As torch 2.14's CUDA build does on a runtime that counts waits: once, never, never, never, once."""
+    with simulated("lazy") as cuda:
+        numbers, expected = torch.zeros(3, 3, device="cuda:0"), torch.zeros(3, 3)
+        mask, index = torch.zeros(3, 3, dtype=torch.bool, device="cuda:0"), torch.tensor([0, 2]).pin_memory()
+        index, waits = index.to("cuda:0", non_blocking=True), []
+        for change in (
+            lambda own, at: own.__setitem__((1, 1), 5),
+            lambda own, at: own[1, 2].fill_(6),
+            lambda own, at: own.__setitem__((slice(1), slice(2)), 7),
+            lambda own, at: own.__setitem__(mask if own is numbers else mask.inner, 8),
+            lambda own, at: own.__setitem__((slice(None), at), 9),
+        ):
+            before = len(cuda.waits)
+            change(numbers, index)
+            change(expected, torch.tensor([0, 2]))
+            waits.append([wait.what for wait in cuda.waits[before:]])
+        assert waits == [["blocking copy"], [], [], [], ["blocking copy"]]
+        assert torch.equal(cuda.on_host(numbers), expected)
+
+
 def test_a_copy_of_memory_that_is_no_longer_locked_is_an_error():
     with simulated("lazy") as cuda:
         host = torch.zeros(4)

@@ -87,6 +87,8 @@ def find_decoder(device: torch.device, threads: int, backend: str = "auto") -> D
         except Exception as error:  # whatever a broken installation raises
             reasons.append(one_line(str(error) or type(error).__name__))
             continue
+        # A stage of DALI's frees to DALI's pool, or to CUDA's, which is nvImageCodec's, if DALI is told to use that.
+        found.takes_freed_memory = backend == "dali"
         found.note = "; ".join([*reasons, found.note] if found.note else reasons)
         return found
     raise RuntimeError("; ".join(reasons))

@@ -5,11 +5,15 @@ by halves, as for libjpeg's messages on the CPU, which count as in `gpuload.deco
 among the JPEG engine and other decoders, whose levels differ, so the engine is asked to take all that it can
 (`hw_decoder_load`): by default it would take some by their places in the batch. Images are decoded whole.
 
-Results stay in DALI's memory until the next call. EXIF's orientation is not applied here.
+Results stay in DALI's memory until the next call. DALI's operators take that of each other as soon as it is freed, in
+the order of the stream, which the JPEG engine does not keep: see `DeviceDecoder.takes_freed_memory`. Where DALI and
+torch take memory from CUDA's own pool, it may come from any stream, and the engine is left out. EXIF's orientation is
+not applied here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,15 +21,17 @@ import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES
 from gpuload.decode.native_messages import listen
+from gpuload.stage.accelerator import shares_its_memory
 from gpuload.stage.dali.engine import Engine, ndd, own, samples, types
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
-from gpuload.stage.decode.nvimagecodec import OUT_OF_MEMORY
+from gpuload.stage.decode.nvimagecodec import OUT_OF_MEMORY, SHARED_POOL
 from gpuload.stage.decode.trial import complaint_about
 
 __all__ = ["CPU", "MIXED", "DaliDecoder"]
 
 MIXED: Final = "DALI (mixed)"
 CPU: Final = "DALI (CPU)"
+CUDAS_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
 
 
 class DaliDecoder:
@@ -43,11 +49,13 @@ class DaliDecoder:
         self._name = CPU if device.type == "cpu" else MIXED
         self._options: dict[str, Any] = {"device": "cpu"}
         if device.type != "cpu":
-            self._options = {"device": "gpu", "hw_decoder_load": 1.0}
+            shared = shares_its_memory(device) and os.environ.get(CUDAS_POOL, "0") not in ("", "0")
+            self._options = {"device": "gpu", "hw_decoder_load": 0.0 if shared else 1.0}
         self._engine = Engine(device, threads)
         self._kept: list[Any] = []
-        self.names, self.note, self.regions = (self._name,), "", False
-        self.takes_freed_memory = device.type != "cpu"  # of DALI's transforms, from the same pool
+        self.names, self.regions = (self._name,), False
+        self.takes_freed_memory = False
+        self.note = f"no JPEG engine: {SHARED_POOL}" if self._options.get("hw_decoder_load") == 0 else ""
         if complaint := complaint_about(self.decode):
             raise RuntimeError(f"{self._name}: {complaint}")
 

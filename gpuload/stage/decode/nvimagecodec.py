@@ -31,7 +31,7 @@ from gpuload.stage import accelerator
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 from gpuload.stage.decode.trial import complaint_about
 
-__all__ = ["CPU", "ENGINE", "GPU", "OUT_OF_MEMORY", "NvImageCodec", "load_library"]
+__all__ = ["CPU", "ENGINE", "GPU", "OUT_OF_MEMORY", "SHARED_POOL", "NvImageCodec", "load_library"]
 
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
@@ -41,7 +41,7 @@ VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes when it is called, and what torch frees in the order of some stream comes to it at once.
 SHARED_POOL: Final = (
-    "torch's allocator, cudaMallocAsync, shares its memory with nvImageCodec, which the engine overwrites"
+    "it would write to memory that torch's allocator cudaMallocAsync takes back while it is still read"
 )
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 Box = tuple[int, int, int, int]  # top, left, bottom, right

@@ -152,6 +152,22 @@ def test_what_a_gpu_is_asked_for(monkeypatch):
     assert (made.names, found.decoder) == (("DALI (mixed)",), "DALI (mixed)")
     wanted = {"device": "gpu", "hw_decoder_load": 1.0, "jpeg_fancy_upsampling": True, "adjust_orientation": False}
     assert [wanted.items() <= one.items() for one in asked] == [True, True]
+    assert made.note == ""
+
+
+@pytest.mark.parametrize(
+    ("torchs", "dalis", "load"),
+    [("native", "1", 1.0), ("cudaMallocAsync", "", 1.0), ("cudaMallocAsync", "0", 1.0), ("cudaMallocAsync", "1", 0.0)],
+)
+def test_the_engine_is_left_out_where_dali_and_torch_share_a_pool(monkeypatch, torchs, dalis, load):
+    from gpuload.stage.decode import dali
+
+    monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: torchs, raising=False)
+    monkeypatch.setenv("DALI_USE_CUDA_MALLOC_ASYNC", dalis)
+    monkeypatch.setattr(dali, "Engine", lambda device, threads: None)
+    monkeypatch.setattr(dali, "complaint_about", lambda decode: "")
+    made = dali.DaliDecoder(torch.device("cuda", 1), 1)
+    assert (made._options["hw_decoder_load"], made.note.startswith("no JPEG engine: ")) == (load, load == 0)
 
 
 # -- which of the two ------------------------------------------------------------------------------------------------
@@ -179,6 +195,15 @@ def test_where_dali_cannot_nvimagecodec_decodes_and_the_plan_says_why(monkeypatc
     monkeypatch.setattr(MODULE, "_nvimagecodec", broken)
     with pytest.raises(RuntimeError, match=r"^DALI is not well today; DALI is not well today$"):
         find_decoder(HERE, 1)
+
+
+@pytest.mark.parametrize("backend", ["dali", "auto", "torch"])
+def test_a_decoder_is_told_that_the_stage_is_dalis(backend):
+    found = find_decoder(HERE, 1, backend)
+    try:
+        assert found.takes_freed_memory == (backend == "dali")
+    finally:
+        found.close()
 
 
 def test_dali_that_is_not_installed_is_not_mentioned(monkeypatch):
