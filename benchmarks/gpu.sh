@@ -111,7 +111,7 @@ tests() {
     # Of the options in pyproject.toml only what every pytest knows. A warning of a newer library is shown and no error;
     # gpuload's own are RuntimeWarnings.
     local pytest=("$python" -m pytest -q -c pyproject.toml -o addopts=--import-mode=importlib -p no:cacheprovider -rfEs
-        -W default -W error::RuntimeWarning)
+        -W default -W error::RuntimeWarning -W "ignore:nvImageCodec is installed:RuntimeWarning")
     local cores
     cores=$(nproc)
     has xdist && pytest+=(-n $((cores < 8 ? cores : 8)) --dist worksteal)
@@ -130,8 +130,10 @@ tests() {
         export TRITON_INTERPRET=0
     fi
     # Kernels are compiled by one process, and found in Triton's cache by the others.
-    [[ $simulate || ${TESTS:-} ]] || step kernels 60 env GPULOAD_REQUIRE_CUDA=1 OMP_NUM_THREADS=1 "${pytest[@]}" $(has xdist && echo -n 0) \
-        -m cuda tests/cuda/test_kernels.py
+    local alone=("${pytest[@]}")
+    has xdist && alone+=(-n 0)
+    [[ ${TESTS:-} ]] || step kernels 60 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
+        tests/cuda/test_kernels.py
     step tests 200 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
         --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
     tail -n 40 "$work/tests.txt"

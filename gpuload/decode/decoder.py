@@ -334,9 +334,10 @@ class Decoder:
 
 def _is_installed(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # the package that it is in
         return False
+    return spec is not None and spec.origin is not None  # an empty folder that pip has left is no package
 
 
 def _lost(header: Header) -> str | None:

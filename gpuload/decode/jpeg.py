@@ -25,7 +25,7 @@ from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
 from gpuload.decode.native_messages import native_messages
 from gpuload.errors import one_line
 
-__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "columns"]
+__all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns"]
 
 NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
 KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
@@ -39,6 +39,12 @@ def columns(left: int, width: int, all_of_them: int) -> tuple[int, int]:
     if width > 1 or all_of_them == 1:
         return left, left + width
     return max(left - 1, 0), max(left - 1, 0) + 2
+
+
+def check_version(nvimgcodec: Any) -> None:
+    """ImportError if nvImageCodec is older than 0.9, which is the first with a decoder without a GPU."""
+    if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
+        raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
 
 
 class JpegDecoder(Protocol):
@@ -75,8 +81,7 @@ class NvImageCodec:
                 del os.environ[VERBOSITY]
             else:
                 os.environ[VERBOSITY] = before
-        if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):  # older ones have no decoder without a GPU
-            raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
+        check_version(nvimgcodec)
         self._code = nvimgcodec.CodeStream
         self._region = nvimgcodec.Region
         self._decoder = nvimgcodec.Decoder(

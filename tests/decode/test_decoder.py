@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 from gpuload.datasets.sample import Encoded, read
 from gpuload.decode import Decode, Decoder
+from gpuload.decode import decoder as decoder_module
 from gpuload.errors import DecodeError
 
 JPEGS = {
@@ -316,3 +317,11 @@ def test_an_nvimagecodec_that_is_absent_is_not_told_of(picture, encode, monkeypa
     photo = Encoded(encode(picture))
     decoder.decode(photo, decoder.header(photo))
     assert decoder.remark == ""
+
+
+def test_an_empty_folder_that_pip_has_left_is_no_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "left_behind").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not decoder_module._is_installed("left_behind")
+    assert not decoder_module._is_installed("left_behind.within")
+    assert decoder_module._is_installed("gpuload.decode")

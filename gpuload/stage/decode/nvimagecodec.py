@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.decode.jpeg import NV_MAX_BYTES, columns
+from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
 from gpuload.decode.native_messages import listen
 from gpuload.stage import accelerator
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
@@ -40,24 +40,25 @@ VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
 # The chroma planes are enlarged as libjpeg does it, which all decoders of the CPU are; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
 # The engine writes when it is called, and what torch frees in the order of some stream comes to it at once.
-SHARED_POOL: Final = (
-    "it would write to memory that torch's allocator cudaMallocAsync takes back while it is still read"
-)
+SHARED_POOL: Final = "it would write to memory that torch's allocator cudaMallocAsync takes back while it is still read"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def load_library() -> Any:
-    """The module; ImportError says why there is none."""
+    """The module; ImportError says why there is none, or that it is too old: of versions before 0.8 a tensor outlives
+    the memory of its image."""
     before = os.environ.get(VERBOSITY)
     os.environ[VERBOSITY] = "0"  # read once, at the import: else C++ prints errors past the C library's stderr
     try:
-        return importlib.import_module("nvidia.nvimgcodec")
+        library: Any = importlib.import_module("nvidia.nvimgcodec")
     finally:
         if before is None:
             del os.environ[VERBOSITY]
         else:
             os.environ[VERBOSITY] = before
+    check_version(library)
+    return library
 
 
 class NvImageCodec:

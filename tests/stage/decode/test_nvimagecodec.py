@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from stage.decode.test_images import KINDS, Photos, assert_same, batches, damage
 
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
-from gpuload.stage.decode import nvimagecodec
+from gpuload.stage.decode import choose, nvimagecodec
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec, load_library
 
@@ -113,6 +114,20 @@ def test_grey_and_coloured_images_come_in_one_call(library):
     grey = KINDS["grey"][0](1)
     found = NvImageCodec(HERE, 1, library).decode([source(photo(0)), source(grey, grey=True), source(grey)])
     assert [tuple(one.tensor.shape)[2] for one in found if isinstance(one, Pixels)] == [3, 1, 3]
+
+
+def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
+    old = ModuleType("nvidia.nvimgcodec")
+    monkeypatch.setattr(old, "__version__", "0.7.0", raising=False)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old)
+    with pytest.raises(ImportError, match=r"^version 0\.7\.0, and 0\.9 or newer is needed$"):
+        load_library()
+    choice = choose(DEVICE, HERE, 1, backend="torch")
+    assert "nvImageCodec cannot be imported (ImportError: version 0.7.0, and 0.9 or newer is needed)" in str(
+        choice.text
+    )
+    if choice.decoder is not None:
+        choice.decoder.close()
 
 
 class CodeStream:
