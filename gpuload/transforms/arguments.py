@@ -13,9 +13,7 @@ import numbers
 import operator
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +28,6 @@ __all__ = [
     "dtype_name",
     "fill_values",
     "finite",
-    "has_state",
     "interpolation_name",
     "interval",
     "is_module",
@@ -49,8 +46,6 @@ Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
-MOST_REFERRED: Final = 10_000  # objects of the user's own, which are searched for modules
-PLAIN: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # refer to no modules
 PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
@@ -61,43 +56,6 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, list | tuple | np.ndarray) or (
         hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
     )
-
-
-def has_state(entry: Any) -> bool:
-    """Whether it is, or refers to, a torch module with parameters or buffers, or a tensor that wants gradients, which
-    training may change at any time: in attributes, in collections, and in what a function closes over or is bound to.
-    So is taken whatever refers to more than `MOST_REFERRED` objects."""
-    seen: dict[int, Any] = {}  # keeps what it finds, so that no number comes twice
-    waiting = [entry]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, PLAIN) or id(found) in seen:
-            continue
-        seen[id(found)] = found
-        if is_module(found):
-            if any(True for held in (found.parameters, found.buffers) for _ in held()):
-                return True
-        elif getattr(found, "requires_grad", False) is True or len(seen) > MOST_REFERRED:
-            return True
-        else:
-            waiting += _referred(found)
-    return False
-
-
-def _referred(entry: Any) -> Iterable[Any]:
-    """What an object refers to by its own doing."""
-    if isinstance(entry, Mapping):
-        return list(entry.values())
-    if isinstance(entry, list | tuple | set | frozenset):
-        return list(entry)
-    if isinstance(entry, FunctionType):
-        cells = [cell.cell_contents for cell in entry.__closure__ or () if cell != CellType()]
-        return [*cells, *(entry.__defaults__ or ()), *(entry.__kwdefaults__ or {}).values()]
-    if isinstance(entry, MethodType):
-        return [entry.__self__, entry.__func__]
-    if isinstance(entry, partial):
-        return [entry.func, *entry.args, *entry.keywords.values()]
-    return list(getattr(entry, "__dict__", {}).values())
 
 
 def is_module(entry: Any) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import depends_on_epoch, has_state, is_module, is_torchvisions, name_of
+from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
 from gpuload.transforms.base import ClipTransform, Transform
 from gpuload.transforms.composite import flat, wrapped
 from gpuload.transforms.line import Line
@@ -37,6 +37,7 @@ from gpuload.transforms.rules import (
     mixing_of,
     placed,
 )
+from gpuload.transforms.state import has_state
 
 if TYPE_CHECKING:  # what is the user's own is imported where there is some: few workers need it
     from gpuload.transforms.custom import Custom
@@ -159,7 +160,7 @@ class Chain:
     @cached_property
     def holds_state(self) -> bool:
         """Whether what is called before the end refers to such a module."""
-        return any(map(has_state, self.calls))
+        return any(has_state(_reached(own)) for own in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
@@ -347,6 +348,12 @@ def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
         if transform.record is Call:
             yield transform  # pyright: ignore[reportReturnType]
         yield from _calls(transform.children)
+
+
+def _reached(own: Custom) -> list[Any]:
+    """What a transform of the user's own may read: its attributes, and those of its classes, with their methods."""
+    kinds = [kind for kind in type(own).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
+    return [own, vars(own), *(list(vars(kind).values()) for kind in kinds)]
 
 
 def _identity(transform: Transform) -> tuple[Any, ...]:

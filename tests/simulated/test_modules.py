@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import lacking
+import numpy as np
 import pytest
 import torch
 from simulated.machine import DIRECTED
-from simulated.running import OPTIONS, on_cpu
-from simulated.runtime import simulated
+from simulated.running import OPTIONS, assert_equal, on_cpu, on_device, take
+from simulated.runtime import SimulatedCuda, simulated
 from simulated.test_orders import CHAIN, options
 
 import gpuload as gl
@@ -117,6 +120,14 @@ def in_a_method(module: torch.nn.Module) -> list[Any]:
     return [CHAIN[0], T.Lambda(Holder(module).shift), *CHAIN[1:]]
 
 
+def in_the_class_of_a_transform(module: torch.nn.Module) -> list[Any]:
+    class Own(ShiftedFromList):
+        def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+            return module(images).to(torch.uint8)
+
+    return [CHAIN[0], Own(torch.nn.ReLU()), *CHAIN[1:]]
+
+
 def in_a_list(module: torch.nn.Module) -> list[Any]:
     return [CHAIN[0], ShiftedFromList(module), *CHAIN[1:]]
 
@@ -151,11 +162,115 @@ def with_a_constant(device: str, levels: bool) -> list[torch.Tensor]:
     return read
 
 
+def collated_numbers(device: str) -> list[torch.Tensor]:
+    """The same of samples without images, which are collated in this process, as there are transforms."""
+    amount, read = torch.ones(1).to(device) * 3, []
+
+    def collate_fn(given: list[Any]) -> torch.Tensor:
+        return torch.stack(list(map(torch.as_tensor, given))).to(device) + amount
+
+    numbers = [np.full(5, number, np.float32) for number in range(24)]
+    with gl.Loader(**OPTIONS | options(dataset=numbers, collate_fn=collate_fn, device=device)) as loader:
+        for batch in loader:
+            read.append(batch.clone())
+            amount.add_(1)
+    return read
+
+
+class Shared:
+    """Holds a tensor where gpuload does not look for it."""
+
+    amount: torch.Tensor
+
+
+def iterated_by_a_thread(device: str, cuda: SimulatedCuda | None = None) -> list[torch.Tensor]:
+    """Batches of a thread with a stream of its own, and a tensor that it writes between `iter()`, which another thread
+    called, and its first `next()`."""
+    read: list[torch.Tensor] = []
+    added = T.Lambda(lambda images: (images + Shared.amount).to(images.dtype))
+    with gl.Loader(**OPTIONS | options(transforms=[CHAIN[0], added, *CHAIN[1:]], device=device)) as loader:
+        iterator = iter(loader)
+        if cuda is not None:
+            cuda.synchronize()  # else the thread's stream comes first, for want of anything else to do
+
+        def fetch() -> None:
+            with contextlib.ExitStack() as stack:
+                if cuda is not None:
+                    stack.enter_context(cuda.operations)
+                    stack.enter_context(cuda.on(cuda.stream()))
+                Shared.amount = torch.full((1,), 7.0, device=device)
+                read.extend(images.clone() for images, _ in iterator)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        thread.join()
+    return read
+
+
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_a_collate_fn_sees_what_the_loop_has_made_of_a_tensor(policy):
-    expected = collated("cpu")
+def test_a_constant_that_the_thread_that_iterates_makes_on_its_own_stream(policy):
+    expected = iterated_by_a_thread("cpu")
     with simulated(policy) as cuda:
-        found = [cuda.on_host(tensor) for tensor in collated("cuda:0")]
+        found = [cuda.on_host(tensor) for tensor in iterated_by_a_thread("cuda:0", cuda)]
+    assert len(expected) == 6
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_a_collate_fn_that_fails_now_and_then(policy):
+    """The error comes with its own batch, and the batches after it are not lost."""
+
+    def drive(given: dict[str, Any]) -> Any:
+        with gl.Loader(**given) as loader:
+            iterator = iter(loader)
+            while True:
+                try:
+                    yield next(iterator)
+                except StopIteration:
+                    return
+                except gl.CollateError as error:
+                    yield str(error)
+
+    def failing(samples: list[Any]) -> Any:
+        if any(number == 9 for _, number in samples):
+            raise ValueError("no batch with a 9")
+        return torch.stack([image for image, _ in samples])
+
+    given = options(collate_fn=failing, chunk_size=1)
+    found, expected = on_device(given, policy, drive), on_cpu(given, drive)
+    assert [isinstance(value, str) for value in expected] == [number == 2 for number in range(6)]
+    assert_equal(found.values, expected)
+    assert found.hidden == []
+
+
+def dropping_the_layout() -> dict[str, Any]:
+    return options(collate_fn=lambda samples: torch.stack([image for image, _ in samples]).contiguous())
+
+
+def test_a_collate_fn_that_drops_the_memory_format_is_remarked_on_once():
+    with pytest.warns(RuntimeWarning, match="no effect: the collate_fn makes") as caught:
+        on_device(dropping_the_layout() | {"memory_format": "channels_last"}, "lazy")
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_remark_that_is_an_error_loses_no_batch_of_a_collate_fn():
+    given = dropping_the_layout()
+    there = OPTIONS | given | {"memory_format": "channels_last", "device": "cuda"}
+    with simulated("side first") as cuda, gl.Loader(**there) as loader:
+        iterator = iter(loader)
+        with pytest.raises(RuntimeWarning, match="no effect: the collate_fn makes"):
+            next(iterator)
+        found = take(iterator, cuda)
+    assert_equal(found.values, on_cpu(given))
+
+
+@pytest.mark.parametrize("made", [collated, collated_numbers])
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_a_collate_fn_sees_what_the_loop_has_made_of_a_tensor(policy, made):
+    expected = made("cpu")
+    with simulated(policy) as cuda:
+        found = [cuda.on_host(tensor) for tensor in made("cuda:0")]
     assert all(map(torch.equal, found, expected))
 
 
@@ -179,7 +294,9 @@ def test_a_trainable_module_is_trained_as_on_the_cpu(policy):
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
-@pytest.mark.parametrize("transforms", [at_the_end, in_between, in_a_closure, in_a_method, in_a_list])
+@pytest.mark.parametrize(
+    "transforms", [at_the_end, in_between, in_a_closure, in_a_method, in_a_list, in_the_class_of_a_transform]
+)
 def test_buffers_that_the_loop_changes_in_place(policy, transforms):
     expected = shifted("cpu", transforms)
     with simulated(policy) as cuda:

@@ -19,7 +19,15 @@ from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
 from simulated.runtime import SimulatedCuda, simulated
 from simulated.test_decoding import samples as photographs
-from simulated.test_modules import at_the_end, collated, in_a_list, shifted, with_a_constant
+from simulated.test_modules import (
+    at_the_end,
+    collated,
+    collated_numbers,
+    in_a_list,
+    iterated_by_a_thread,
+    shifted,
+    with_a_constant,
+)
 from simulated.test_orders import CHAIN, options, samples
 from stage.conftest import batch
 
@@ -32,7 +40,7 @@ from gpuload.stage.fused import runner
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.stage.resident import ResidentTransfer
 from gpuload.stage.transfer import CudaTransfer
-from gpuload.transforms import Chain, arguments
+from gpuload.transforms import Chain, state
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch, SimulatedCuda], None]
@@ -140,6 +148,15 @@ decodes, decodes_into_freed = decoding(), decoding(takes_freed_memory=True)
 ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
 collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
 LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module, collates, with_constant)
+collates_numbers = same(collated_numbers)
+
+
+def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
+    found = [cuda.on_host(tensor) for tensor in iterated_by_a_thread("cuda:0", cuda)]
+    assert all(map(torch.equal, found, iterated_by_a_thread("cpu")))
+
+
+LOOPS += (collates_numbers, goes_on_in_a_thread)
 LOOPS += (decodes, decodes_into_freed, closes, fuses, fuses_elsewhere)
 
 
@@ -323,12 +340,41 @@ def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: Simul
 
 @mutant(holds_module)
 def modules_are_looked_for_in_attributes_alone(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(arguments, "_referred", lambda entry: list(getattr(entry, "__dict__", {}).values()))
+    patch.setattr(state, "_referred", lambda entry: list(getattr(entry, "__dict__", {}).values()))
 
 
 @mutant(collates)
 def a_collate_fn_is_called_ahead(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(Assembly, "_reads_state", lambda self, columns: False)
+
+
+@mutant(collates_numbers)
+def a_collate_fn_is_called_ahead_where_there_are_no_images(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(Assembly, "_reads_state", lambda self, columns: bool(columns.images))
+
+
+@mutant(goes_on_in_a_thread)
+def an_epoch_waits_for_the_stream_of_iter_alone(patch: Patch, cuda: SimulatedCuda) -> None:
+    follow, followed = CudaTransfer.follow, []
+
+    def once(self: CudaTransfer) -> None:
+        if not followed:
+            follow(self)
+        followed.append(self)
+
+    patch.setattr(CudaTransfer, "follow", once)
+
+
+@mutant(other_device)
+def the_device_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> None:
+    @contextlib.contextmanager
+    def on(self: Accelerator, stream: Any) -> Iterator[None]:
+        before = torch.accelerator.current_stream(self.device)
+        torch.accelerator.set_stream(stream)
+        yield
+        torch.accelerator.set_stream(before)
+
+    patch.setattr(Accelerator, "on", on)
 
 
 @mutant(with_constant)

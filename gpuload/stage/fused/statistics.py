@@ -20,6 +20,7 @@ import triton.language as tl
 
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
+from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
@@ -61,7 +62,9 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(most, BLOCK * ROUNDS)
     with device_of(pixels):
-        _count[n, pieces](pixels, jobs, counts, CHANNELS=channels, BLOCK=BLOCK)
+        for own in portions(n, programs=pieces):  # one large image among many small ones has many pieces for all
+            some = jobs[own.start * JOB : own.stop * JOB]
+            _count[own.stop - own.start, pieces](pixels, some, counts[own], CHANNELS=channels, BLOCK=BLOCK)
         _tabulate[n, 3](counts, jobs, factors, result, CHANNELS=channels, **OPTIONS)
     return result
 

@@ -103,3 +103,21 @@ def test_operations_and_sizes_of_a_batch_may_differ():
 def test_no_images():
     pixels = torch.zeros(0, dtype=torch.uint8, device=DEVICE)
     assert statistics.tables(pixels, pixels.long(), pixels.double(), 0, 3).shape == (0, 3, 256)
+
+
+def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
+    """One large image gives all images of a launch its number of pieces."""
+    images = [*pictures(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]
+    names, factors = ["equalize"] * len(images), [0.0] * len(images)
+    whole, grids = made(images, names, factors), []
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, int]):
+            grids.append(grid)
+            return count[grid]
+
+    count = statistics._count
+    monkeypatch.setattr(statistics, "_count", Watched())
+    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.MOST_PROGRAMS", 12)
+    np.testing.assert_array_equal(made(images, names, factors), whole)
+    assert grids == [(4, 3), (4, 3), (2, 3)]
