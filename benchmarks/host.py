@@ -50,6 +50,7 @@ from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import cpu_model, versions
+from benchmarks.peers.recipe import MEAN, STD
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
@@ -60,8 +61,6 @@ from gpuload.workers import feed, plans
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
-MEAN: Final = (0.485, 0.456, 0.406)
-STD: Final = (0.229, 0.224, 0.225)
 _LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
     "classic": (*_LEAD, T.Normalize(MEAN, STD)),
@@ -211,7 +210,7 @@ def _calls() -> dict[str, int]:
     runtime: Any = importlib.import_module("fakecuda.runtime").runtime()
     counts = runtime.counts()
     runtime.forget_counts()
-    kinds = {"copies": ("copy ",), "events": ("cudaEventRecord",), "launches": ("kernel of ",)}
+    kinds = {"copies": "copy ", "events": "cudaEventRecord", "launches": "kernel of "}
     return {kind: sum(counts[name] for name in counts if name.startswith(begin)) for kind, begin in kinds.items()}
 
 

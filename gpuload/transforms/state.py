@@ -7,7 +7,7 @@ Runs in the main process, once for a chain. Torch is not imported: before somebo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -45,7 +45,7 @@ def has_state(entry: Any) -> bool:
 
 def _referred(entry: Any) -> Iterable[Any]:
     """What an object refers to by its own doing."""
-    if isinstance(entry, Mapping):
+    if isinstance(entry, dict):  # other mappings may read files for their values
         return list(entry.values())
     if isinstance(entry, list | tuple | set | frozenset):
         return list(entry)

@@ -26,6 +26,7 @@ from pathlib import Path
 __all__ = ["build", "environment"]
 
 SOURCES = Path(__file__).parent / "runtime"
+BUILT = Path(__file__).parent.parent.parent / "build"
 RUNTIME, DRIVER = "libcudart.so.13", "libcuda.so.1"
 FLAGS = ("-O2", "-Wall", "-Wextra", "-fPIC")
 
@@ -54,12 +55,14 @@ def build() -> Path:
     """
     files = sorted(SOURCES.iterdir())
     seen = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"fakecuda-{os.getuid()}-{seen}"
+    folder = BUILT / f"fakecuda-{seen}"
     if folder.exists():
         return folder
     include = f"-I{headers()}"
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        made = Path(made)
+    BUILT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
         for library, sources, defined in (
             (RUNTIME, ["machine.cpp", "runtime.cpp"], "-DRUNTIME"),
             (DRIVER, ["driver.cpp"], ""),
@@ -72,14 +75,11 @@ def build() -> Path:
             subprocess.run(["g++", "-std=c++17", *FLAGS, include, *paths, *link], check=True)
         for path in made.glob("*.o"):
             path.unlink()
-        made.chmod(0o755)
         try:
             made.rename(folder)
         except OSError:  # another process was faster
             if not folder.exists():
                 raise
-        else:
-            made.mkdir()  # for its end
     return folder
 
 

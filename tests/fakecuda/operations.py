@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ TAKES_OF_CPU: Final = {"aten::index", "aten::index_put", "aten::index_put_", "at
 CPU: Final = torch.device("cpu")
 
 _waiting_to_run: dict[int, Any] = {}  # keeps the work of queues alive
+_keys = itertools.count()
 failures: list[str] = []  # tracebacks of work that failed
 
 
@@ -83,7 +85,7 @@ def enqueue(work: Callable[[], object], device: torch.device | int) -> None:
     if error := runtime().last_error():  # what torch's own launches ask for
         raise torch.AcceleratorError(f"CUDA error: {error}")
     index = device if isinstance(device, int) else device.index
-    key = max(_waiting_to_run, default=0) + 1
+    key = next(_keys)
 
     def run(_: Any) -> None:
         collects = gc.isenabled()
@@ -121,22 +123,19 @@ class Operations(TorchDispatchMode):
     """Operations are queued within this, in the thread that enters it.
 
     Attributes:
-        waits: operations that made the host wait, in order.
+        note_wait: called with the name of each operation that makes the host wait.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: list[str] = []
         self.note_wait: Callable[[str], object] = lambda name: None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass, tree_leaves((args, kwargs)))):
             return NotImplemented  # a jagged tensor consists of others, whose operations come here
         kwargs = dict(kwargs or {})
-        name, tensors = (
-            func._schema.name,
-            [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)],
-        )
+        name, leaves = func._schema.name, tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         target = kwargs.get("device")
         target = None if target is None else torch.device(target)
         devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
@@ -195,19 +194,15 @@ class Operations(TorchDispatchMode):
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """``target.copy_(source)`` in torch's own steps: where types differ, they are made alike on the side on which
         torch does it."""
-        crosses = target.device != source.device
-        if not crosses:
+        if target.device == source.device:
             return self._computed(torch.ops.aten.copy_.default, "aten::copy_", (target, source), {}, target.device)
         alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
         if alike and _is_dense(target):
             return torch.ops.aten.copy_.default(target, source, non_blocking)
         with self:
             if target.device.type == "cuda" or non_blocking:
-                whole = (
-                    target
-                    if target.is_contiguous()
-                    else torch.empty_like(target, memory_format=torch.contiguous_format)
-                )
+                fits, dtype = target.is_contiguous(), target.dtype
+                whole = target if fits else torch.empty(target.shape, dtype=dtype, device=target.device)
                 given = source.to(target.dtype).expand_as(target).contiguous()
             else:
                 fits = target.is_contiguous() and target.dtype == source.dtype
@@ -235,7 +230,7 @@ class Operations(TorchDispatchMode):
         kwargs = {key: CPU if key == "device" and value is not None else value for key, value in kwargs.items()}
         generator = kwargs.pop("generator", None)
         seed = _drawn_seed(generator, where) if torch.Tag.nondeterministic_seeded in func.tags else None
-        originals: dict[int, torch.Tensor] = {}
+        originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         shapes = self._shapes(func, name, args, kwargs, originals)
         if shapes is NotImplemented:
             return self._waited(func, name, args, kwargs, where, seed)
@@ -253,7 +248,7 @@ class Operations(TorchDispatchMode):
                 return leaf
             if id(leaf) in originals:
                 outputs.append(None)
-                return originals[id(leaf)]
+                return originals[id(leaf)][1]
             made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=where)
             outputs.append(Memory(made))
             return made
@@ -273,9 +268,9 @@ class Operations(TorchDispatchMode):
         enqueue(work, where)
         return result
 
-    def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: dict[int, torch.Tensor]) -> Any:
+    def _shapes(self, func: Any, name: str, args: Any, kwargs: Any, originals: Any) -> Any:
         """The outputs without numbers, by torch's meta device; `NotImplemented`: they depend on numbers. `originals`
-        gets the inputs, by what stands for them."""
+        gets what stands for an input, and the input, by the former's id."""
         if name in ("aten::_local_scalar_dense", "aten::equal"):
             return NotImplemented
         if name in TAKES_OF_CPU:
@@ -290,7 +285,7 @@ class Operations(TorchDispatchMode):
             if id(leaf) not in stand_ins:
                 made = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
                 stand_ins[id(leaf)] = made
-                originals[id(made)] = leaf
+                originals[id(made)] = made, leaf
             return stand_ins[id(leaf)]
 
         with _disable_current_modes():
@@ -303,12 +298,10 @@ class Operations(TorchDispatchMode):
                 if name not in WAITING:
                     raise
                 return NotImplemented
-        self._kept = stand_ins  # as long as their ids are looked up
         return shapes
 
     def _waited(self, func: Any, name: str, args: Any, kwargs: Any, where: torch.device, seed: int | None) -> Any:
         _tell_of_wait(name)
-        self.waits.append(name)
         self.note_wait(name)
         with _disable_current_modes():
             torch.cuda.synchronize(where)

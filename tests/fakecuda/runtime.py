@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["DIRECTED", "GARBAGE", "POLICIES", "Runtime", "runtime"]
+__all__ = ["GARBAGE", "POLICIES", "Runtime", "runtime"]
 
 # Which streams go ahead as soon as they can; the others run when the host waits for them.
 POLICIES: Final = {
@@ -19,8 +19,8 @@ POLICIES: Final = {
     "side first": "those of high priority, as gpuload's own",
     "consumer first": "all but these",
     "random": "now one, now another",
+    "never": "none, and nothing is waited for: the time of the host alone",
 }
-DIRECTED: Final = ("lazy", "side first")  # the two that find most
 GARBAGE: Final = 0xA5
 ILLEGAL_ADDRESS: Final = 700
 ASSERT: Final = 710

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fakecuda.operations import Memory, Operations, enqueue
+from fakecuda.operations import Memory, Operations
 from fakecuda.running import on_fake_devices, spoil_free_memory
 from fakecuda.runtime import GARBAGE, runtime
 from simulated.machine import HostWait, where_the_host_waits
@@ -60,9 +60,6 @@ class FakeCuda:
     def spoil_freed(self) -> None:
         """Overwrite what was freed in the order of streams, now."""
         spoil_free_memory()
-
-    def fail(self) -> None:
-        enqueue(lambda: 1 // 0, torch.cuda.current_device())
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 import gpuload as gl
 from gpuload.loader.session import Session
 
-__all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take"]
+__all__ = ["Taken", "assert_equal", "epochs", "on_cpu", "on_device", "take", "with_errors"]
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11}
 # Where the host may wait for an event: so that it does not run ahead for ever, and for slots, where the ring is full.
@@ -78,6 +78,19 @@ def epochs(options: dict[str, Any], count: int = 1) -> Iterator[Any]:
     with gl.Loader(**OPTIONS | options) as loader:
         for _ in range(count):
             yield from loader
+
+
+def with_errors(options: dict[str, Any]) -> Iterator[Any]:
+    """All batches of an epoch, and in place of those that cannot be made what their errors say."""
+    with gl.Loader(**options) as loader:
+        iterator = iter(loader)
+        while True:
+            try:
+                yield next(iterator)
+            except StopIteration:
+                return
+            except (ValueError, gl.CollateError) as error:
+                yield str(error)
 
 
 def on_cpu(options: dict[str, Any], drive: Drive = epochs) -> list[Any]:

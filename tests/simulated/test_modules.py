@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from simulated.machine import DIRECTED
-from simulated.running import OPTIONS, assert_equal, on_cpu, on_device, take
+from simulated.running import OPTIONS, assert_equal, on_cpu, on_device, take, with_errors
 from simulated.runtime import SimulatedCuda, simulated
 from simulated.test_orders import CHAIN, options
 
@@ -220,24 +220,13 @@ def test_a_constant_that_the_thread_that_iterates_makes_on_its_own_stream(policy
 def test_a_collate_fn_that_fails_now_and_then(policy):
     """The error comes with its own batch, and the batches after it are not lost."""
 
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**given) as loader:
-            iterator = iter(loader)
-            while True:
-                try:
-                    yield next(iterator)
-                except StopIteration:
-                    return
-                except gl.CollateError as error:
-                    yield str(error)
-
     def failing(samples: list[Any]) -> Any:
         if any(number == 9 for _, number in samples):
             raise ValueError("no batch with a 9")
         return torch.stack([image for image, _ in samples])
 
     given = options(collate_fn=failing, chunk_size=1)
-    found, expected = on_device(given, policy, drive), on_cpu(given, drive)
+    found, expected = on_device(given, policy, with_errors), on_cpu(given, with_errors)
     assert [isinstance(value, str) for value in expected] == [number == 2 for number in range(6)]
     assert_equal(found.values, expected)
     assert found.hidden == []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from simulated.machine import DIRECTED, POLICIES
-from simulated.running import OPTIONS, Taken, assert_equal, epochs, on_cpu, on_device, take
+from simulated.running import OPTIONS, Taken, assert_equal, epochs, on_cpu, on_device, take, with_errors
 from simulated.runtime import SimulatedCuda, simulated
 
 import gpuload as gl
@@ -251,17 +251,6 @@ def test_closing_waits_for_the_copies_and_unlocks_all(policy):
 
 @pytest.mark.parametrize("policy", DIRECTED)
 def test_a_batch_that_cannot_be_made_gives_its_slots_back(policy):
-    def drive(given: dict[str, Any]) -> Any:
-        with gl.Loader(**given) as loader:
-            iterator = iter(loader)
-            while True:
-                try:
-                    yield next(iterator)
-                except StopIteration:
-                    return
-                except ValueError as error:
-                    yield str(error)
-
     def broken(images: torch.Tensor) -> torch.Tensor:
         calls.append(len(images))
         if len(calls) % 3 == 2:
@@ -270,9 +259,9 @@ def test_a_batch_that_cannot_be_made_gives_its_slots_back(policy):
 
     calls: list[int] = []
     given = options(transforms=[*CHAIN[:2], T.Lambda(broken)], ring_bytes=1 << 14, chunk_size=1)
-    found = on_device(given, policy, drive)
+    found = on_device(given, policy, with_errors)
     calls.clear()
-    expected = on_cpu(given, drive)
+    expected = on_cpu(given, with_errors)
     assert sum(isinstance(value, str) for value in expected) == 2
     assert_equal(found.values, expected)
 

@@ -89,10 +89,10 @@ class NvImageCodec:
         wanted = {CPU: [kinds.CPU_ONLY]}
         if device.type != "cpu":
             wanted = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
-        no_engine = ""
+        missing: dict[str, str] = {}
         if ENGINE in wanted and accelerator.shares_its_memory(device):
             del wanted[ENGINE]
-            no_engine = SHARED_POOL
+            missing[ENGINE] = SHARED_POOL
         self._params = {
             grey: library.DecodeParams(
                 apply_exif_orientation=False,
@@ -104,7 +104,6 @@ class NvImageCodec:
         self._decoders: dict[str, Any] = {}
         self._images: list[Any] = []
         self._whole: set[str] = set()  # the decoders without regions
-        missing = {}
         for name, backends in wanted.items():
             if only not in ("", name):
                 continue
@@ -119,8 +118,7 @@ class NvImageCodec:
         if not self._decoders:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in missing.items()))
         self.names = tuple(self._decoders)
-        no_engine = no_engine or missing.get(ENGINE, "")
-        notes = [f"no JPEG engine: {no_engine}"] if no_engine else []
+        notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
         for name in self.names:
             if why := no_regions(name):
                 self._whole.add(name)

@@ -269,7 +269,8 @@ def _launches(
         counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
-            for own in portions(end - start, start, programs=int(tiles[start:end].max())):
+            most = int(tiles[start:end].max())
+            for own in portions(end - start, start, programs=most):
                 at, to = counted.searchsorted((own.start, own.stop)).tolist() if len(counted) else (0, 0)
                 statistics = None
                 if to > at:
@@ -279,7 +280,7 @@ def _launches(
                     statistics = Counts(tables, to - at, int(told[-1][:, 1:3].prod(axis=1).max()))
                     tables += to - at
                 weighed = place_tables(jobs[:, own].T, kind, tile.rows)
-                most, count = int(tiles[own].max()), own.stop - own.start
+                count = own.stop - own.start
                 launches.append(Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
                 first += count
         ints.append(jobs.T)
