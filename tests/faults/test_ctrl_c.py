@@ -18,7 +18,7 @@ PLACES = {
     "in the loop body": """
         for batch in numbers():
             say("here")
-            time.sleep(1000)
+            hang()
     """,
     "in next() while workers hang": """
         for batch in numbers(hang_from_8):
@@ -29,7 +29,7 @@ PLACES = {
         def slow(index):
             if index == 8:
                 say("here")
-                time.sleep(1000)
+                hang()
         for batch in numbers(slow, num_workers=0):
             pass
     """,
@@ -51,7 +51,7 @@ PLACES = {
         process._launch = launch
         for batch in numbers():
             say("too late")
-            time.sleep(1000)
+            hang()
     """,
     "in a with block": """
         with numbers(hang_from_8) as loader:
@@ -66,7 +66,7 @@ PLACES = {
         wait_for_the_hang()
         say("here")  # closing takes a second now
         loader.close()
-        time.sleep(1000)
+        hang()
     """,
 }
 

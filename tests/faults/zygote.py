@@ -46,6 +46,16 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
+def hang():
+    """Hang until a signal comes.
+
+    In short steps: Python looks for signals before it calls `sleep`, so one that comes between that and the sleep's
+    beginning is noticed when the sleep is over.
+    """
+    while True:
+        time.sleep(0.1)
+
+
 def ctrl_c():
     """As a terminal does it: to all processes of the group."""
     os.killpg(0, signal.SIGINT)
