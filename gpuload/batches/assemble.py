@@ -33,6 +33,7 @@ from gpuload.stage.gathering import Gathered
 from gpuload.stage.ranges import COPY, named
 from gpuload.stage.upload import views_of
 from gpuload.transforms import Program
+from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
 from gpuload.workers.plans import to_plan
 
@@ -390,14 +391,7 @@ def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
 
 
 def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) -> RaggedImages:
-    return RaggedImages(
-        pixels=pixels,
-        offsets=table[:, 0],
-        shapes=table[:, 1:4],
-        sizes_hw=table[:, 4:6],
-        regions_tlhw=table[:, 6:10],
-        labels=_Names(columns, images),
-    )
+    return RaggedImages(pixels, table.view(IMAGE)[:, 0], _Names(columns, images))
 
 
 def _typed(columns: Columns, images: Images, found: RaggedImages) -> RaggedImages:

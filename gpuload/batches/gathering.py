@@ -26,6 +26,7 @@ from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
 from gpuload.stage.masks import MaskStage, check_fill
 from gpuload.stage.upload import upload_together
 from gpuload.transforms import Chain, Program
+from gpuload.transforms.program.draws import image_table
 from gpuload.transforms.program.gathers import Paste, Tile
 from gpuload.transforms.program.targets import Trail, follow
 from gpuload.transforms.program.windows import full_windows, nearest_indices
@@ -409,4 +410,5 @@ def _ragged(masks: Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str
     regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
     names = [f"mask {number}" for number in range(len(masks))]
     kinds = [(str(mask.dtype).removeprefix("torch."), mask.dim()) for mask in masks]
-    return RaggedImages(torch.cat(flat), ends - shapes.prod(axis=1), shapes, shapes[:, :2], regions, names), kinds
+    table = image_table(ends - shapes.prod(axis=1), shapes, shapes[:, :2], regions)
+    return RaggedImages(torch.cat(flat), table, names), kinds

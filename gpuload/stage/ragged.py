@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gpuload.datasets.sample import PIXELS
-from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.draws import Program, image_table
 
 __all__ = ["RaggedImages"]
 
@@ -25,47 +25,58 @@ class RaggedImages:
 
     Attributes:
         pixels: one-dimensional, on the device.
-        offsets: int64 (B,), each image's first number in `pixels`.
-        shapes: int64 (B, 3), height, width and channels of the decoded region.
-        sizes_hw: int64 (B, 2), of the whole upright image.
-        regions_tlhw: int64 (B, 4), the decoded region of it; of another size than the pixels where a worker has resized
-            it, see `through`.
+        table: `gpuload.transforms.program.draws.IMAGE` (B,), with offsets in elements of `pixels`.
         labels: the images' names in errors.
         dtype: of the images: one of `gpuload.datasets.sample.PIXELS`.
     """
 
     pixels: torch.Tensor
-    offsets: np.ndarray
-    shapes: np.ndarray
-    sizes_hw: np.ndarray
-    regions_tlhw: np.ndarray
+    table: np.ndarray
     labels: Sequence[str]
     dtype: str = "uint8"
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.table)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Each image's first element in `pixels`, int64 (B,)."""
+        return self.table["offset"]
+
+    @property
+    def shapes(self) -> np.ndarray:
+        """Height, width and channels of the decoded regions, int64 (B, 3)."""
+        return self.table["shape"]
+
+    @property
+    def sizes_hw(self) -> np.ndarray:
+        """Sizes of the whole upright images, int64 (B, 2)."""
+        return self.table["size_hw"]
+
+    @property
+    def regions_tlhw(self) -> np.ndarray:
+        """The decoded regions, int64 (B, 4); of another size than the pixels where a worker has resized a region, see
+        `through`."""
+        return self.table["region_tlhw"]
 
     def take(self, rows: np.ndarray) -> RaggedImages:
-        """Some of the images, without a copy of their pixels."""
-        shapes, sizes_hw, regions_tlhw = self.shapes[rows], self.sizes_hw[rows], self.regions_tlhw[rows]
-        labels = [str(self.labels[row]) for row in rows.tolist()]
-        return RaggedImages(self.pixels, self.offsets[rows], shapes, sizes_hw, regions_tlhw, labels, self.dtype)
+        """Return some of the images, without a copy of their pixels."""
+        return replace(self, table=self.table[rows], labels=[str(self.labels[row]) for row in rows.tolist()])
 
     def through(self, program: Program) -> tuple[RaggedImages, Program]:
-        """These, and the program, for a stage: where a worker has resized a region as it was decoded, the image is the
-        result of the program's first resize; see `Program.of_decoded`."""
-        rest, regions = program.of_decoded(self.shapes, self.regions_tlhw)
-        return (
-            (self, program) if rest is program else (replace(self, sizes_hw=rest.sizes_hw, regions_tlhw=regions), rest)
-        )
+        """Return these, and the program, for a stage: where a worker has resized a region as it was decoded, the image
+        is the result of the program's first resize; see `Program.of_decoded`."""
+        program, table = program.of_decoded(self.table)
+        return (self if table is self.table else replace(self, table=table)), program
 
     def viewed(self, dtype: str) -> RaggedImages:
-        """These bytes as images of a dtype."""
-        size = np.dtype(dtype).itemsize
-        pixels = None if self.pixels is None else self.pixels.view(getattr(torch, dtype))
-        shapes = self.shapes // [1, 1, size]
-        offsets = self.offsets // size
-        return RaggedImages(pixels, offsets, shapes, self.sizes_hw, self.regions_tlhw, self.labels, dtype)  # pyright: ignore
+        """Return these bytes as images of a dtype."""
+        size, table = np.dtype(dtype).itemsize, self.table.copy()
+        table["offset"] //= size
+        table["shape"][:, 2] //= size
+        pixels: torch.Tensor | None = self.pixels
+        pixels = None if pixels is None else pixels.view(getattr(torch, dtype))
+        return RaggedImages(pixels, table, self.labels, dtype)  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray], device: str | torch.device = "cpu") -> RaggedImages:
@@ -90,4 +101,5 @@ class RaggedImages:
         regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
         labels = [f"image {number}" for number in range(len(arrays))]
         starts = ends - shapes.prod(axis=1)
-        return cls(torch.from_numpy(flat).to(device), starts, shapes, shapes[:, :2], regions, labels, dtype)
+        table = image_table(starts, shapes, shapes[:, :2], regions)
+        return cls(torch.from_numpy(flat).to(device), table, labels, dtype)

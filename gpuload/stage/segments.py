@@ -26,7 +26,7 @@ from gpuload.stage.own import cut_at_calls, run_call
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.base import Transform
-from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing, Made
 from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Ops
@@ -208,7 +208,8 @@ class SegmentRunner:
             if parts[number + 1][0] is None:
                 planes = self._planes(channels, seen[-1], images.pixels.device, turn)
                 levels(images, part, seen, planes, None)
-                images = replace(images, sizes_hw=part.results_hw, regions_tlhw=seen[-1])  # what they are of
+                of = image_table(images.offsets, images.shapes, part.results_hw, seen[-1])  # what the planes are of
+                images = replace(images, table=of)
             else:
                 between, memory = self._between(images, channels, part.results_hw, seen[-1], turn)
                 levels(images, part, seen, memory, None)
@@ -266,9 +267,7 @@ class SegmentRunner:
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return replace(
-            images, pixels=pixels, offsets=offsets, shapes=shapes, sizes_hw=sizes_hw, regions_tlhw=windows_tlhw
-        ), outputs
+        return replace(images, pixels=pixels, table=image_table(offsets, shapes, sizes_hw, windows_tlhw)), outputs
 
     def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
         """Memory for what a call is given."""

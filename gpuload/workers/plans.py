@@ -118,7 +118,8 @@ def to_plan(starts: Sequence[int], chunks: Sequence[bytes], table: np.ndarray | 
 
 def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     """Plan a batch, of which the slot tells, and leave the plan there; UNWANTED if that cannot be done here."""
-    from gpuload.transforms.program.fusing.plan import Images, Made  # few workers need it
+    from gpuload.transforms.program.draws import IMAGE
+    from gpuload.transforms.program.fusing.plan import Made  # few workers need it
 
     def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
         return Reply(request.chunk, request.attempt, status, nbytes, meta, meta_at)
@@ -131,11 +132,11 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             table = content.images[0].table
         else:
             content, table = ChunkContent(), np.frombuffer(given, np.int64).reshape(-1, COLUMNS)
-        images = Images(table[:, 0], table[:, 1:4], table[:, 6:])
+        images = table.view(IMAGE)[:, 0]
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
-        program = chain.draw(key, request.positions, table[:, 4:6], regions_tlhw=images.regions_tlhw)
-        program, regions = program.of_decoded(images.shapes, images.regions_tlhw)
-        plan, arrays = job.fusing(images._replace(regions_tlhw=regions), program)
+        program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
+        program, images = program.of_decoded(images)
+        plan, arrays = job.fusing(images, program)
     except Exception:  # the main process meets it again, where it can say of which batch
         return reply(Status.UNWANTED)
     entries: dict[str | int, list[np.ndarray]] = {**arrays}

@@ -52,8 +52,8 @@ def _cut(example: Tried) -> RaggedImages:
             for image, (top, left, height, width) in zip(example.images, example.regions_tlhw.tolist(), strict=True)
         ]
     )
-    images.sizes_hw = np.array([image.shape[:2] for image in example.images], np.int64)
-    images.regions_tlhw = example.regions_tlhw
+    images.table["size_hw"] = np.array([image.shape[:2] for image in example.images], np.int64)
+    images.table["region_tlhw"] = example.regions_tlhw
     return images
 
 

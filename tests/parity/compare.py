@@ -124,7 +124,7 @@ def _batch(number: int, images: str, round_: int) -> Batch:
             for image, (top, left, height, width) in zip(given, regions.tolist(), strict=True)
         ]
     )
-    ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
+    ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
     draws = chain.draw(key, positions, sizes)
     # Each transform, and what it drew.
     by_step = {record.step: record for record in draws.records}

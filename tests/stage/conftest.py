@@ -44,7 +44,7 @@ def batch(
         for image, (top, left, height, width) in zip(images, regions.tolist(), strict=True)
     ]
     ragged = RaggedImages.from_arrays(cut)
-    ragged.sizes_hw, ragged.regions_tlhw = sizes, regions
+    ragged.table["size_hw"], ragged.table["region_tlhw"] = sizes, regions
     return ragged, chain.draw(key, positions, sizes)
 
 

@@ -15,8 +15,9 @@ from gpuload.ring.chunk import ValueColumn
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.fusing.grid import Tile
-from gpuload.transforms.program.fusing.plan import Fusing, Images, Made
+from gpuload.transforms.program.fusing.plan import Fusing, Made
 from gpuload.workers.batch import Batch
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
@@ -103,7 +104,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         assert len(batch.parts) == 3  # two chunks, and the plan
         table, positions = table_of_chunks(batch), np.arange(SIZE * step, SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table[:, 4:6], regions_tlhw=table[:, 6:])
-        plan, found = FUSING(Images(table[:, 0], table[:, 1:4], table[:, 6:]), program)
+        plan, found = FUSING(table.view(IMAGE)[:, 0], program)
         arrays: dict[Any, Any] = {**found}
         assert batch.made.plan == plan
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
@@ -311,10 +312,11 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     found = Made.of(content.made)
     assert content.rows == []
 
-    rest, whole = drawn.of_decoded(shapes, regions)
+    rest, images = drawn.of_decoded(table.view(IMAGE)[:, 0])
+    whole = images["region_tlhw"]
     assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2
     assert whole[::2].tolist() == regions[::2].tolist()
-    plan, arrays = FUSING(Images(table[:, 0], shapes, whole), rest)
+    plan, arrays = FUSING(images, rest)
     assert found.plan == plan
     for name, (start, nbytes, kind) in found.spans.items():
         expected = np.concatenate([own.reshape(-1) for own in arrays[name]])

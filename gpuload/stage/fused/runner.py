@@ -86,7 +86,7 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
             late: what is erased of all finished images.
         """
-        plan, arrays = Plan.of(images, program, windows_tlhw, _written(outputs), late, self.tile)
+        plan, arrays = Plan.of(images.table, program, windows_tlhw, _written(outputs), late, self.tile)
         return self._prepared(
             plan, dict(zip(arrays, upload_together(list(arrays.values()), self._device), strict=True))
         )

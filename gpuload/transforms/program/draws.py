@@ -16,7 +16,20 @@ import numpy as np
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Mix, Record
 from gpuload.transforms.program.windows import full_windows
 
-__all__ = ["Program"]
+__all__ = ["IMAGE", "Program", "image_table"]
+
+# A row for each decoded image, the same from the worker that decoded it to the kernels that read it: the first byte in
+# its memory; height, width and channels there; height and width of the whole upright image; the region of it that was
+# decoded. A region of another height or width than `shape` was resized by a worker, see `Program.of_decoded`. Packed
+# and little-endian, so a table is sent as its bytes.
+IMAGE = np.dtype([("offset", "<i8"), ("shape", "<i8", 3), ("size_hw", "<i8", 2), ("region_tlhw", "<i8", 4)])
+
+
+def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, regions_tlhw: np.ndarray) -> np.ndarray:
+    """Return a table of `IMAGE` rows (B,) with these columns, int64 (B,), (B, 3), (B, 2) and (B, 4)."""
+    table = np.empty(len(offsets), IMAGE)
+    table["offset"], table["shape"], table["size_hw"], table["region_tlhw"] = offsets, shapes, sizes_hw, regions_tlhw
+    return table
 
 
 @dataclass(frozen=True)
@@ -65,19 +78,18 @@ class Program:
         first = next((record for record in self.records if isinstance(record, CHANGES_PIXELS)), None)
         return first if isinstance(first, Box) and not first.pads and first.rows is None else None
 
-    def of_decoded(self, shapes: np.ndarray, regions_tlhw: np.ndarray) -> tuple[Program, np.ndarray]:
-        """The program, and the regions, for images as they were decoded.
+    def of_decoded(self, images: np.ndarray) -> tuple[Program, np.ndarray]:
+        """Return the program, and the images, for what was decoded.
 
-        Where a region's pixels are fewer than the region has, a worker has resized it already: these are the whole
-        result of `resize`, which then has nothing left to do.
+        Where a region's pixels are fewer than the region has, a worker has resized the region already: the pixels are
+        the whole result of `resize`, which then has nothing left to do.
 
         Args:
-            shapes: int64 (B, 3), height, width and channels of the pixels.
-            regions_tlhw: int64 (B, 4), the regions that were decoded.
+            images: `IMAGE` (B,).
         """
-        resized = (shapes[:, :2] != regions_tlhw[:, 2:]).any(axis=1)
+        resized = (images["shape"][:, :2] != images["region_tlhw"][:, 2:]).any(axis=1)
         if not resized.any():
-            return self, regions_tlhw
+            return self, images
         done = self.resize
         assert done is not None
         whole, which = full_windows(done.size_hw), resized[:, None]
@@ -85,7 +97,8 @@ class Program:
         now = replace(done, box_tlhw=box, sizes_hw=np.where(which, done.size_hw, done.sizes_hw))
         records = tuple(now if record is done else record for record in self.records)
         sizes = np.where(which, done.size_hw, self.sizes_hw)
-        return replace(self, records=records, sizes_hw=sizes), np.where(which, whole, regions_tlhw)
+        images = image_table(images["offset"], images["shape"], sizes, np.where(which, whole, images["region_tlhw"]))
+        return replace(self, records=records, sizes_hw=sizes), images
 
     def part(self, start: int, end: int) -> Program:
         """The records `start` … `end` - 1 as a program."""

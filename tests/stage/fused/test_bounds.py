@@ -24,6 +24,7 @@ import torch
 from benchmarks.interpreter import hasten
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
+from gpuload.transforms.program.draws import image_table
 from gpuload.rng.philox import epoch_key
 
 hasten()
@@ -53,7 +54,7 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
     offsets = np.array([0, len(bytes_there) - size])
     shapes, sizes = np.tile([[height, width, channels]], (2, 1)), np.tile([[height, width]], (2, 1))
     regions = np.tile([[0, 0, height, width]], (2, 1))
-    images = RaggedImages(pixels, offsets, shapes, sizes, regions, ["first", "last"])
+    images = RaggedImages(pixels, image_table(offsets, shapes, sizes, regions), ["first", "last"])
     for transforms in CHAINS:
         chain = T.Chain(transforms)
         program = chain.draw(epoch_key(0, 0), np.arange(2), sizes)

@@ -13,6 +13,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.fusing.grid import Tile
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -103,14 +104,8 @@ def test_other_numbers_of_channels_run_on_the_reference(make_batch, make_images,
 def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.runner.tile_of", lambda device: Tile(8, 32, 1))
     chain = T.Chain([T.RandomInvert(1.0)])
-    ragged = RaggedImages(
-        torch.empty(0, dtype=torch.uint8),
-        np.zeros(1, np.int64),
-        np.array([[6000, 8000, 3]]),
-        np.array([[6000, 8000]]),
-        np.array([[0, 0, 6000, 8000]]),
-        ["large"],
-    )
+    table = np.array([(0, (6000, 8000, 3), (6000, 8000), (0, 0, 6000, 8000))], IMAGE)
+    ragged = RaggedImages(torch.empty(0, dtype=torch.uint8), table, ["large"])
     program = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
@@ -195,9 +190,9 @@ def test_a_batch_reads_what_lies_in_its_memory_and_nothing_else(make_batch, imag
     expected = fused(chain, ragged, program)
     around = torch.full((len(ragged.pixels) + 200,), 255, dtype=torch.uint8)
     around[100:-100] = ragged.pixels
-    ragged = RaggedImages(
-        around, ragged.offsets + 100, ragged.shapes, ragged.sizes_hw, ragged.regions_tlhw, ragged.labels
-    )
+    table = ragged.table.copy()
+    table["offset"] += 100
+    ragged = RaggedImages(around, table, ragged.labels)
     assert torch.equal(fused(chain, ragged, program), expected)
 
 
@@ -213,7 +208,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     options = {"backend": "fused", "memory_format": memory_format}
     fusing = compile_stage(chain, device="cpu", **options).fusing()
     assert fusing is not None
-    plan, arrays = fusing(images, program)
+    plan, arrays = fusing(images.table, program)
     levels, late = program.split()
     assert late is not None
     outputs = torch.empty(6, channels, 9, 14, memory_format=getattr(torch, memory_format))

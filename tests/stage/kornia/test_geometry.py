@@ -52,7 +52,7 @@ def test_crops_of_windows_of_any_size(mode, fill, trial):
         for image, (top, left, height, width) in zip(images, windows.tolist(), strict=True)
     ]
     ragged = RaggedImages.from_arrays(cut)
-    ragged.sizes_hw, ragged.regions_tlhw = frames, windows
+    ragged.table["size_hw"], ragged.table["region_tlhw"] = frames, windows
     source = Source.of_ragged(ragged, np.arange(5), windows)
     corners = np.concatenate([starts, windows[:, :2]], axis=1)
     found = cropped(source, record, corners, size)

@@ -10,6 +10,7 @@ from scipy import stats
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.draws import image_table
 
 N = 10_000
 
@@ -147,13 +148,16 @@ def test_what_was_resized_as_it_was_decoded_is_not_resized_again():
     chain = T.Chain([T.Resize((20, 30)), T.RandomHorizontalFlip(), T.CenterCrop(16)])
     program = chain.draw(epoch_key(8, 0), np.arange(3), np.array([[200, 300], [90, 80], [41, 33]]))
     windows = program.windows_tlhw[0]
-    as_it_is = np.hstack([windows[:, 2:], np.full((3, 1), 3)])
-    assert program.of_decoded(as_it_is, windows)[0] is program
-    resized, boxes = as_it_is.copy(), windows.copy()
-    resized[1, :2], boxes[1] = (20, 30), (0, 0, 90, 80)
+    shapes = np.hstack([windows[:, 2:], np.full((3, 1), 3)])
+    as_it_is = image_table(np.arange(3), shapes, program.sizes_hw, windows)
+    assert program.of_decoded(as_it_is)[0] is program
+    resized = as_it_is.copy()
+    resized["shape"][1, :2], resized["region_tlhw"][1] = (20, 30), (0, 0, 90, 80)
 
-    rest, regions = program.of_decoded(resized, boxes)
-    assert regions.tolist() == [windows[0].tolist(), [0, 0, 20, 30], windows[2].tolist()]
+    rest, images = program.of_decoded(resized)
+    assert images["region_tlhw"].tolist() == [windows[0].tolist(), [0, 0, 20, 30], windows[2].tolist()]
+    assert images["size_hw"].tolist() == rest.sizes_hw.tolist()
+    assert (images["offset"].tolist(), images["shape"].tolist()) == ([0, 1, 2], resized["shape"].tolist())
     assert rest.sizes_hw.tolist() == [[200, 300], [20, 30], [41, 33]]
     assert rest.resize is not None
     assert rest.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]

@@ -11,7 +11,7 @@ All of it is arithmetic on arrays of the host, for all images of a batch at once
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from gpuload.transforms.program.ops import (
 )
 from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
 
-__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Decoded", "Passes"]
+__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes"]
 
 # The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
 POINTWISE: Final = (
@@ -78,36 +78,25 @@ NEEDS: Final = np.array([*map(_need, OPS), IDLE])
 assert NEEDS[NOTHING] == IDLE
 
 
-class Decoded(Protocol):
-    """Where decoded images are: a `gpuload.stage.RaggedImages`, or what is known of it in a worker."""
-
-    @property
-    def offsets(self) -> np.ndarray: ...
-    @property
-    def shapes(self) -> np.ndarray: ...
-    @property
-    def regions_tlhw(self) -> np.ndarray: ...
-
-
 class Passes(Jobs):
     """The passes of a batch, made by going through its program.
 
     Args:
-        images: as they were decoded.
+        images: `IMAGE` (B,), as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
     """
 
-    def __init__(self, images: Decoded, windows_tlhw: np.ndarray, channels: int) -> None:
-        super().__init__(len(images.offsets), channels)
-        first, given = self.jobs[0], int(images.shapes[0, 2])
+    def __init__(self, images: np.ndarray, windows_tlhw: np.ndarray, channels: int) -> None:
+        super().__init__(len(images), channels)
+        first, given = self.jobs[0], int(images["shape"][0, 2])
         first[R.CHANNEL_STEP] = 1 if given == channels else 0
-        first[R.HEIGHT : R.WIDTH + 1] = images.shapes[:, :2].T
+        first[R.HEIGHT : R.WIDTH + 1] = images["shape"][:, :2].T
         first[R.ROW_STEP] = first[R.WIDTH] * given
         first[R.COLUMN_STEP] = given
-        first[R.BASE] = images.offsets
+        first[R.BASE] = images["offset"]
         self._whole(0, slice(None))
-        self._cut(self._everything, images.regions_tlhw, windows_tlhw)
+        self._cut(self._everything, images["region_tlhw"], windows_tlhw)
 
     def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
         """Add the records of a program, from window to window."""

@@ -18,11 +18,11 @@ from gpuload.transforms.program.fusing import layout as R
 from gpuload.transforms.program.fusing.erasing import RECORD, records
 from gpuload.transforms.program.fusing.grid import Tile, portions
 from gpuload.transforms.program.fusing.jobs import OUT, WHOLE
-from gpuload.transforms.program.fusing.passes import Decoded, Passes
+from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.fusing.tables import Tables, place_tables
 from gpuload.transforms.program.ops import Erase, Ops
 
-__all__ = ["Fusing", "Images", "Launch", "Made", "Plan", "Written", "leading_erasing"]
+__all__ = ["Fusing", "Launch", "Made", "Plan", "Written", "leading_erasing"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
@@ -38,14 +38,6 @@ class Written(NamedTuple):
     starts: np.ndarray
     channel: np.ndarray | int
     row: np.ndarray | int
-
-
-class Images(NamedTuple):
-    """Where decoded images are, as `Decoded` has it; sizes and regions as in `gpuload.ring.chunk.ImageColumn`."""
-
-    offsets: np.ndarray
-    shapes: np.ndarray
-    regions_tlhw: np.ndarray
 
 
 class Counts(NamedTuple):
@@ -99,7 +91,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(
         cls,
-        images: Decoded,
+        images: np.ndarray,
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         written: Written,
@@ -109,7 +101,8 @@ class Plan(NamedTuple):
         """The plan for a batch, and of each of `ARRAYS` its parts, without those that are empty.
 
         Args:
-            images, program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
+            images: `IMAGE` (B,).
+            program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
             written: where the results are.
             late: what is erased of all finished images.
             tile: how results are divided.
@@ -184,7 +177,7 @@ class Fusing:
     tile: Tile
     channels_last: bool
 
-    def __call__(self, images: Decoded, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
+    def __call__(self, images: np.ndarray, program: Program) -> tuple[Plan, dict[str, list[np.ndarray]]]:
         """The plan of a batch, and its arrays.
 
         Raises:
@@ -194,8 +187,9 @@ class Fusing:
         levels, late = program.split()
         erasing = leading_erasing(late)
         size, count = program.results_hw[0], len(program)
-        alike = (program.results_hw == size).all() and (images.shapes[:, 2] == images.shapes[0, 2]).all()
-        if not alike or int(images.shapes[0, 2]) not in CHANNELS or (late and len(erasing) < len(late.records)):
+        given = images["shape"][:, 2]
+        alike = (program.results_hw == size).all() and (given == given[0]).all()
+        if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
         steps = (1, width * channels) if self.channels_last else (height * width, width)
@@ -203,10 +197,10 @@ class Fusing:
         return Plan.of(images, levels, levels.windows_tlhw, written, erasing, self.tile)
 
 
-def channels_of(images: Decoded, program: Program) -> list[int]:
+def channels_of(images: np.ndarray, program: Program) -> list[int]:
     """How many channels images have, and from each record on that changes it."""
     changed = [record.channels for record in program.records if isinstance(record, Ops) and record.channels]
-    return [int(images.shapes[0, 2]), *changed]
+    return [int(images["shape"][0, 2]), *changed]
 
 
 def leading_erasing(late: Program | None) -> list[Erase]:

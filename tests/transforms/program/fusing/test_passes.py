@@ -17,7 +17,7 @@ def passes(transforms, count=8, channels=3, given=3) -> Passes:
     chain = T.Chain(transforms)
     images = RaggedImages.from_arrays([np.zeros((40, 50, given), np.uint8)] * count)
     levels, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
-    made = Passes(images, levels.windows_tlhw[0], channels)
+    made = Passes(images.table, levels.windows_tlhw[0], channels)
     made.apply(levels, levels.windows_tlhw)
     return made
 
@@ -89,13 +89,13 @@ def test_jobs_of_an_image_are_the_same_whatever_the_others_need(transforms):
     chain, count = T.Chain(transforms), 32
     images = RaggedImages.from_arrays([np.zeros((40, 50, 3), np.uint8)] * count)
     program, _ = chain.draw(epoch_key(0, 0), np.arange(count), images.sizes_hw).split()
-    together = Passes(images, program.windows_tlhw[0], 3)
+    together = Passes(images.table, program.windows_tlhw[0], 3)
     together.apply(program, program.windows_tlhw)
     operations, tables = together.packed_operations(), joined(together.tables)
     assert (len(set(together.last.tolist())) > 1) is ("Jitter" not in repr(chain))  # one path, and the other
     for row in range(count):
         image, own = images.take(np.array([row])), program.take(np.array([row]))
-        alone = Passes(image, own.windows_tlhw[0], 3)
+        alone = Passes(image.table, own.windows_tlhw[0], 3)
         alone.apply(own, own.windows_tlhw)
         assert alone.last[0] == together.last[row]
         alone_operations, alone_tables = alone.packed_operations(), joined(alone.tables)
@@ -141,7 +141,7 @@ def test_a_record_of_no_images_changes_nothing():
     assert len(others) > 1
     assert [len(record.rows) for record in others.records] == [0] * 7
     images = RaggedImages.from_arrays([np.zeros((40, 40, 3), np.uint8)] * len(others))
-    made, expected = Passes(images, others.windows_tlhw[0], 3), Passes(images, others.windows_tlhw[0], 3)
+    made, expected = Passes(images.table, others.windows_tlhw[0], 3), Passes(images.table, others.windows_tlhw[0], 3)
     made.apply(others, others.windows_tlhw)
     np.testing.assert_array_equal(made.jobs, expected.jobs)
     assert (made.last == 0).all()
