@@ -12,7 +12,7 @@ starved, it waits in `next()` while chunks come one by one.
 Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
 batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
 itself, without the clocks that divide it, so that the sum of `draws` and so on is a little more. Workers plan batches
-(`gpuload.workers.plans`): what is left of draws and jobs here is for batches that came too late for that.
+(`gpuload.workers.planned`): what is left of draws and jobs here is for batches that came too late for that.
 ``--without-plans``: they do not, for comparison.
 
 ``--device cuda`` is for the fake CUDA runtime (`tests/fakecuda`; after `make test-cuda-fake`, by the Python of

@@ -18,29 +18,29 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpuload.batches.collate import collate, converted, outline_of, row_of, unwrapped
-from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.collate import collate, converted, outline_of, row_of, samples_of
+from gpuload.batches.columns import Finished, columns_of, planned_rows
 from gpuload.batches.gathering import GatheredTargets
-from gpuload.batches.lending import lent_blocks, lent_images, stacked
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.options import BatchOptions
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
+from gpuload.ring.columns import Block, Columns, ImageColumn, entry
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.ranges import COPY, named
-from gpuload.stage.upload import views_of
+from gpuload.stage.upload import upload, views_of
 from gpuload.transforms import Program
-from gpuload.transforms.program.draws import IMAGE
-from gpuload.workers.batch import Batch
-from gpuload.workers.plans import to_plan
+from gpuload.workers.batch import Batch, Part
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["Assembly", "BatchInfo", "Made"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 NOTHING = contextlib.nullcontext()
+LEND_BYTES = 1 << 20  # less is copied
 NO_TENSORS = (int, float, str, bytes, type, type(None))  # there are none in these
 
 
@@ -70,11 +70,13 @@ class Made(NamedTuple):
         value: what the user gets, unless there is a `rest`.
         tensors: all tensors in it; with a `rest`, all that it reads.
         rest: makes the value, on the consumer's stream.
+        warning: to be given with it.
     """
 
     value: Any
     tensors: list[torch.Tensor]
-    rest: Callable[[], Any] | None = None
+    rest: Callable[[], Any] | None
+    warning: str
 
 
 class Assembly:
@@ -101,7 +103,7 @@ class Assembly:
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
         self._targets: TargetStage | None = None  # made once a sample has targets
         self._gathering: GatheredTargets | None = None
-        self._told = False  # whether it was said that something does not move targets, if so
+        self._warned = False  # whether it was looked for what does not move targets
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
         """Make a batch, or all of it that may be made ahead: what is at the end of the transforms, and a `collate_fn`,
@@ -121,9 +123,8 @@ class Assembly:
         return made
 
     def _made(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
-        columns, chain = batch.columns or Columns(batch), self._options.chain
-        batch.columns = None  # they refer to each other
-        later, finished = False, None
+        starts = self._transfer.starts(batch)
+        columns, later, finished = columns_of(batch, starts, spread=self._by_row), False, None
         if columns.collated is not None:
             release()  # it was copied when it was unpickled
             if (found := columns.collated).error:
@@ -134,16 +135,17 @@ class Assembly:
             outline = None if self._by_row else outline_of(columns)
             finished = self.finish(batch, columns, release, by_row=self._by_row, last=not later)
             put = partial(self._put_together, columns, outline, finished)
-        if columns.has_targets and not (self._told or batch.warning):
-            self._told, batch.warning = True, left_behind(chain, columns)
-        told = None
+        warning = batch.spec.warning
+        if columns.has_targets and not (self._warned or warning):
+            self._warned, warning = True, left_behind(self._options.chain, columns)
+        batch_info = None
         if info:
             with _on_the_cpu():
-                told = self._info(batch, columns)
+                batch_info = self._info(batch, columns)
         if finished is None or not later:
-            value = put() if told is None else (put(), told)
-            return Made(value, _tensors(value, DEPTH))
-        epoch, held = batch.spec.epoch, _tensors([finished.results, told], DEPTH)
+            value = put() if batch_info is None else (put(), batch_info)
+            return Made(value, _tensors(value, DEPTH), None, warning)
+        epoch, held = batch.spec.epoch, _tensors([finished.results, batch_info], DEPTH)
 
         def rest() -> Any:
             start = perf_counter()
@@ -151,11 +153,11 @@ class Assembly:
             ended = perf_counter()
             self.stage_s += ended - start
             try:
-                return put() if told is None else (put(), told)
+                return put() if batch_info is None else (put(), batch_info)
             finally:
                 self.collate_s += perf_counter() - ended
 
-        return Made(None, held, rest)
+        return Made(None, held, rest, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
         """Whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`, or what
@@ -164,18 +166,17 @@ class Assembly:
             return True
         return self._options.chain.ends_in_state and bool(columns.images)
 
-    def told_of(self, batch: Batch) -> bytes | None:
-        """Of a complete batch that workers may plan, what they are told; None: it is planned here."""
-        chunks = [part.told for part in batch.parts]
-        if all(chunks):
-            batch.starts = self._transfer.starts(batch)
-            return to_plan(batch.starts, chunks)
-        batch.columns = columns = Columns(batch)
-        images = columns.images
-        if columns.has_targets or len(images) != 1 or images[0].kinds or len(images[0].rows) != len(columns):
-            return None
-        batch.starts = self._transfer.starts(batch)
-        return to_plan(batch.starts, (), columns.table(images[0], batch.starts))
+    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
+        """For a complete batch, return a plan to be made and what a worker reads for it; None: it is planned here."""
+        planned = PlannedBatch(self._transfer.starts(batch))
+        chunks = [part.description for part in batch.parts]
+        if not all(chunks):
+            chunks = []
+            planned.columns = columns = columns_of(batch, planned.starts, spread=self._by_row)
+            images = columns.images
+            if columns.has_targets or len(images) != 1 or images[0].kinds or images[0].rows is not None:
+                return None
+        return planned, planned.request(chunks)
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
         """The batch that the user gets, of its finished columns; `outline` None: row by row."""
@@ -197,38 +198,32 @@ class Assembly:
         one_by_one = by_row or columns.has_targets or self._options.chain.gathers  # else no row has a cell of its own
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
         finished = Finished(cells, pairing=self._pairing(batch, columns))
-        if by_row or columns.has_targets:
-            columns.spread_blocks()
         lends = self._lends and columns.images and not (columns.has_targets or batch.on_device)
-        loads = bool(columns.images and not lends) or bool(columns.blocks and self._pool is None)
+        loads = bool(columns.blocks or (columns.images and not lends))
         start = perf_counter()
         with named(COPY):
             pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
         loaded = perf_counter()
         self.copy_s += loaded - start
 
-        def bytes_of(images: Images) -> RaggedImages:
-            return _ragged(columns, images, columns.table(images, starts) if loads else images.table, pixels)
+        def bytes_of(images: ImageColumn) -> RaggedImages:
+            return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
 
-        def pixels_of(images: Images) -> RaggedImages:
-            return _typed(columns, images, bytes_of(images)) if images.kinds else bytes_of(images)
+        def pixels_of(images: ImageColumn) -> RaggedImages:
+            return _typed(images, bytes_of(images)) if images.kinds else bytes_of(images)
 
         gathered: list[Gathered] | None = None
-        made = batch.made
-        if made is not None and pixels is not None and batch.starts == starts[:-1]:
-            made.arrays = views_of(pixels, made.spans, starts[-1])
-            leaves = {name: made.arrays.pop(name) for name in made.spans if isinstance(name, int)}
+        planned = batch.planned
+        if planned is not None and pixels is not None:
+            planned.arrays = views_of(pixels, planned.spans, starts[-1])
+            leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
             if self._transfer.asynchronous and not by_row:  # copied, or whoever keeps labels would keep the pixels
                 finished.placed.update((leaf, array.clone()) for leaf, array in leaves.items())
-        elif made is not None:  # a part was moved since
-            made = batch.together = None
-            columns = Columns(batch)
         for number, images in enumerate(columns.images):
-            if made is not None:
-                finished.images.append(self._stage(pixels_of(images), made, last=False))
+            if planned is not None:
+                finished.images.append(self._stage(pixels_of(images), planned, last=False))
                 continue
-            first = columns.images[0]
-            if number and np.array_equal(images.rows, first.rows) and np.array_equal(images.sizes_hw, first.sizes_hw):
+            if number and _of_one_size(images, columns.images[0]):
                 drawn = finished.drawn
             else:
                 drawn = self._drawn(batch.spec.epoch, columns, images)
@@ -243,17 +238,18 @@ class Assembly:
                 finished.images.append(self._images(columns, images, pixels_of, drawn, finished.pairing, gathered))
         if lends:
             assert self._pool is not None
-            finished.images = lent_images(self._transfer, batch, columns, self._pool)
+            finished.images = _lent_images(self._transfer, batch, columns, self._pool)
         if last:
             self._end(batch.spec.epoch, columns, finished, by_row=by_row)
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
             self._targets(columns, finished, finished.drawn, bytes_of)
         self.stage_s += perf_counter() - loaded
-        if not loads and not lends:
-            finished.whole |= lent_blocks(self._transfer, columns)
+        if columns.blocks and not columns.images and self._pool is not None:
+            finished.whole |= _lent_blocks(self._transfer, batch, columns)
         for leaf in columns.blocks.keys() - finished.whole.keys():
-            finished.whole[leaf] = stacked(columns.blocks[leaf], columns, pixels, starts, self._pool)
+            assert pixels is not None
+            finished.whole[leaf] = _stacked(columns.blocks[leaf], pixels, self._pool)
         if not loads:
             release()  # all that is in the slots is copied or lent
         return finished
@@ -270,14 +266,14 @@ class Assembly:
                 finished.images[number] = ended[0] if views is None else ended
         if by_row or columns.has_targets:
             for images, made, sizes in zip(columns.images, finished.images, finished.sizes_hw, strict=True):
-                for at, (row, leaf) in enumerate(zip(images.rows.tolist(), images.leaves, strict=True)):
+                for at, (row, leaf) in enumerate(images.places()):
                     finished.cells[row][leaf] = row_of(made, views, at, sizes)
 
     def _images(
         self,
         columns: Columns,
-        images: Images,
-        pixels_of: Callable[[Images], RaggedImages],
+        images: ImageColumn,
+        pixels_of: Callable[[ImageColumn], RaggedImages],
         drawn: Sequence[Program],
         pairing: Pairing | None,
         gathered: list[Gathered] | None,
@@ -285,7 +281,7 @@ class Assembly:
         """The images of a column, finished but for `_end`; `pairing`, if they are mixed, gives partners and takes
         shares; `gathered`, if they are put together, says of what."""
         if pairing is not None:
-            self._pair(drawn[0], columns, images.rows, pairing)
+            self._pair(drawn[0], columns, images, pairing)
         partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
         views = [
             self._stage(
@@ -299,11 +295,12 @@ class Assembly:
         ]
         return views[0] if self._options.chain.views is None else views
 
-    def _drawn(self, epoch: int, columns: Columns, images: Images) -> list[Program]:
+    def _drawn(self, epoch: int, columns: Columns, images: ImageColumn) -> list[Program]:
         """The programs for images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
-        boxes = columns.boxes(images.rows.tolist()) if chain.reads_boxes else None
-        positions, sizes, regions = columns.positions[images.rows], images.sizes_hw, images.table[:, 6:]
+        boxes = columns.boxes(images.row_numbers.tolist()) if chain.reads_boxes else None
+        positions = columns.positions if images.rows is None else columns.positions[images.rows]
+        sizes, regions = images.table["size_hw"], images.table["region_tlhw"]
         return [
             chain.draw(key, positions, sizes, boxes, view=view, regions_tlhw=regions)
             for view in range(len(chain.lines))
@@ -318,8 +315,7 @@ class Assembly:
         """The numbers that say which samples are neighbours."""
         if self._options.planned:
             return columns.positions
-        planned = np.argsort(batch.spec.positions, kind="stable")  # the rows of the batch as it was asked for
-        return planned[np.searchsorted(batch.spec.positions[planned], columns.positions)]
+        return planned_rows(batch, columns)
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
         """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,
@@ -327,9 +323,9 @@ class Assembly:
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
-    def _pair(self, draws: Program, columns: Columns, which: np.ndarray, pairing: Pairing) -> None:
-        """Give `pairing` the shares drawn for the images of rows `which`."""
-        if len(which) != len(columns):
+    def _pair(self, draws: Program, columns: Columns, images: ImageColumn, pairing: Pairing) -> None:
+        """Give `pairing` the shares drawn for images."""
+        if (which := images.rows) is not None:
             missing = int(np.setdiff1d(np.arange(len(columns)), which)[0])
             raise CollateError(
                 f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but "
@@ -340,7 +336,7 @@ class Assembly:
 
     def _collated(self, columns: Columns, finished: Finished) -> Any:
         """The samples, through the `collate_fn` if there is one."""
-        samples = columns.samples(finished.cells, unwrapped)
+        samples = samples_of(columns, finished.cells)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
         given = samples[0] if self._options.single else samples
         if collate_fn is None:
@@ -381,7 +377,7 @@ class Assembly:
             batch.spec.step,
             place(torch.from_numpy(columns.positions.copy())),
             place(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
-            place(torch.from_numpy(columns.valid)),
+            place(torch.from_numpy(_valid(batch, columns))),
         )
 
 
@@ -390,13 +386,27 @@ def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
     return NOTHING if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
-def _ragged(columns: Columns, images: Images, table: np.ndarray, pixels: Any) -> RaggedImages:
-    return RaggedImages(pixels, table.view(IMAGE)[:, 0], _Names(columns, images))
+def _valid(batch: Batch, columns: Columns) -> np.ndarray:
+    """Return, for each row, False if it only fills up the batch, bool (N,)."""
+    positions = columns.positions
+    valid = np.ones(len(positions), np.bool_)
+    if batch.spec.valid is not None:
+        # Rows that fill up repeat a position, after the row that counts, if this batch has that one.
+        valid[1:] = positions[1:] != positions[:-1]
+        valid &= np.isin(positions, batch.spec.positions[batch.spec.valid])
+    return valid
 
 
-def _typed(columns: Columns, images: Images, found: RaggedImages) -> RaggedImages:
-    """Images that are not uint8, whose channels came as their bytes."""
-    dtypes = ["uint8" if kind is None else kind[0] for kind in images.kinds]
+def _of_one_size(images: ImageColumn, others: ImageColumn) -> bool:
+    """Whether the same rows have both images, in one size, so that both have the same draws."""
+    return np.array_equal(images.row_numbers, others.row_numbers) and np.array_equal(
+        images.table["size_hw"], others.table["size_hw"]
+    )
+
+
+def _typed(images: ImageColumn, found: RaggedImages) -> RaggedImages:
+    """Return images that are not uint8, whose channels came as their bytes."""
+    dtypes = ["uint8" if kind is None else kind[0] for kind in images.each_kind]
     other = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
     if other is not None:
         raise ValueError(
@@ -443,12 +453,93 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
 class _Names(Sequence[str]):
     """The name of each image of a batch, for errors; made when asked for."""
 
-    def __init__(self, columns: Columns, images: Images) -> None:
+    def __init__(self, columns: Columns, images: ImageColumn) -> None:
         self._columns = columns
         self._images = images
 
     def __len__(self) -> int:
-        return len(self._images.rows)
+        return len(self._images.table)
 
     def __getitem__(self, row: Any) -> Any:
-        return self._columns.name(int(self._images.rows[row]), self._images.leaves[row])
+        return self._columns.name(int(self._images.row_numbers[row]), entry(self._images.leaves, row))
+
+
+# -- what a batch may leave in its slots -----------------------------------------------------------------------------
+# On the CPU the user gets tensors that are views of a slot, which is free again when the last of them is gone; if the
+# transfer refuses that, and on other devices, the bytes are copied.
+
+
+def _lent_blocks(transfer: Any, batch: Batch, columns: Columns) -> dict[int, torch.Tensor]:
+    """Return the batch's blocks as views of its slot, if one slot has them all and lending is worth it; else none."""
+    parts = [(part, start) for part, start in zip(batch.parts, transfer.starts(batch), strict=False) if part.samples]
+    if len(parts) != 1 or any(block.rows is not None for block in columns.blocks.values()):
+        return {}
+    [(part, start)] = parts
+    if not _worth_lending(part):
+        return {}
+    assert part.data is not None
+    arrays = {leaf: block.arrays(part.data, start)[0] for leaf, block in columns.blocks.items()}
+    if not transfer.lend(part, list(arrays.values())):
+        return {}
+    return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, array in arrays.items()}
+
+
+def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
+    tensor = torch.from_numpy(array)  # it keeps this array object alive
+    return tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
+
+
+def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
+    """Return the images of a batch as decoded, C×H×W: views of slots, H×W×C, if those are lent, else of copies."""
+    starts = np.array(transfer.starts(batch))
+    memory: list[torch.Tensor | None] = []
+    for part in batch.parts:
+        if part.data is None:
+            memory.append(None)
+            continue
+        bytes_ = part.data[: part.used_bytes]
+        tensor = torch.from_numpy(bytes_)  # it keeps this array object alive
+        if not (_worth_lending(part) and transfer.lend(part, [bytes_])):
+            tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
+        memory.append(tensor)
+    return [_views(memory, starts, images) for images in columns.images]
+
+
+def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: ImageColumn) -> list[torch.Tensor]:
+    """Return images as views; `starts` are where the memory of each part begins, as offsets count."""
+    views, size, offsets = [], 1, images.table["offset"]
+    if images.kinds:
+        dtype = getattr(torch, images.kinds[0][0])  # pyright: ignore[reportOptionalSubscript]
+        size = dtype.itemsize
+        memory = [None if whole is None else whole[: len(whole) // size * size].view(dtype) for whole in memory]
+    order = starts.argsort(kind="stable")
+    parts = order[starts[order].searchsorted(offsets, "right") - 1]
+    columns = (offsets - starts[parts]).tolist(), images.table["shape"].tolist()
+    for part, offset, (height, width, pixel) in zip(parts.tolist(), *columns, strict=True):
+        whole: Any = memory[part]
+        channels = pixel // size
+        strides = (1, width * channels, channels)
+        views.append(whole.as_strided((channels, height, width), strides, offset // size))
+    return views
+
+
+def _worth_lending(part: Part) -> bool:
+    if part.data is None or part.slot is None:
+        return False
+    return part.used_bytes >= max(LEND_BYTES, part.slot.capacity_bytes // 4)
+
+
+def _stacked(block: Block, pixels: torch.Tensor, pool: OutputPool | None) -> torch.Tensor:
+    """Return a leaf in blocks as one tensor, N×…, from the batch's memory: on the CPU in memory of the `pool`."""
+    dtype = getattr(torch, block.torch_dtype or block.dtype)
+    views = [
+        pixels[at : at + count * block.row_bytes].view(dtype).view(count, *block.shape) for at, count in block.pieces
+    ]
+    if pool is None:
+        whole = torch.cat(views) if len(views) > 1 else views[0]
+        return whole if block.rows is None else whole[upload(block.rows, whole.device)]
+    whole, at = pool.empty((sum(map(len, views)), *block.shape), dtype), 0
+    for view in views:
+        whole[at : at + len(view)] = view
+        at += len(view)
+    return whole if block.rows is None else whole[torch.from_numpy(block.rows)]

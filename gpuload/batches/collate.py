@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
 
-from gpuload.batches.columns import Columns, Finished
+from gpuload.batches.columns import Finished
 from gpuload.batches.pad import remedy_for
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.tree import (
@@ -36,10 +36,10 @@ from gpuload.datasets.tree import (
     unflatten,
 )
 from gpuload.errors import CollateError, kinds_of
-from gpuload.ring.chunk import TensorBits
+from gpuload.ring.columns import Columns, TensorBits
 from gpuload.stage.upload import upload
 
-__all__ = ["Outline", "collate", "converted", "outline_of", "row_of", "unwrapped"]
+__all__ = ["Outline", "collate", "converted", "outline_of", "row_of", "samples_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
@@ -83,7 +83,7 @@ def outline_of(columns: Columns) -> Outline:
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
         for number, images in enumerate(found):
-            for row, leaf in zip(images.rows.tolist(), images.leaves, strict=True):
+            for row, leaf in images.places():
                 marks[row][leaf] = (kind, number if kind == "image" else 0)
     for leaf, column in columns.points.items():
         for row, _ in column.items():
@@ -113,7 +113,7 @@ def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
         return None
     for kind, found in (("image", columns.images), ("mask", columns.masks)):
         for number, images in enumerate(found):
-            if (leaf := images.leaf(len(columns))) is None:
+            if (leaf := images.leaf) is None:
                 return None
             marks[leaf] = (kind, number if kind == "image" else 0)
     return marks | dict.fromkeys(columns.points, ("points", 0))
@@ -215,8 +215,22 @@ def collate(
 
 
 def unwrapped(value: Any) -> Any:
-    """A value as the dataset gave it."""
+    """Return a value as the dataset gave it."""
     return value.tensor() if isinstance(value, TensorBits) else value
+
+
+def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrapped) -> list[Any]:
+    """Put the samples of a batch together again, row by row; `cells` are the finished leaves of each row, `plain` is
+    applied to the values of all others."""
+    rows: list[dict[int, Any]] = [{} for _ in range(len(columns))]
+    for leaf, column in (*columns.values.items(), *columns.points.items()):
+        for row, value in column.items():
+            rows[row][leaf] = plain(value)
+    samples = []
+    for row, (leaves, own) in enumerate(zip(rows, cells, strict=True)):
+        leaves |= own
+        samples.append(unflatten(columns.structure(row), [leaves[leaf] for leaf in range(len(leaves))]))
+    return samples
 
 
 def row_of(batch: Any, views: int | None, row: int, sizes_hw: Sequence[np.ndarray]) -> Any:

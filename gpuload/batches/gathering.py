@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import unwrapped
-from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.columns import Finished
 from gpuload.batches.targets import moved_result, taken, trail_of
 from gpuload.datasets.sample import Boxes, Keypoints
 from gpuload.errors import CollateError
+from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
 from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
@@ -62,7 +63,7 @@ class GatheredTargets:
         finished: Finished,
         program: Program,
         numbers: np.ndarray,
-        pixels_of: Callable[[Images], RaggedImages],
+        pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> list[Gathered]:
         """Move the targets of a batch, into the cells of `finished`; returns what the images need for each record that
         puts them together.
@@ -92,7 +93,7 @@ class GatheredTargets:
         owned = [leaf in fields for leaf in dots]  # which keypoints belong to boxes
         first, found = 0, []
         pixels: dict[int, tuple[RaggedImages, Sequence[tuple[str, int]]]] | None = {
-            masks.leaves[0]: (pixels_of(masks), masks.kinds) for masks in columns.masks
+            masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks
         }
         for number, record in [*gather_records(program), (len(program.records), None)]:
             part = program.part(first, number)
@@ -129,12 +130,12 @@ class GatheredTargets:
             other = next(row for row in range(count) if columns.structure(row) != columns.structure(0))
             self._refuse(columns, other, "have different structures")
         for images in columns.images:
-            if len(images.rows) != count:
+            if images.rows is not None:
                 other = int(np.setdiff1d(np.arange(count), images.rows)[0])
                 self._refuse(columns, other, "have different numbers of images")
         for masks in columns.masks:
-            if masks.leaf(count) is None:
-                differ = (row for row in range(count) if row not in masks.rows.tolist())
+            if masks.leaf is None:
+                differ = (row for row in range(count) if row not in masks.row_numbers)
                 self._refuse(columns, next(differ, 1), "have their masks at different leaves")
         for column in columns.points.values():
             rows = range(count) if column.rows is None else column.rows
@@ -143,7 +144,7 @@ class GatheredTargets:
                 self._refuse(columns, next((row for row in range(count) if row not in rows), 1), "have other targets")
         other = next((row for row, own in enumerate(columns.fields) if own != columns.fields[0]), None)
         if other is not None:
-            one, two = (", ".join(map(str, columns.fields[row])) or "none" for row in (0, other))
+            one, two = (", ".join(map(str, entry(columns.fields, row))) or "none" for row in (0, other))
             self._refuse(
                 columns,
                 other,

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import unwrapped
-from gpuload.batches.columns import Columns, Finished, Images
+from gpuload.batches.columns import Finished
 from gpuload.datasets.box_formats import from_xyxy, to_xyxy
 from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.upload import upload_together
@@ -44,7 +45,7 @@ class TargetStage:
         columns: Columns,
         finished: Finished,
         drawn: Sequence[Program],
-        pixels_of: Callable[[Images], RaggedImages],
+        pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> None:
         """Move the targets of a batch, into `finished`.
 
@@ -64,20 +65,20 @@ class TargetStage:
             self._move_points(columns, finished, drawn)
 
     def _move_masks(
-        self, columns: Columns, finished: Finished, drawn: Sequence[Program], masks: Images, pixels: RaggedImages
+        self, columns: Columns, finished: Finished, drawn: Sequence[Program], masks: ImageColumn, pixels: RaggedImages
     ) -> None:
-        rows = np.searchsorted(columns.images[0].rows, masks.rows)
-        views = [self._masks(pixels, program.take(rows), masks.kinds) for program in drawn]
+        rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
+        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in drawn]
         each = zip(*(found for found, _ in views), strict=True)
-        for row, leaf, results in zip(masks.rows.tolist(), masks.leaves, each, strict=True):
+        for (row, leaf), results in zip(masks.places(), each, strict=True):
             finished.cells[row][leaf] = self._viewed(results)
-        leaf, tensors = masks.leaf(len(columns)), [one for _, one in views if one is not None]
+        leaf, tensors = masks.leaf, [one for _, one in views if one is not None]
         if leaf is not None and len(tensors) == len(views):
             finished.whole[leaf] = self._viewed(tensors)
 
     def _move_points(self, columns: Columns, finished: Finished, drawn: Sequence[Program]) -> None:
         """Boxes and keypoints, and the belongings of boxes that are left out."""
-        having = columns.images[0].rows.tolist()
+        having = columns.images[0].row_numbers.tolist()
         points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in having}
         for leaf in sorted(columns.points):
             for row, value in columns.points[leaf].items():
@@ -112,7 +113,7 @@ class TargetStage:
         """What belongs to boxes and keypoints of a row, if some were left out: the row, the leaf, and which entries are
         left."""
         valid = None if trail.valid is None else np.flatnonzero(trail.valid)
-        for leaf in columns.fields[row]:
+        for leaf in entry(columns.fields, row):
             leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
             if left is None:
                 continue

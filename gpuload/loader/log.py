@@ -18,7 +18,7 @@ from gpuload.stage import Plan
 if TYPE_CHECKING:
     from gpuload.loader.options import Options
     from gpuload.loader.state import State
-    from gpuload.workers.kept import KeptSamples
+    from gpuload.workers.device_cache import CachedSamples
 
 __all__ = ["begun", "changed", "keeping", "kept_all", "kept_so_far", "resuming"]
 
@@ -56,7 +56,7 @@ def kept_so_far(done: int, samples: int) -> None:
     logger.info("keeping samples: %d of %d were read", done, samples)
 
 
-def kept_all(kept: KeptSamples, device: object, seconds: float) -> None:
+def kept_all(kept: CachedSamples, device: object, seconds: float) -> None:
     """All of it was read."""
     memory, failed = kept.memory.nbytes / 1e6, len(kept.errors)
     first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpuload.batches.columns import Columns
+from gpuload.batches.collate import samples_of
+from gpuload.batches.columns import columns_of
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
 from gpuload.order.options import OrderOptions, check_integer
 from gpuload.order.schedule import shares_of
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import TensorBits
+from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Mix, Ops, in_params
 from gpuload.workers.batch import Batch
@@ -103,7 +104,7 @@ def _made(options: Options, epoch: int, positions: np.ndarray, indices: np.ndarr
         for error in batch.errors:
             if error.position == position:
                 raise SampleError(error)
-        columns = Columns(batch)
+        columns = columns_of(batch, session.transfer.starts(batch), spread=True)
         return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == position)[0]))
     finally:
         session.close()
@@ -114,9 +115,9 @@ def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Rep
         finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
         cells = finished.cells[row]
         for images in columns.images:  # copied out of the memory of a whole batch
-            for at in np.flatnonzero(images.rows == row).tolist():
-                cells[images.leaves[at]] = tree_map(torch.clone, cells[images.leaves[at]])
-        sample = columns.samples(finished.cells, _plain)[row]
+            for leaf in (leaf for at, leaf in images.places() if at == row):
+                cells[leaf] = tree_map(torch.clone, cells[leaf])
+        sample = samples_of(columns, finished.cells, _plain)[row]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)])
     index = columns.indices[row]

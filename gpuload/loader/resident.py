@@ -35,11 +35,11 @@ from gpuload.stage import Plan, accelerator
 from gpuload.stage.resident import PixelMemory
 from gpuload.workers.batch import Batch
 from gpuload.workers.belongings import read_differently
+from gpuload.workers.device_cache import CachedSamples
 from gpuload.workers.faults import Faults
 from gpuload.workers.feed import Feed
 from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
-from gpuload.workers.kept import KeptSamples
 
 __all__ = ["keep", "plan_for"]
 
@@ -118,7 +118,7 @@ class Sizes:
         return 0
 
 
-def find_kept(options: Options) -> tuple[DeviceCached, tuple[object, ...], KeptSamples | None] | None:
+def find_kept(options: Options) -> tuple[DeviceCached, tuple[object, ...], CachedSamples | None] | None:
     """The `DeviceCached` of a loader, the key of how this loader reads it, and what is kept under that key, if it has
     been read; None if there is no `DeviceCached`."""
     cached = find_resident(options.order.dataset)
@@ -131,7 +131,7 @@ def find_kept(options: Options) -> tuple[DeviceCached, tuple[object, ...], KeptS
     return cached, key, cached.kept.get(key)
 
 
-def keep(options: Options) -> KeptSamples | None:
+def keep(options: Options) -> CachedSamples | None:
     """All samples of the loader's `DeviceCached`, read if need be; None if it has none.
 
     Raises:
@@ -160,15 +160,15 @@ def plan_for(options: Options) -> Plan:
     return replace(plan, samples=f"{len(cached):,} are kept on {device}: {_mb(kept.memory.nbytes)}{others}")
 
 
-def _read(options: Options, cached: DeviceCached, device: torch.device) -> KeptSamples:
+def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
     """Read all samples: first some, for the size of all; then each, in order."""
     count, began = len(cached), perf_counter()
     budget = Budget.of(cached, device)
-    kept = KeptSamples(count, memory := PixelMemory(device))
+    kept = CachedSamples(count, memory := PixelMemory(device))
     with _feed(options, replace(job_for(options, 0, whole=True), dataset=cached.dataset), device) as feed:
         if count:
             probes = np.unique(np.linspace(0, count - 1, PROBES).astype(np.int64))
-            sizes, different = KeptSamples(len(probes), Sizes()), set()
+            sizes, different = CachedSamples(len(probes), Sizes()), set()
             for batch in _batches(feed, probes, 1):  # one by one, for the size of each
                 before = sizes.memory.nbytes
                 _take(batch, sizes, first=batch.spec.step)
@@ -239,7 +239,7 @@ def _batches(feed: Feed, numbers: np.ndarray, size: int) -> Iterator[Batch]:
         yield batch
 
 
-def _take(batch: Batch, kept: KeptSamples, first: int | None = None) -> None:
+def _take(batch: Batch, kept: CachedSamples, first: int | None = None) -> None:
     """Keep the samples of a batch, under their own numbers or from `first` on."""
     for part in batch.parts:
         if part.content is not None and part.content.rows and part.data is not None:

@@ -49,11 +49,10 @@ from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.changes import DatasetChanges
+from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
 from gpuload.workers.interrupts import held
-from gpuload.workers.kept import KeptSamples
-from gpuload.workers.resident import ResidentEngine
 from gpuload.workers.sizes import REMARK
 
 __all__ = ["Session"]
@@ -74,7 +73,7 @@ class _Launched:
     failed: list[ErrorRecord] = field(default_factory=list)
     after: Place | None = None  # where the next batch is
     warning: str = ""
-    strays: str = ""
+    remark: str = ""
     images: int = 0
 
 
@@ -90,7 +89,7 @@ class Session:
         epoch: int = 0,
         told: set[str] | None = None,
         autotune: Autotune | None = None,
-        kept: KeptSamples | None = None,
+        kept: CachedSamples | None = None,
     ) -> None:
         self.resident_bytes = None if kept is None else int(kept.memory.nbytes)
         self.options = options
@@ -126,7 +125,7 @@ class Session:
             if kept is None:
                 self.engine = engine_for(job, options, self.ring, start.workers, self.placement)
             else:
-                self.engine = ResidentEngine(job, self.ring, kept)
+                self.engine = CacheEngine(job, self.ring, kept)
         except BaseException:
             self.ring.close()
             raise
@@ -139,7 +138,7 @@ class Session:
             workers=start.workers,
             faults=workers.faults,
             candidates=partial(_candidates, options),
-            told_of=self.assembly.told_of if fusing is not None else lambda batch: None,
+            plan_inputs=self.assembly.plan_inputs if fusing is not None else lambda batch: None,
             reclaim=self.transfer.reclaim,
             decode=self.decoder,
         )
@@ -253,10 +252,10 @@ class Session:
         if current.warning:
             text, current.warning = current.warning, ""
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        about = next((begin for begin in (REMARK, UNUSABLE) if current.strays.startswith(begin)), "strays")
-        if current.strays and about not in self._told:
+        about = next((begin for begin in (REMARK, UNUSABLE) if current.remark.startswith(begin)), "strays")
+        if current.remark and about not in self._told:
             self._told.add(about)
-            warnings.warn(current.strays, RuntimeWarning, stacklevel=4)
+            warnings.warn(current.remark, RuntimeWarning, stacklevel=4)
         self.launched.popleft()
         if current.error is None:
             self._hand_over(current)
@@ -355,9 +354,10 @@ class Session:
         try:
             return self._issue(batch, info)
         except BaseException as error:
+            loaded = self.transfer.loading is batch
             with contextlib.suppress(RuntimeError):  # the device is broken, and has ended all work by that
                 self.transfer.finish()  # gives the slots back, once the launched work has ended
-            if not batch.loaded:
+            if not loaded:
                 self.feed.release(batch)
             if not isinstance(error, Exception):
                 raise
@@ -384,14 +384,24 @@ class Session:
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, release)
             ticket = self.transfer.finish()
-        strays, images = batch.strays, 0
+        remark, images = batch.remark, 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        after, warning = batch.spec.after, batch.warning
+        warning = made.warning
         if made.rest is None:  # else the batch is not yet what the user gets
             warning = warning or self._remark_on_layout(made.tensors)
-        return _Launched(*made, ticket, failed=batch.errors, after=after, warning=warning, strays=strays, images=images)
+        return _Launched(
+            made.value,
+            made.tensors,
+            made.rest,
+            ticket,
+            failed=batch.errors,
+            after=batch.spec.after,
+            warning=warning,
+            remark=remark,
+            images=images,
+        )
 
     def _remark_on_layout(self, value: Any) -> str:
         """What to warn of, once, where ``memory_format="channels_last"`` reaches no tensor of a batch."""

@@ -19,17 +19,19 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.tree import is_tensor
-from gpuload.ring.chunk import SEPARATOR, Block, ChunkContent, ImageColumn, TensorBits, TVTensor, ValueColumn
+from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensor, ValueColumn
 from gpuload.ring.ring import align
+from gpuload.transforms.program.draws import IMAGE
 
-__all__ = ["ALIGN", "Packed", "read_content", "write_content"]
+__all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "write_arrays", "write_content"]
 
 ALIGN = 64
+ALIGNMENT: Final = 16  # of small arrays one after the other, bytes: for a GPU's vector loads
 MIN_PAYLOAD_BYTES = 2048  # shorter arrays travel in the message
 # numpy's names of the types that torch has too; torch's names of those that numpy lacks, with the type of their bits.
 BLOCK_TYPES = frozenset(
@@ -38,6 +40,7 @@ BLOCK_TYPES = frozenset(
         *("float16", "float32", "float64", "complex64", "complex128"),
     }
 )
+Span = tuple[int, int, str]  # of an array: the first byte, the bytes, and numpy's name of the type
 ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
@@ -53,7 +56,7 @@ class Packed:
 
 
 def write_content(
-    content: ChunkContent, slot: np.ndarray, used_bytes: int, *, inline_bytes: int, keep_types: bool = False
+    content: Columns, slot: np.ndarray, used_bytes: int, *, inline_bytes: int, keep_types: bool = False
 ) -> Packed:
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
@@ -69,17 +72,18 @@ def write_content(
     """
     stacked, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
     pickled, buffers = _pickle(content, keep_types)
+    tables = b"".join([column.table.tobytes() for column in (*content.images, *content.masks)])
     spans: list[int] = []
     for buffer in buffers:
         spans += [end, buffer.nbytes]
         end = align(end + buffer.nbytes, ALIGN)
-    meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled
+    meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
     inline = len(meta) <= inline_bytes
     total = end if inline else end + len(meta)
     if total > len(slot):
         return Packed(total, False)
-    for block, column in zip(content.blocks, stacked, strict=True):
-        for row, array in zip(block.array(slot), column, strict=True):
+    for block, column in zip(content.blocks.values(), stacked, strict=True):
+        for row, array in zip(*block.arrays(slot), column, strict=True):
             row[...] = array
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
@@ -89,8 +93,9 @@ def write_content(
     return Packed(total, True, b"", (end, len(meta)))
 
 
-def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> ChunkContent:
-    """What `write_content` wrote. Blocks stay where they are; other arrays are copied out of the slot."""
+def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None) -> Columns:
+    """Return what `write_content` wrote. Tables are views of the message and blocks stay where they are; other arrays
+    are copied out of the slot."""
     if meta_at is not None:
         offset, length = meta_at
         meta = slot[offset : offset + length].tobytes()
@@ -99,36 +104,63 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     if count:
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
         buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
-    content = ChunkContent(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
+    content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
     # Plain tuples so far; most chunks have one column of images, and of values, and none of others.
-    columns: list[Any]
+    described: list[Any] = [*content.images, *content.masks]
+    at = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
     for columns in (content.images, content.masks):
-        for number, (table, *others) in enumerate(columns):
-            columns[number] = ImageColumn(np.frombuffer(table, np.int64).reshape(-1, 10), *others)
-    for columns in (content.values, content.points):
-        for number, column in enumerate(columns):
-            columns[number] = ValueColumn(*column)
+        for number, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
+            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, at), leaves, _array(rows), kinds)
+            at += IMAGE.itemsize * length
+    content.values, content.points = (
+        {leaf: ValueColumn(values, _array(rows)) for leaf, values, rows in columns}  # pyright: ignore
+        for columns in (content.values, content.points)
+    )
+    content.blocks = {leaf: Block(*block) for leaf, *block in content.blocks}  # pyright: ignore
     return content
 
 
-def _make_blocks(content: ChunkContent, end: int, keep_types: bool) -> tuple[list[list[np.ndarray]], int]:
+def _array(rows: list[int] | None) -> Rows:
+    return None if rows is None else np.array(rows, np.int64)
+
+
+def _list(rows: Rows) -> list[int] | None:
+    return None if rows is None else rows.tolist()
+
+
+def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
+    """Return where entries lie one after the other, each of some arrays of one type, and where they end."""
+    spans, at = [], 0
+    for arrays in entries:
+        nbytes = sum([array.nbytes for array in arrays])
+        spans.append((at, nbytes, arrays[0].dtype.name))
+        at = align(at + nbytes, ALIGNMENT)
+    return spans, at
+
+
+def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span], memory: np.ndarray) -> None:
+    """Write the arrays of entries to a memory, uint8."""
+    for arrays, (at, _, _) in zip(entries, spans, strict=True):
+        for array in arrays:
+            np.ndarray(array.shape, array.dtype, memory, at)[...] = array
+            at += array.nbytes
+
+
+def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[list[np.ndarray]], int]:
     """Take values that can be stacked out of `content`: the arrays of each block, and where the blocks end."""
     stacked: list[list[np.ndarray]] = []
-    others: list[ValueColumn] = []
-    for column in content.values if len(content.structures) == 1 else ():
-        block = None if column.rows is not None else _block(column.leaf, end, column.values, keep_types)
+    for leaf, column in list(content.values.items()) if len(content.structures) == 1 else ():
+        block = None if column.rows is not None else _block(end, column.values, keep_types)
         if block is None:
-            others.append(column)
             continue
-        content.blocks.append(block)
+        content.blocks[leaf] = block
+        del content.values[leaf]
         stacked.append(column.values if not block.tensor else [_bits(_below(tensor)) for tensor in column.values])
         end = align(end + stacked[-1][0].nbytes * len(column.values), ALIGN)
-    if stacked:
-        content.values = others
     return stacked, end
 
 
-def _block(leaf: int, offset: int, column: Sequence[Any], keep_types: bool) -> Block | None:
+def _block(offset: int, column: Sequence[Any], keep_types: bool) -> Block | None:
     """The block for a leaf's values, if they are alike and large enough."""
     kind = type(column[0])
     tv = None
@@ -150,11 +182,11 @@ def _block(leaf: int, offset: int, column: Sequence[Any], keep_types: bool) -> B
     if not all(type(value) is kind and value.shape == shape and value.dtype == dtype for value in column):
         return None
     if kind is np.ndarray:
-        return Block(leaf, offset, (len(column), *shape), bits, False) if dtype.isnative else None
+        return Block(shape, bits, False, "", None, [(offset, len(column))]) if dtype.isnative else None
     if not all(map(_is_plain, column)):
         return None
     only = name.removeprefix("torch.") if name in ONLY_TORCH else ""
-    return Block(leaf, offset, (len(column), *shape), bits, True, only, tv)
+    return Block(tuple(shape), bits, True, only, tv, [(offset, len(column))])
 
 
 def _is_tv(kind: type) -> bool:
@@ -171,7 +203,7 @@ def _is_plain(tensor: Any) -> bool:
     return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
+def _pickle(content: Columns, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
     """The description as bytes, and the arrays that go to the slot.
 
     Both ends run the user's own program and pack its own objects: the same trust as between a DataLoader and its
@@ -187,27 +219,30 @@ def _pickle(content: ChunkContent, keep_types: bool, *, by_value: bool = False) 
         buffers.append(raw)
         return False
 
-    # Plain tuples, and tables as bytes: arrays cost pickle ten times as much, and objects three times.
+    # Plain tuples, and tables behind all of it: arrays cost pickle ten times as much, and objects three times.
     described: list[Any] = [
         content.rows,
         content.structures,
-        [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.images],
+        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.images],
         [
-            (column.leaf, [_portable(value, keep_types) for value in column.values], column.rows)
-            for column in content.values
+            (leaf, [_portable(value, keep_types) for value in column.values], _list(column.rows))
+            for leaf, column in content.values.items()
         ],
         _joined(content.sources),
         content.errors,
-        content.blocks,
-        [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in content.masks],
-        [(column.leaf, column.values, column.rows) for column in content.points],
+        [
+            (leaf, own.shape, own.dtype, own.tensor, own.torch_dtype, own.tv, own.pieces)
+            for leaf, own in content.blocks.items()
+        ],
+        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.masks],
+        [(leaf, column.values, _list(column.rows)) for leaf, column in content.points.items()],
         content.fields,
         content.collated,
         content.iterable,
-        content.strays,
+        content.remark,
         content.encoded,
         content.encoded_bytes,
-        content.made,
+        content.plan,
     ]
     if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
         import cloudpickle

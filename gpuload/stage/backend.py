@@ -20,8 +20,9 @@ from gpuload.stage.finish import Finish
 from gpuload.stage.finished import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.plan import Fusing, Made
+from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Outline
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["Backend", "Compiled", "Form", "Late", "Levels", "Planned"]
 
@@ -86,7 +87,7 @@ class Planned(Levels, Protocol):
         """What plans them, with dense results in this memory format."""
         ...
 
-    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+    def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of such a plan, whose arrays lie behind the pixels."""
         ...
 

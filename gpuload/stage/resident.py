@@ -22,7 +22,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer, rounded
 from gpuload.stage.upload import upload_together
 from gpuload.workers.batch import Batch
-from gpuload.workers.kept import KeptSamples, copy_windows, span_of
+from gpuload.workers.device_cache import CachedSamples, copy_windows, span_of
 
 __all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
 
@@ -31,6 +31,7 @@ LEAST_SEGMENT_BYTES = 16 << 20
 # are copied one by one: the indices of a gather take eight bytes for each byte.
 SMALL_BYTES = 16 << 10
 GATHER_BYTES = 8 << 20  # at a time
+NO_WINDOWS = np.empty((0, 5), np.int64)
 
 
 class PixelMemory:
@@ -72,7 +73,7 @@ class PixelMemory:
         return self._starts[-1] + start
 
     def write(self, windows: np.ndarray, out: np.ndarray) -> None:
-        """Copy windows (see `gpuload.workers.kept`) to memory of the host; only for one that is there."""
+        """Copy windows (see `gpuload.workers.device_cache`) to memory of the host; only for one that is there."""
         for segment, own in self._by_segment(windows):
             copy_windows(segment.numpy(), own, out)
 
@@ -132,20 +133,30 @@ class ResidentTransfer(CudaTransfer):
         super().close()
         del self._memory
 
+    def starts(self, batch: Batch) -> list[int]:
+        return self._starts(batch)[:-1]
+
+    def _starts(self, batch: Batch) -> list[int]:
+        return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
+
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        windows = [None if part.content is None else part.content.windows for part in batch.parts]
-        *starts, used = accumulate([0 if own is None else span_of(own) for own in windows], initial=0)
+        *starts, used = self._starts(batch)
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
-            for own, start in zip(windows, starts, strict=True):
-                if own is not None:
-                    self._memory.gather(own, flat[start:])
+            for windows, start in zip(_windows(batch), starts, strict=True):
+                if len(windows):
+                    self._memory.gather(windows, flat[start:])
         finally:
             self._loaded(batch, release)
         return flat, starts
 
 
-def transfer_of(kept: KeptSamples, ring: Ring) -> CpuTransfer:
+def _windows(batch: Batch) -> list[np.ndarray]:
+    contents = [part.content for part in batch.parts]
+    return [NO_WINDOWS if own is None or own.windows is None else own.windows for own in contents]
+
+
+def transfer_of(kept: CachedSamples, ring: Ring) -> CpuTransfer:
     """The transfer for batches of these samples."""
     memory: PixelMemory = kept.memory
     return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)

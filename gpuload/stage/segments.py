@@ -27,9 +27,10 @@ from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
-from gpuload.transforms.program.fusing.plan import Fusing, Made
+from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Ops
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]
 
@@ -98,7 +99,7 @@ class SegmentRunner:
     def __call__(
         self,
         images: RaggedImages,
-        program: Program | Made,
+        program: Program | PlannedBatch,
         outputs: Outputs,
         partners: np.ndarray | None = None,
         gathered: Sequence[Gathered] | None = None,
@@ -106,9 +107,9 @@ class SegmentRunner:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
         `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
         3 are groups."""
-        if isinstance(program, Made):
+        if isinstance(program, PlannedBatch):
             planned: Any = self._levels[0]  # as `fusing` found it
-            return planned.launch_made(program, images.pixels, outputs)
+            return planned.launch_planned(program, images.pixels, outputs)
         program, late = program.split()
         later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.

@@ -28,8 +28,9 @@ from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.plan import Fusing, Made
+from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["Result", "Stage"]
 
@@ -109,7 +110,7 @@ class Stage:
     def __call__(
         self,
         images: RaggedImages,
-        program: Program | Made,
+        program: Program | PlannedBatch,
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
@@ -211,7 +212,7 @@ class Stage:
         )
 
     def check(
-        self, images: RaggedImages, program: Program | Made, view: int = 0, partners: np.ndarray | None = None
+        self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0, partners: np.ndarray | None = None
     ) -> int:
         """Check that the images fit the chain and each other; returns how many channels the results have."""
         if len(images) == 0 or len(images) != len(program):
@@ -220,7 +221,7 @@ class Stage:
             raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
         if partners is not None:
             _check_partners(partners, len(images))
-        counts, planned = images.shapes[:, 2], isinstance(program, Made)  # of images that are alike
+        counts, planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # of images that are alike
         if not planned and (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise ValueError(

@@ -37,6 +37,7 @@ from gpuload.stage.timing import DeviceTimes
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
+    from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
 
@@ -58,6 +59,7 @@ class CpuTransfer:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._release: Callable[[], None] | None = None
+        self.loading: Batch | None = None  # whose slots are given back here, until `finish`
 
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
@@ -81,13 +83,12 @@ class CpuTransfer:
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
         calls `release`, when the slots are free."""
-        self._release, batch.loaded = release, True
-        parts = batch.parts
+        self._release, self.loading = release, batch
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
         starts = _starts(batch)
         whole = torch.empty(starts.pop(), dtype=torch.uint8)
-        for part, start in zip(parts, starts, strict=True):
+        for part, start in zip(batch.pieces, starts, strict=True):
             if part.data is not None and part.used_bytes > part.encoded_bytes:
                 copied = slice(part.encoded_bytes, part.used_bytes)
                 whole.numpy()[start + copied.start : start + copied.stop] = part.data[copied]
@@ -96,7 +97,7 @@ class CpuTransfer:
 
     def finish(self) -> Any:
         """End a batch, issued or given up. Returns a ticket for `hand_over`."""
-        release, self._release = self._release, None
+        release, self._release, self.loading = self._release, None, None
         if release is not None:
             release()
 
@@ -176,7 +177,7 @@ class CudaTransfer(CpuTransfer):
         used = starts.pop()
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
-            for part, start in zip(batch.parts, starts, strict=True):
+            for part, start in zip(batch.pieces, starts, strict=True):
                 if part.data is not None and part.used_bytes > part.encoded_bytes:
                     copied = slice(part.encoded_bytes, part.used_bytes)
                     source = torch.from_numpy(part.data[copied])
@@ -190,11 +191,12 @@ class CudaTransfer(CpuTransfer):
     def _loaded(self, batch: Batch, release: Callable[[], None]) -> None:
         # Whatever happens next, the slots are free after this event, and not before.
         self._copied.append((self._device.record(self._stream), release))
-        batch.loaded = True
+        self.loading = batch
         self._times.mark(self._stream)
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
+        self.loading = None
         self._times.end(self._stream)
         return self._device.record(self._stream)
 
@@ -285,19 +287,19 @@ class CudaTransfer(CpuTransfer):
 
 def _in_slots(batch: Batch) -> bool:
     """Whether no part was moved out of a full ring, and none has images that the device decoded."""
-    return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.parts)
+    return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.pieces)
 
 
 def _offsets(batch: Batch) -> list[int]:
     """Where each part begins in the ring."""
-    return [part.slot.offset if part.slot else 0 for part in batch.parts]
+    return [part.slot.offset if part.slot else 0 for part in batch.pieces]
 
 
 def _starts(batch: Batch) -> list[int]:
     """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type. A
     part whose first bytes are files begins before the memory that it takes."""
     found, at = [], 0
-    for part in batch.parts:
+    for part in batch.pieces:
         found.append(begin := at - part.encoded_bytes)
         at = begin + align(part.used_bytes, ALIGN)
         if part.decoded is not None:
@@ -305,11 +307,11 @@ def _starts(batch: Batch) -> list[int]:
     return [*found, at]
 
 
-def _take_decoded(part: Part, whole: torch.Tensor, start: int) -> None:
+def _take_decoded(part: Part | PlannedBatch, whole: torch.Tensor, start: int) -> None:
     """Copy what the device decoded of a part to its place in the batch's memory."""
-    if part.decoded is not None:
-        begin = start + part.host_end
-        whole[begin : begin + len(part.decoded)].copy_(part.decoded)
+    if (decoded := part.decoded) is not None:
+        begin = start + align(part.used_bytes, ALIGN)
+        whole[begin : begin + len(decoded)].copy_(decoded)
 
 
 def rounded(nbytes: int) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from gpuload.ring.arrays import ALIGNMENT, Span, spans_of, write
+from gpuload.ring.packing import ALIGNMENT, Span, spans_of, write_arrays
 from gpuload.ring.ring import align
 
 __all__ = ["upload", "upload_together", "views_of"]
@@ -33,7 +33,7 @@ def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device:
     entries = [own if isinstance(own, Sequence) else [own] for own in arrays]
     spans, nbytes = spans_of(entries)
     flat = np.empty(nbytes, np.uint8)
-    write(entries, spans, flat)
+    write_arrays(entries, spans, flat)
     found = views_of(upload(flat, device), dict(enumerate(spans)))
     return [
         tensor if isinstance(own, Sequence) or own.ndim == 1 else tensor.view(own.shape)

@@ -13,10 +13,10 @@ import numpy as np
 
 from gpuload.errors import ErrorRecord
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import ChunkContent
+from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN, read_content
 from gpuload.ring.ring import Slot, align
-from gpuload.transforms.program.fusing.plan import Made
+from gpuload.workers.planned import NO_BYTES, PlannedBatch
 from gpuload.workers.protocol import Request
 
 __all__ = ["Batch", "Part"]
@@ -24,7 +24,6 @@ __all__ = ["Batch", "Part"]
 # After this many deaths of workers while it was alone in a chunk, a sample counts as bad. Deaths by SIGKILL come from
 # outside (memory ran out, somebody killed it) and may hit any sample, so more of them are allowed.
 OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
-NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +31,7 @@ class Part:
     """A chunk of a batch: what is asked for and, once it is done, the result.
 
     `data` are the chunk's bytes: a view of its slot, or of private memory if it was moved out (`slot` is None then).
-    `told` is the description of a plain chunk (see `Reply`) until somebody asks for its `content`.
+    `description` is that of a plain chunk (see `Reply`) until somebody asks for its `content`.
     `decoded` are the images that the device decoded, one after the other: a tensor of uint8 there; their offsets count
     from `host_end` on, as if they lay behind the chunk's bytes.
     """
@@ -49,25 +48,25 @@ class Part:
     slot: Slot | None = None
     data: np.ndarray | None = None
     used_bytes: int = 0
-    told: bytes = b""
+    description: bytes = b""
     decoded: Any = None
-    _content: ChunkContent | None = None
+    _content: Columns | None = None
 
     @property
-    def content(self) -> ChunkContent | None:
-        """What it holds; None: it is not done."""
-        if self.told:
-            self.content = read_content(NO_BYTES, self.told, None)
+    def content(self) -> Columns | None:
+        """The chunk's columns; None: it is not done."""
+        if self.description:
+            self.content = read_content(NO_BYTES, self.description, None)
         return self._content
 
     @content.setter
-    def content(self, content: ChunkContent | None) -> None:
-        self._content, self.told = content, b""
+    def content(self, content: Columns | None) -> None:
+        self._content, self.description = content, b""
 
     @property
     def samples(self) -> int:
         """How many of its samples loaded."""
-        return len(self.positions) if self.told else 0 if self._content is None else len(self._content.rows)
+        return len(self.positions) if self.description else 0 if self._content is None else len(self._content)
 
     @property
     def encoded_bytes(self) -> int:
@@ -101,14 +100,14 @@ class Part:
         chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
         return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
 
-    def failure(self, cause: str, stack: str) -> ChunkContent:
+    def failure(self, cause: str, stack: str) -> Columns:
         """Its result if all of its samples failed."""
         epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
             index = int(index) if isinstance(index, np.integer) else index
             record = ErrorRecord(epoch=epoch, position=position, index=index, source=None, cause=cause, traceback=stack)
             errors.append((row, record))
-        return ChunkContent(errors=errors)
+        return Columns(errors=errors)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,23 +122,23 @@ class Batch:
     spec: BatchSpec
     parts: list[Part] = field(default_factory=list)
     open_parts: int = 0
-    loaded: bool = False  # the transfer has it: it says when the slots are free
     errors: list[ErrorRecord] = field(default_factory=list)
     lost: ErrorRecord | None = None
     fatal: ErrorRecord | None = None
     dropped: bool = False
-    warning: str = ""
     candidates: dict[int, Iterator[Any]] = field(default_factory=dict)  # indices to try instead, by position
-    columns: Any = None  # if it has been read already
-    starts: Sequence[int] = ()  # where its parts will be on the device, as it is planned
-    planning: int | None = None  # the chunk number of the request for its plan
-    made: Made | None = None  # its plan, which is its last part
-    together: ChunkContent | None = None  # with a plan: what its parts hold, if they are plain, by their places there
+    planned: PlannedBatch | None = None
 
     @property
     def done_parts(self) -> int:
         """How many of its parts are done."""
         return len(self.parts) - self.open_parts
+
+    @property
+    def pieces(self) -> Sequence[Part | PlannedBatch]:
+        """What lies in slots: its parts and, behind them, the arrays of its plan."""
+        planned = self.planned
+        return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
     @property
     def waits_for_device(self) -> bool:
@@ -157,25 +156,10 @@ class Batch:
         return not any(part.samples for part in self.parts)
 
     @property
-    def strays(self) -> str:
-        """What to tell the user of its samples, see `ChunkContent`."""
-        found = (part.content.strays for part in self.parts if not part.told and part.content is not None)
-        return next(filter(None, found), "")
-
-    def plan_with(self, content: ChunkContent, slot: Slot, data: np.ndarray) -> None:
-        """Take in its plan, whose arrays are all of `data`, in that slot."""
-        self.made = Made.of(content.made)
-        self.together = content if content.rows else None
-        nothing = self.spec.positions[:0]
-        self.parts.append(Part(self, nothing, nothing, slot=slot, data=data, used_bytes=len(data)))
-
-    def unplan(self) -> Slot | None:
-        """Forget its plan, and what it was made for; returns the slot that it had."""
-        self.planning = self.columns = None
-        if self.made is None:
-            return None
-        self.made = self.together = None
-        return self.parts.pop().slot
+    def remark(self) -> str:
+        """What to tell the user of its samples, see `Columns`."""
+        contents = (part.content for part in self.parts if not part.description)
+        return next((content.remark for content in contents if content is not None and content.remark), "")
 
     def substitute(self, errors: list[ErrorRecord], candidates: Callable[..., Iterator[Any]]) -> Part | None:
         """Record samples that failed, each with the one that is tried instead; these, as one more part."""
@@ -209,4 +193,4 @@ class Batch:
         if spec is None:
             self.dropped = True
         else:
-            self.spec, self.warning = spec, spec.warning
+            self.spec = spec

@@ -22,13 +22,13 @@ from typing import Any
 
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import ChunkContent
+from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.engine import Engine, Event, Freed, Lost
 from gpuload.workers.faults import Faults, Tally
-from gpuload.workers.plans import Planner
+from gpuload.workers.planned import PlannedBatch, Planner
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.slot_size import SlotSize
 from gpuload.workers.spill import spill
@@ -52,7 +52,7 @@ class Feed:
         workers: how many there are; if batches are one chunk each, more of these are in work.
         faults: what happens to samples that fail.
         candidates: for (batch, position, index) of a failed sample, the indices to try instead.
-        told_of: what workers are told of a batch that they may plan; see `gpuload.workers.plans`.
+        plan_inputs: what a worker plans a batch from; see `gpuload.workers.planned`.
         reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
         decode: has the device decode what workers left of a batch; gives the samples that failed, by part.
     """
@@ -68,7 +68,7 @@ class Feed:
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
         candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
-        told_of: Callable[[Batch], bytes | None] = lambda batch: None,
+        plan_inputs: Callable[[Batch], tuple[PlannedBatch, bytes] | None] = lambda batch: None,
         reclaim: Callable[[bool], bool] = lambda wait: False,
         decode: Callable[[Batch], Failed] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Feed:
         self.faults = faults or Faults()
         self._candidates, self._reclaim, self._decode = candidates, reclaim, decode
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._next_chunk = Planner(engine, ring, told_of), 1
+        self.plans, self._next_chunk = Planner(engine, ring, plan_inputs), 1
         self._awaited = False  # the batch that is due is waited for
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
@@ -160,7 +160,7 @@ class Feed:
         asked for."""
         open_queues: set[int] = set()
         for batch in self._batches:
-            is_open = batch.open_parts or (planned and batch.planning is not None)
+            is_open = batch.open_parts or (planned and batch.planned is not None and batch.planned.plan is None)
             if not is_open and batch.spec.queue not in open_queues:
                 return batch
             open_queues.add(batch.spec.queue)
@@ -173,7 +173,8 @@ class Feed:
         if (decode := self._decode) and batch.waits_for_device and not self._end_decoding(batch, decode):
             return None
         self._batches.remove(batch)
-        batch.planning = None
+        if batch.planned is not None and batch.planned.plan is None:
+            batch.planned = None  # it is not waited for
         batch.come_due()
         # Workers need work while the consumer has this batch.
         self._hand_out(waited_for=False)
@@ -205,12 +206,14 @@ class Feed:
 
     def release(self, batch: Batch) -> None:
         """Give back the slots of a batch."""
-        batch.planning = None
+        for piece in batch.pieces:
+            if piece.slot is not None:
+                self.ring.release(piece.slot)
+                piece.slot = None
+            piece.data = None
         for part in batch.parts:
-            if part.slot is not None:
-                self.ring.release(part.slot)
-                part.slot = None
-            part.data = part.decoded = None
+            part.decoded = None
+        batch.planned = None
 
     @property
     def _working(self) -> int:
@@ -238,7 +241,7 @@ class Feed:
     @property
     def _room(self) -> bool:
         """Whether another batch may begin: beside two that are being planned, or wait with their plans, as many."""
-        planned = sum(batch.planning is not None or batch.made is not None for batch in self._batches)
+        planned = sum(batch.planned is not None for batch in self._batches)
         return len(self._batches) < self._ahead_now + min(planned, LAUNCHED_AHEAD)
 
     def _hand_out(self, *, waited_for: bool) -> None:
@@ -287,7 +290,10 @@ class Feed:
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: move the latest done chunk out of it or, if memory is short, do it again later."""
+        """Make room in the ring: drop a plan, which is made again more easily than memory; else move the latest done
+        chunk out of the ring or, if memory is short, do it again later."""
+        if any(self.plans.drop(batch) for batch in reversed(self._batches)):
+            return True
         if (part := spill(self.ring, self._batches)) is not None and part.slot is not None:
             self._do_again(part)
         return part is not None
@@ -295,8 +301,7 @@ class Feed:
     def _do_again(self, part: Part) -> None:
         """Forget the result of a chunk, and queue it again."""
         assert part.slot is not None
-        if (slot := part.batch.unplan()) is not None:
-            self.ring.release(slot)
+        self.plans.drop(part.batch)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = part.decoded = None
         part.attempt += 1
@@ -332,16 +337,17 @@ class Feed:
     def _finish(self, part: Part, slot: Slot, reply: Reply) -> None:
         view, rows, content = self.ring.view(slot), len(part.positions), reply.content
         if reply.plain and not self._awaited:  # read later, if ever
-            part.told = reply.meta
+            part.description = reply.meta
         else:
             try:
-                part.content = content = content or read_content(view, reply.meta, reply.meta_at)
+                content = read_content(view, reply.meta, reply.meta_at) if content is None else content
+                part.content = content
             except Exception as error:  # raised by an object of the user's while it is unpickled
                 self.ring.release(slot)
                 self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
                 return
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
-        if content and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
+        if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
             self._slot_size.restart(self.chunk_size, reply.nbytes, rows)
         self._slot_size.learn(reply.nbytes, rows)
@@ -413,7 +419,7 @@ class Feed:
         part.content = part.failure(cause, stack)
         self._settle(part, part.content)
 
-    def _settle(self, part: Part, content: ChunkContent | None) -> None:
+    def _settle(self, part: Part, content: Columns | None) -> None:
         """Process the failures of a chunk that has ended and, after the last chunk, a batch that is empty."""
         batch, errors = part.batch, [] if content is None else [record for _, record in content.errors]
         if content is None or content.iterable is None:

@@ -35,7 +35,7 @@ import numpy as np
 
 from gpuload.datasets.memory import memory_file
 from gpuload.order.place import IterableStart
-from gpuload.ring.chunk import ChunkContent
+from gpuload.ring.columns import Columns
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
 
@@ -192,7 +192,7 @@ class Reply:
 
     `nbytes` is the size of the chunk in its slot (for TOO_LARGE: the size needed). `meta` is the packed description of
     its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
-    `plain` says that nothing in it is unusual (`ChunkContent.is_plain`), so that it need not be read yet. An engine
+    `plain` says that nothing in it is unusual (`Columns.is_plain`), so that it need not be read yet. An engine
     without processes may give the `content` itself.
     """
 
@@ -202,7 +202,7 @@ class Reply:
     nbytes: int
     meta: bytes
     meta_at: tuple[int, int] | None = None
-    content: ChunkContent | None = None
+    content: Columns | None = None
     plain: bool = False
 
     def pack(self) -> bytes:

@@ -15,9 +15,10 @@ import numpy as np
 
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.tree import flatten
-from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
+from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.draws import image_table
 from gpuload.workers.belongings import droppers
 from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
@@ -42,7 +43,7 @@ class RowCopier:
 
     def fill(
         self, request: Request, slot: np.ndarray, note: Callable[[int], None], wanted: Callable[[], bool]
-    ) -> tuple[ChunkContent, int] | Reply | None:
+    ) -> tuple[Columns, int] | Reply | None:
         """Copy the samples of a chunk to its slot; arguments as for `ChunkRunner.run`.
 
         Returns:
@@ -58,7 +59,7 @@ class RowCopier:
             table = self._table(request, images)
         except Exception:  # the ordinary way finds out of which sample it is
             return None
-        nbytes = int(table[-1, 0]) + _aligned(int(np.prod(table[-1, 1:4])))
+        nbytes = int(table["offset"][-1]) + _aligned(int(table["shape"][-1].prod()))
         if nbytes > len(slot):
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         counters.bytes_read += len(numbers) * images[0].nbytes
@@ -66,9 +67,10 @@ class RowCopier:
         before, start = start, clock()
         counters.header_ns += start - before
         flat = images.reshape(len(images), -1).view(np.uint8)  # the file's own memory
-        whole, due = bool((table[:, 8:] == table[:, 4:6]).all()), 0
-        for row, (number, own) in enumerate(zip(numbers.tolist(), table.tolist(), strict=True)):
-            at, height, width, channels, _, _, top, left, _, _ = own
+        whole, due = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
+        columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
+        for row, (number, at, shape, region) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
+            (height, width, channels), (top, left, _, _) = shape, region
             if at >= due:
                 before, start, due = start, clock(), at + FLUSH_BYTES
                 counters.decode_ns += start - before
@@ -93,27 +95,24 @@ class RowCopier:
         return indices if indices.min() >= 0 and indices.max() < len(self._dataset) else None
 
     def _table(self, request: Request, images: np.ndarray) -> np.ndarray:
-        """That of the `ImageColumn`."""
+        """Return the table of the `ImageColumn`."""
         _, height, width, channels = images.shape
         sizes = np.empty((len(request.positions), 2), np.int64)
         sizes[:] = height, width
         chain = self._job.chain.at(request.epoch)
         regions = chain.regions(epoch_key(self._job.seed, request.epoch), request.positions, sizes)
-        table = np.empty((len(sizes), 10), np.int64)
-        table[:, 1:3], table[:, 3] = regions[:, 2:], channels * images.itemsize
-        table[:, 4:6], table[:, 6:] = sizes, regions
-        ends = np.cumsum(_aligned(table[:, 1] * table[:, 2] * table[:, 3]))
-        table[0, 0], table[1:, 0] = 0, ends[:-1]
-        return table
+        shapes = np.column_stack([regions[:, 2:], np.full(len(sizes), channels * images.itemsize)])
+        nbytes = _aligned(shapes.prod(axis=1))
+        return image_table(nbytes.cumsum() - nbytes, shapes, sizes, regions)
 
-    def _content(self, numbers: np.ndarray, table: np.ndarray, dtype: np.dtype[Any]) -> ChunkContent:
+    def _content(self, numbers: np.ndarray, table: np.ndarray, dtype: np.dtype[Any]) -> Columns:
         labels, count = self._dataset.labels, len(numbers)
-        values = []
+        values = {}
         if labels is not None:
             own = labels[numbers]
-            values = [ValueColumn(1, own.tolist() if own.ndim == 1 else list(own))]
+            values[1] = ValueColumn(own.tolist() if own.ndim == 1 else list(own))
         kinds: list[Any] = [(dtype.name, 3)] if dtype.itemsize > 1 else []
-        return ChunkContent(
+        return Columns(
             list(range(count)),
             [self._structure],
             [ImageColumn(table, [0], None, kinds)],

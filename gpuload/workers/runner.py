@@ -19,14 +19,14 @@ from gpuload.datasets.files import limited
 from gpuload.decode.options import device_rows
 from gpuload.errors import ErrorRecord, kinds_of, one_line
 from gpuload.order.place import IterablePlace
-from gpuload.ring.chunk import ChunkContent, Collated
+from gpuload.ring.columns import Collated, Columns
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
 from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
-from gpuload.workers.plans import make_plan
+from gpuload.workers.planned import make_plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
 from gpuload.workers.records import MAX_CAUSE, record_of, text_of, traceback_of
 from gpuload.workers.rows import row_copier
@@ -129,7 +129,7 @@ class ChunkRunner:
                 collated = self._collated(request, [sample.given for sample in loaded])
         reply = None
         if collated is not None:
-            content = ChunkContent([s.row for s in loaded], sources=[None] * rows, collated=collated, iterable=place)
+            content = Columns([s.row for s in loaded], sources=[None] * rows, collated=collated, iterable=place)
             try:
                 reply = _pack(request, slot, 0, content, keep_types=True)
                 self._sends = True
@@ -290,7 +290,7 @@ class ChunkRunner:
     ) -> Reply:
         content = as_columns(decoded, sent_bytes)
         content.errors, content.iterable = sorted(errors, key=_row), place
-        content.strays = self._reader.remark
+        content.remark = self._reader.remark
         try:
             return _pack(
                 request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None or self.job.single
@@ -298,16 +298,14 @@ class ChunkRunner:
         except Exception as error:
             # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
             errors += [(s.row, failure(request, s.row, s.source, _unsendable(error))) for s in decoded]
-            return _pack(request, slot, 0, ChunkContent(errors=sorted(errors, key=_row), iterable=place))
+            return _pack(request, slot, 0, Columns(errors=sorted(errors, key=_row), iterable=place))
 
 
 def _row(entry: tuple[int, ErrorRecord]) -> int:
     return entry[0]
 
 
-def _pack(
-    request: Request, slot: np.ndarray, used_bytes: int, content: ChunkContent, *, keep_types: bool = False
-) -> Reply:
+def _pack(request: Request, slot: np.ndarray, used_bytes: int, content: Columns, *, keep_types: bool = False) -> Reply:
     packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
     status = Status.DONE if packed.fits else Status.TOO_LARGE
     plain = bool(packed.meta) and content.is_plain(len(request.positions))

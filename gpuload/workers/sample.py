@@ -22,9 +22,10 @@ from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
 from gpuload.decode.jpeg_header import has_end
 from gpuload.errors import one_line
-from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
+from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, one_for_all
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
+from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
@@ -61,8 +62,8 @@ class Picture:
     channels: int
     kind: tuple[str, int] | None = None
     resized: Resized | None = None
-    placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`
-    sent: tuple[Any, ...] = ()  # if the device decodes it: `Encoded`, from the offset on
+    placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`, number by number
+    sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
     part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
 
     @property
@@ -92,7 +93,7 @@ class Sample:
     source: str | None
     masks: dict[int, Picture] = field(default_factory=dict)
     points: dict[int, Boxes | Keypoints] = field(default_factory=dict)
-    fields: tuple[int, ...] = ()  # see `ChunkContent`
+    fields: tuple[int, ...] = ()  # see `gpuload.ring.columns.Columns`
 
     @property
     def place(self) -> str:
@@ -374,26 +375,24 @@ def _deep(image: Picture, dtype: str) -> Picture:
     return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
 
 
-def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> ChunkContent:
-    """The content of a chunk: its decoded samples; `encoded_bytes` of its slot are files that are sent."""
-    structures = _one_for_all([sample.structure for sample in samples])
-    content = ChunkContent(
+def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
+    """Return the columns of a chunk's decoded samples; `encoded_bytes` of its slot are files that are sent."""
+    return Columns(
         [sample.row for sample in samples],
-        structures,
+        one_for_all([sample.structure for sample in samples]),
         _image_columns([sample.images for sample in samples]),
         _value_columns([sample.values for sample in samples]),
         [sample.source for sample in samples],
         masks=_image_columns([sample.masks for sample in samples]),
         points=_value_columns([sample.points for sample in samples]),
-        fields=_one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
+        fields=one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
+        encoded=_sent(samples) if encoded_bytes else [],
+        encoded_bytes=encoded_bytes,
     )
-    if encoded_bytes:
-        content.encoded, content.encoded_bytes = _sent(samples), encoded_bytes
-    return content
 
 
 def _sent(samples: Sequence[Sample]) -> list[tuple[Any, ...]]:
-    """The numbers of `Encoded` of all images that are sent."""
+    """Return the numbers of `EncodedImage` of all images that are sent."""
     rows: list[int] = []  # of each column, how many so far
     found = []
     for sample in samples:
@@ -410,30 +409,25 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
     for number in range(max(map(len, samples), default=0)):
         rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
         found = [list(samples[row].items())[number] for row in rows]
-        table = np.array([picture.placed for _, picture in found], np.int64)
-        leaves = _one_for_all([leaf for leaf, _ in found])
+        table = np.array([picture.placed for _, picture in found], np.int64).view(IMAGE)[:, 0]
+        leaves = one_for_all([leaf for leaf, _ in found])
         kinds = [picture.kind for _, picture in found]
-        kinds = _one_for_all(kinds) if any(kinds) else []
-        columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else rows, kinds))
+        kinds = one_for_all(kinds) if any(kinds) else []
+        columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns
 
 
-def _value_columns(samples: Sequence[Mapping[int, Any]]) -> list[ValueColumn]:
+def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColumn]:
     if not samples or not any(samples):
-        return []
+        return {}
     first = samples[0].keys()
     if all(values.keys() == first for values in samples):
-        return [ValueColumn(leaf, [values[leaf] for values in samples]) for leaf in first]
-    columns = []
+        return {leaf: ValueColumn([values[leaf] for values in samples]) for leaf in first}
+    columns = {}
     for leaf in sorted(set().union(*samples)):
         rows = [row for row, values in enumerate(samples) if leaf in values]
-        columns.append(ValueColumn(leaf, [samples[row][leaf] for row in rows], rows))
+        columns[leaf] = ValueColumn([samples[row][leaf] for row in rows], np.array(rows))
     return columns
-
-
-def _one_for_all(entries: list[Any]) -> list[Any]:
-    """One entry, if all are equal."""
-    return entries[:1] if all(entry == entries[0] for entry in entries) else entries
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:

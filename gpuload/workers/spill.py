@@ -27,7 +27,7 @@ def spill(ring: Ring, batches: Sequence[Batch]) -> Part | None:
             except LimitError:
                 if batch is batches[0]:
                     raise  # it is waited for
-                failed = not part.told and (part.content is None or part.content.errors)
+                failed = not part.description and (part.content is None or part.content.errors)
                 if failed or batch.spec.iterable is not None:
                     continue  # its failures are already settled, or its iterator cannot give the samples again
             return part

@@ -8,7 +8,8 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.columns import Columns
+from gpuload.batches.collate import samples_of
+from gpuload.batches.columns import columns_of
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
@@ -33,7 +34,7 @@ class Made:
         return self.make(index)
 
 
-def columns(make, count: int = 6, *, chunk: int = 2, transforms=()):
+def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool = False):
     """The columns of a batch of this dataset, done here in chunks of so many."""
     ring = Ring(1 << 22)
     job = Job(Made(make), Chain(transforms), Decode(), 0)
@@ -41,19 +42,21 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=()):
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None
-    return Columns(batch)
+    return columns_of(batch, [0] * len(batch.parts), spread=spread)
 
 
 def test_leaves_are_numbered_once_depth_first():
     big = np.arange(1024, dtype=np.float32)
-    found = columns(lambda i: {"b": (i, image(i), big + i), "a": f"name {i}", "c": [image(i), None]})
-    assert [images.leaf(6) for images in found.images] == [2, 4]
+    make = lambda i: {"b": (i, image(i), big + i), "a": f"name {i}", "c": [image(i), None]}  # noqa: E731
+    found = columns(make)
+    assert [images.leaf for images in found.images] == [2, 4]
     assert found.values[0].values == [f"name {i}" for i in range(6)]
     assert found.values[1].values == list(range(6))
     assert found.values[5].values == [None] * 6
     assert list(found.blocks) == [3]
     assert sorted(found.values) == [0, 1, 5]
-    found.spread_blocks()
+    found = columns(make, spread=True)
+    assert not found.blocks
     assert [value[0] for _, value in found.values[3].items()] == list(range(6))
 
 
@@ -64,14 +67,13 @@ def test_columns_are_over_the_rows_that_have_them():
 
     found = columns(make)
     first, second = found.images
-    assert first.rows.tolist() == list(range(6))
-    assert first.leaves == [1, 0, 0, 1, 0, 0]
-    assert first.leaf(6) is None
-    assert (second.rows.tolist(), second.leaves) == ([0, 3], [3, 3])
+    assert list(first.places()) == list(enumerate([1, 0, 0, 1, 0, 0]))
+    assert first.leaf is None
+    assert list(second.places()) == [(0, 3), (3, 3)]
     assert dict(found.values[0].items()) == {0: 0, 3: -3}
     assert dict(found.values[1].items()) == {1: 1, 2: 2, 4: 4, 5: 5}
     assert dict(found.values[2].items()) == {0: 0, 3: 3}
-    samples = found.samples([dict.fromkeys((1, 3), "image") if i % 3 == 0 else {0: "image"} for i in range(6)], int)
+    samples = samples_of(found, [dict.fromkeys((1, 3), "image") if i % 3 == 0 else {0: "image"} for i in range(6)], int)
     assert samples[3] == {"also": -3, "image": "image", "label": 3, "second": "image"}
     assert samples[4] == {"image": "image", "label": 4}
 
@@ -85,11 +87,11 @@ def test_targets_are_columns_too():
     found = columns(make, 4, transforms=[T.SanitizeBoundingBoxes()])
     assert found.has_targets
     [masks] = found.masks
-    assert masks.leaf(4) == 3
+    assert masks.leaf == 3
     assert masks.kinds == [("uint8", 2), ("int16", 2)] * 2
-    assert masks.table[:, 3].tolist() == [1, 2, 1, 2]  # bytes as channels
+    assert masks.table["shape"][:, 2].tolist() == [1, 2, 1, 2]  # bytes as channels
     assert [len(boxes.array) for _, boxes in found.points[1].items()] == [1, 2, 3, 4]
-    assert found.fields == [(1, 2)] * 4
+    assert found.fields == [(1, 2)]  # of all
     assert [len(boxes) for boxes in found.boxes([3, 0])] == [4, 1]
 
 
@@ -102,7 +104,7 @@ def test_rows_stand_in_their_order_after_faults():
     found = columns(make)
     assert found.positions.tolist() == [0, 2, 3, 5]
     assert found.indices == [0, 2, 3, 5]
-    assert found.images[0].rows.tolist() == [0, 1, 2, 3]
+    assert found.images[0].rows is None
     assert dict(found.values[1].items()) == {0: 0, 1: 1, 2: 3, 3: 5}
     assert dict(found.values[2].items()) == {1: 2}
     assert isinstance(found.structures, list)

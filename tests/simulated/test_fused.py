@@ -12,7 +12,6 @@ from simulated.test_orders import options, samples
 from gpuload import transforms as T
 from gpuload.batches.assemble import Assembly
 from gpuload.stage.fused.runner import FusedRunner
-from gpuload.workers.batch import Batch
 
 ORDERS = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -52,26 +51,17 @@ def test_fused_lists_are_as_on_the_cpu():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("moved", [False, True])
-def test_batches_that_workers_planned_are_as_on_the_cpu(moved, monkeypatch):
-    """Their numbers come to the device with the pixels; those for pixels in another place are not used."""
+def test_batches_that_workers_planned_are_as_on_the_cpu(monkeypatch):
+    """Their numbers come to the device with the pixels."""
     planned = []
-    launch, told_of = FusedRunner.launch_made, Assembly.told_of
-
-    def elsewhere(assembly: Assembly, batch: Batch) -> Any:
-        told = told_of(assembly, batch)
-        batch.starts = [start + 64 for start in batch.starts]
-        return told
-
-    monkeypatch.setattr(FusedRunner, "launch_made", lambda *given: planned.append(launch(*given)))
-    if moved:
-        monkeypatch.setattr(Assembly, "told_of", elsewhere)
+    launch = FusedRunner.launch_planned
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *given: planned.append(launch(*given)))
     some = options(dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused")
     some["batch_size"] = 1
     found = on_device({**some, "num_workers": 2}, "lazy")
     assert_equal(found.values, on_cpu(some))
     assert found.hidden == []
-    assert bool(planned) is not moved
+    assert planned
 
 
 @pytest.mark.processes

@@ -10,7 +10,7 @@ import torch
 
 from gpuload.stage import resident
 from gpuload.stage.resident import PixelMemory
-from gpuload.workers.kept import span_of
+from gpuload.workers.device_cache import span_of
 
 ALIGN = 64
 

@@ -26,11 +26,12 @@ def test_the_device_decides_the_transfer():
 
 
 def batch_of(ring, slot, used_bytes):
-    batch = types.SimpleNamespace(parts=[], loaded=False)
+    batch = types.SimpleNamespace(parts=[])
     nothing = np.empty(0, np.int64)
     batch.parts.append(
         Part(batch, nothing, nothing, slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
     )
+    batch.pieces = batch.parts
     return batch
 
 

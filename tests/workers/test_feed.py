@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gpuload.datasets.tree import LEAF
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import ChunkContent, ImageColumn, ValueColumn
+from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
+from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
@@ -64,9 +65,9 @@ class Engine:
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
         n = len(sizes)
-        table = np.array([[o, s, 1, 1, s, 1, 0, 0, s, 1] for o, s in zip(offsets, sizes, strict=False)])
-        values = ValueColumn(1, [int(i) for i in request.indices])
-        content = ChunkContent(list(range(n)), [LEAF], [ImageColumn(table, [0])], [values], [None] * n)
+        rows = [(at, (size, 1, 1), (size, 1), (0, 0, size, 1)) for at, size in zip(offsets, sizes, strict=False)]
+        table, values = np.array(rows, IMAGE), {1: ValueColumn([int(i) for i in request.indices])}
+        content = Columns(list(range(n)), [LEAF], [ImageColumn(table, [0])], values, [None] * n)
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.fits:
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, packed.nbytes, b"")
@@ -84,8 +85,9 @@ def read(feed: Feed, batch: Batch) -> list[int]:
     found = []
     for part in batch.parts:
         assert part.content is not None
-        [column], [values] = part.content.images, part.content.values
-        for offset, (size, _, _), value in zip(column.offsets, column.shapes, values.values, strict=True):
+        [column], values = part.content.images, part.content.values[1].values
+        columns = column.table["offset"], column.table["shape"], values
+        for offset, (size, _, _), value in zip(*columns, strict=True):
             assert (part.data[offset : offset + size] == value % 251).all()
             found.append(value)
     return found
@@ -275,8 +277,8 @@ class Declaring(Engine):
         if nbytes > request.slot_bytes:
             return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
         n = len(request.indices)
-        values = ValueColumn(1, [int(i) for i in request.indices])
-        content = ChunkContent(list(range(n)), [LEAF], [], [values], [None] * n)
+        values = {1: ValueColumn([int(i) for i in request.indices])}
+        content = Columns(list(range(n)), [LEAF], [], values, [None] * n)
         packed = write_content(content, np.empty(0, np.uint8), 0, inline_bytes=10**6)
         return Reply(request.chunk, request.attempt, Status.DONE, nbytes, packed.meta, packed.meta_at)
 

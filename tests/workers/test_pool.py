@@ -62,7 +62,7 @@ class Team:
         [reply] = self.wait(1)
         content = self.content(reply)
         assert not content.errors, content.errors[0][1]
-        [column] = content.values
+        [column] = content.values.values()
         return column.values
 
     def close(self):
@@ -210,8 +210,8 @@ def test_large_arrays_come_through_the_slot(team):
     [reply] = team_.wait(1)
     assert reply.nbytes >= 2 * 200_000
     assert len(reply.meta) < 2000
-    [block] = team_.content(reply).blocks
-    three, four = block.array(team_.ring.view(team_.slots[reply.chunk, reply.attempt]))
+    [block] = team_.content(reply).blocks.values()
+    [(three, four)] = block.arrays(team_.ring.view(team_.slots[reply.chunk, reply.attempt]))
     assert (three == 3).all()
     assert (four == 4).all()
 
@@ -221,7 +221,7 @@ def test_a_description_too_long_for_a_message_comes_through_the_slot(team):
     team_.ask(1, [0, 1])
     [reply] = team_.wait(1)
     assert reply.meta == b""
-    [column] = team_.content(reply).values
+    [column] = team_.content(reply).values.values()
     assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
@@ -827,7 +827,7 @@ SCRIPT = """
     team = Team(Main())
     team.ask(1, [2])
     [reply] = team.wait(1)
-    print([column.values[0] for column in team.content(reply).values])
+    print([column.values[0] for column in team.content(reply).values.values()])
     team.close()
 """
 

@@ -64,16 +64,19 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, wanted: bool
 def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
     """All of it, comparable; of the slot what images and blocks take."""
     found = read_content(slot, reply.meta, reply.meta_at)
-    images = [(column.table.tolist(), column.leaves, column.rows, column.kinds) for column in found.images]
+    images = [(column.table.tobytes(), column.leaves, column.rows, column.kinds) for column in found.images]
     pixels = [
         slot[at : at + height * width * channels].tobytes()
         for column in found.images
-        for at, height, width, channels, *_ in column.table.tolist()
+        for at, (height, width, channels), *_ in column.table.tolist()
     ]
-    blocks = [(block, block.array(slot).tobytes()) for block in found.blocks]
-    values = [(v.leaf, [np.asarray(one).tolist() for one in v.values], list(map(type, v.values))) for v in found.values]
+    blocks = [(leaf, block, *(array.tobytes() for array in block.arrays(slot))) for leaf, block in found.blocks.items()]
+    values = [
+        (leaf, [np.asarray(one).tolist() for one in own.values], list(map(type, own.values)))
+        for leaf, own in found.values.items()
+    ]
     errors = [(row, error.index, error.cause) for row, error in found.errors]
-    return [found.rows, found.structures, images, pixels, blocks, values, list(found.sources), errors, reply.status]
+    return [found.rows, found.structures, images, pixels, blocks, values, list(found.names), errors, reply.status]
 
 
 CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {

@@ -29,8 +29,7 @@ from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
 from gpuload.decode.orientation import FLIPPED_X, FLIPPED_Y, is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
-from gpuload.ring.chunk import SEPARATOR, Encoded
-from gpuload.ring.leave_out import leave_out
+from gpuload.ring.columns import EncodedImage, entry
 from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source
 from gpuload.stage.ranges import DECODE, named
 from gpuload.workers.records import record_of
@@ -49,14 +48,14 @@ class _Image:
     """One image: where it is, and the part of it that is wanted."""
 
     part: Part
-    entry: Encoded
+    entry: EncodedImage
     table: np.ndarray  # its row of `ImageColumn.table`
     source: Source
     at: int = 0  # in the part's decoded memory
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        height, width, channels = self.table[1:4].tolist()
+        height, width, channels = self.table["shape"].tolist()
         return height, width, channels
 
     @property
@@ -143,7 +142,7 @@ class ImageDecoder:
         sizes = dict.fromkeys(map(id, parts), 0)
         for image in images:
             image.at = sizes[id(image.part)]
-            image.table[0] = image.part.host_end + image.at
+            image.table["offset"] = image.part.host_end + image.at
             sizes[id(image.part)] += image.nbytes
         whole = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=self._device)
         return dict(zip(sizes, whole.split(list(sizes.values())), strict=True))
@@ -192,22 +191,19 @@ class ImageDecoder:
 
     def _by_cpu(self, image: _Image, place: torch.Tensor) -> tuple[int, ErrorRecord] | None:
         """Decode an image as a worker would; if that fails, its row and the error."""
-        part, entry, content = image.part, image.entry, image.part.content
+        part, encoded, content = image.part, image.entry, image.part.content
         assert content is not None
-        column = content.images[entry.column]
-        row = entry.row if column.rows is None else column.rows[entry.row]
-        leaf = column.leaves[0 if len(column.leaves) == 1 else entry.row]
-        structure = content.structures[0 if len(content.structures) == 1 else row]
-        names = content.sources
-        source = entry.source or (names.split(SEPARATOR) if isinstance(names, str) else names)[row]
-        given = sample.Encoded(image.source.data.tobytes(), "L" if entry.grey else "RGB", source)
-        region = image.table[6:10].tolist()
+        column = content.images[encoded.column]
+        row, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
+        source = encoded.source or content.names[row]
+        given = sample.Encoded(image.source.data.tobytes(), "L" if encoded.grey else "RGB", source)
+        region = image.table["region_tlhw"].tolist()
         try:
             pixels = self._cpu.decode(given, self._cpu.header(given), tuple(region))
         except Exception as error:
             asked = content.rows[row]
             where = part.batch.spec.epoch, part.positions[asked], part.indices[asked]
-            return row, record_of(*where, source, error, places_of(structure)[leaf])
+            return row, record_of(*where, source, error, places_of(content.structure(row))[leaf])
         place.copy_(torch.from_numpy(pixels))
         return None
 
@@ -218,13 +214,13 @@ def _images_of(part: Part) -> Iterator[_Image]:
     assert data is not None
     for column in content.images:  # what was read from a message is read-only
         column.table = column.table.copy()
-    for entry in map(Encoded._make, content.encoded):
-        table = content.images[entry.column].table[entry.row]
-        upright_hw, region = tuple(table[4:6].tolist()), tuple(table[6:10].tolist())
-        height, width = upright_hw[::-1] if is_transposed(entry.orientation) else upright_hw
-        stored = stored_region(region, entry.orientation, upright_hw)
-        file = data[entry.offset : entry.offset + entry.nbytes]
-        yield _Image(part, entry, table, Source(file, height, width, bool(entry.grey), stored))
+    for encoded in map(EncodedImage._make, content.encoded):
+        table = content.images[encoded.column].table[encoded.row]
+        upright_hw, region = tuple(table["size_hw"].tolist()), tuple(table["region_tlhw"].tolist())
+        height, width = upright_hw[::-1] if is_transposed(encoded.orientation) else upright_hw
+        stored = stored_region(region, encoded.orientation, upright_hw)
+        file = data[encoded.offset : encoded.offset + encoded.nbytes]
+        yield _Image(part, encoded, table, Source(file, height, width, bool(encoded.grey), stored))
 
 
 def _crop(pixels: Pixels, image: _Image, place: torch.Tensor) -> None:
@@ -245,8 +241,7 @@ def _leave_out(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     """Take failed samples out of a part's content."""
     content = part.content
     assert content is not None
-    assert part.data is not None
-    content.errors += [(content.rows[row], record) for row, record in failed.items()]
-    content.errors.sort(key=lambda entry: entry[0])
-    leave_out(content, list(failed), part.data)
+    errors = [*content.errors, *((content.rows[row], record) for row, record in failed.items())]
+    part.content = content.take(np.setdiff1d(np.arange(len(content)), list(failed)))
+    part.content.errors = sorted(errors, key=lambda entry: entry[0])
     return [failed[row] for row in sorted(failed)]

@@ -23,9 +23,10 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import passes
-from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Made, leading_erasing
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, leading_erasing
 from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["FusedBackend"]
 
@@ -151,12 +152,12 @@ class FusedLevels:
         return late.part(len(erasing), len(late.records))
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans batches for `launch_made` elsewhere, with dense results in this memory format."""
+        """What plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
         return Fusing(self._runner.tile, channels_last)
 
-    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+    def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
-        self._runner.launch_made(made, pixels, outputs)
+        self._runner.launch_planned(planned, pixels, outputs)
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Levels` has it."""

@@ -32,8 +32,9 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.layout import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import Made, Plan, Written
+from gpuload.transforms.program.fusing.plan import Plan, Written
 from gpuload.transforms.program.ops import Erase
+from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["FusedRunner", "Prepared", "options_of"]
 
@@ -91,9 +92,9 @@ class FusedRunner:
             plan, dict(zip(arrays, upload_together(list(arrays.values()), self._device), strict=True))
         )
 
-    def launch_made(self, made: Made, pixels: torch.Tensor, outputs: Outputs) -> None:
+    def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
-        self.launch(self._prepared(made.plan, made.arrays), pixels, outputs)
+        self.launch(self._prepared(planned.plan, planned.arrays), pixels, outputs)
 
     def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.

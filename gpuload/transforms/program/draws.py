@@ -8,6 +8,7 @@ record from window to window, so the result is that of the whole chain on the wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -16,7 +17,7 @@ import numpy as np
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Mix, Record
 from gpuload.transforms.program.windows import full_windows
 
-__all__ = ["IMAGE", "Program", "image_table"]
+__all__ = ["IMAGE", "Program", "concat_tables", "image_table"]
 
 # A row for each decoded image, the same from the worker that decoded it to the kernels that read it: the first byte in
 # its memory; height, width and channels there; height and width of the whole upright image; the region of it that was
@@ -30,6 +31,11 @@ def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, r
     table = np.empty(len(offsets), IMAGE)
     table["offset"], table["shape"], table["size_hw"], table["region_tlhw"] = offsets, shapes, sizes_hw, regions_tlhw
     return table
+
+
+def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Return one table with the rows of all: NumPy takes sixty times as long to find that their types are one."""
+    return np.concatenate([table.view(np.int64) for table in tables]).view(IMAGE)
 
 
 @dataclass(frozen=True)

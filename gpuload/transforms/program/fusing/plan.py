@@ -22,7 +22,7 @@ from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.fusing.tables import Tables, place_tables
 from gpuload.transforms.program.ops import Erase, Ops
 
-__all__ = ["Fusing", "Launch", "Made", "Plan", "Written", "leading_erasing"]
+__all__ = ["Fusing", "Launch", "Plan", "Written", "leading_erasing"]
 
 KINDS: Final = 8  # more than there are kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
@@ -88,6 +88,24 @@ class Plan(NamedTuple):
     erases: bool
     scratch_bytes: tuple[int, int]
 
+    def plain(self) -> tuple[Any, ...]:
+        """Return the plan as plain tuples: pickle takes three times as long to find the class of each."""
+        launches, *others = self
+        return (
+            [(*own[:6], *(None if part is None else tuple(part) for part in own[6:])) for own in launches],
+            *others,
+        )
+
+    @classmethod
+    def of_plain(cls, plain: tuple[Any, ...]) -> Plan:
+        """Return the plan that `plain` gave."""
+        launches, *others = plain
+        made = [
+            Launch._make((*own[:6], own[6] and Counts._make(own[6]), own[7] and Tables._make(own[7])))
+            for own in launches
+        ]
+        return cls(tuple(made), *others)
+
     @classmethod
     def of(
         cls,
@@ -119,50 +137,6 @@ class Plan(NamedTuple):
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
         plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
-
-
-@dataclass(slots=True)
-class Made:
-    """A batch's plan, made elsewhere, for its program: the stage takes it in a program's place.
-
-    Attributes:
-        plan: how to launch it.
-        spans: where its arrays are, by name, and leaves that are an integer in each sample, int64 (N,), by number; as
-            in `gpuload.ring.arrays`.
-        size_hw: of all results.
-        images: how many there are.
-        arrays: those with a name, on the device.
-    """
-
-    plan: Plan
-    spans: dict[str | int, tuple[int, int, str]]
-    size_hw: tuple[int, int]
-    images: int
-    arrays: Any = None
-
-    def told(self) -> tuple[Any, ...]:
-        """All but the arrays, as plain tuples: pickle takes three times as long to find the class of each."""
-        launches, *others = self.plan
-        plain = [(*own[:6], *(None if part is None else tuple(part) for part in own[6:])) for own in launches]
-        return (plain, *others), self.spans, self.size_hw, self.images
-
-    @classmethod
-    def of(cls, told: tuple[Any, ...]) -> Made:
-        """What was told."""
-        (launches, *plan), *others = told
-        made = [
-            Launch._make((*own[:6], own[6] and Counts._make(own[6]), own[7] and Tables._make(own[7])))
-            for own in launches
-        ]
-        return cls(Plan(tuple(made), *plan), *others)
-
-    def __len__(self) -> int:
-        return self.images
-
-    @property
-    def results_hw(self) -> np.ndarray:
-        """As a program has it, but once for all: int64 (1, 2)."""
-        return np.array([self.size_hw])
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from gpuload.datasets.sample import Boxes, Image, Mask
 from gpuload.decode import Decode
 from gpuload.ring.packing import read_content
 from gpuload.transforms import Chain
+from gpuload.workers.device_cache import CachedSamples, copy_windows, cut, span_of
 from gpuload.workers.job import Job
-from gpuload.workers.kept import KeptSamples, copy_windows, span_of
 from gpuload.workers.protocol import Request
 from gpuload.workers.runner import ChunkRunner
 
@@ -43,8 +43,8 @@ def sample(number: int) -> Any:
     )
 
 
-def kept(count: int) -> KeptSamples:
-    samples = KeptSamples(count, HostMemory())
+def kept(count: int) -> CachedSamples:
+    samples = CachedSamples(count, HostMemory())
     job = Job([sample(number) for number in range(count)], Chain([]), Decode(), 0, plain=True, whole=True)
     runner, slot = ChunkRunner(job, guard_generators=False), np.zeros(1 << 16, np.uint8)
     for start in range(0, count, 4):
@@ -58,33 +58,30 @@ def kept(count: int) -> KeptSamples:
 def test_samples_of_several_structures_come_out_as_they_went_in():
     samples = kept(10)
     numbers = np.array([7, 0, 2, 4])
-    regions = []
-    for column in range(samples.columns):
-        rows, sizes = samples.sizes(numbers, column)
-        regions.append(np.concatenate([np.ones((len(rows), 2), np.int64), sizes - 1], axis=1))
-    content = samples.content([0, 1, 2, 3], numbers, regions)
+    content = samples.take(numbers)
+    sizes = [column.table["size_hw"] for column in content.images]
+    cut(content, [np.concatenate([np.ones_like(own), own - 1], axis=1) for own in sizes])
     out = np.zeros(span_of(content.windows), np.uint8)  # pyright: ignore[reportArgumentType]
     copy_windows(samples.memory.bytes, content.windows, out)  # pyright: ignore[reportArgumentType]
     first, second = content.images
     (masks,) = content.masks
-    assert (first.rows, second.rows, masks.rows) == (None, [0, 3], [1])
+    assert (first.rows, second.row_numbers.tolist(), masks.row_numbers.tolist()) == (None, [0, 3], [1])
     assert len(content.structures) == 4
     for column, own in ((first, numbers), (second, numbers[[0, 3]]), (masks, numbers[[1]])):
-        for number, (at, height, width, channels, *rest) in zip(own.tolist(), column.table.tolist(), strict=True):
+        for number, (at, (height, width, channels), size, region) in zip(own.tolist(), column.table, strict=True):
             given = sample(number)["more" if column is second else "image"].array
-            assert rest[:2] == list(given.shape[:2])
-            assert rest[2:] == [1, 1, given.shape[0] - 1, given.shape[1] - 1]
+            assert size.tolist() == list(given.shape[:2])
+            assert region.tolist() == [1, 1, given.shape[0] - 1, given.shape[1] - 1]
             assert (out[at : at + height * width * channels] == number).all()
-    (names,), (boxes,) = content.values, content.points
-    assert (names.rows, names.values) == ([0, 3], ["7", "4"])
-    assert boxes.rows == [1]
+    (names,), (boxes,) = content.values.values(), content.points.values()
+    assert dict(names.items()) == {0: "7", 3: "4"}
+    assert dict(boxes.items()).keys() == {1}
     assert boxes.values[0].array.tolist() == [[0, 0, 2, 2]]
 
 
 def test_what_is_given_may_be_changed():
     samples = kept(4)
-    whole = [np.array([[0, 0, 4, 6]])]
     for _ in range(2):
-        (boxes,) = samples.content([0], np.array([0]), [*whole, np.zeros((0, 4), np.int64)]).points
+        (boxes,) = samples.take(np.array([0])).points.values()
         assert boxes.values[0].array.tolist() == [[0, 0, 2, 2]]
         boxes.values[0].array[...] = 9

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from gpuload import transforms as T
-from gpuload.batches.columns import Columns
+from gpuload.batches.columns import columns_of
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.chunk import ValueColumn
+from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.program.draws import IMAGE
+from gpuload.transforms.program.draws import concat_tables, image_table
 from gpuload.transforms.program.fusing.grid import Tile
-from gpuload.transforms.program.fusing.plan import Fusing, Made
+from gpuload.transforms.program.fusing.plan import Fusing, Plan
 from gpuload.workers.batch import Batch
 from gpuload.workers.engine import Event, Freed, Lost
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
-from gpuload.workers.plans import make_plan, to_plan
+from gpuload.workers.planned import PlannedBatch, make_plan
 from gpuload.workers.protocol import Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
@@ -59,24 +59,26 @@ class Engine(HomeEngine):
         return super().gather(timeout_s)
 
 
-def told_of(batch: Batch) -> bytes:
-    """As `Assembly.told_of`: of plain chunks their descriptions, of others the table."""
-    batch.starts = [100 * number for number in range(len(batch.parts))]
-    chunks = [part.told for part in batch.parts]
-    return to_plan(batch.starts, chunks) if all(chunks) else to_plan(batch.starts, (), table_of(batch))
+def plan_inputs(batch: Batch) -> tuple[PlannedBatch, bytes]:
+    """As `Assembly.plan_inputs`: of plain chunks their descriptions, of others the table."""
+    planned = PlannedBatch([100 * number for number in range(len(batch.pieces))])
+    chunks = [part.description for part in batch.parts]
+    if not all(chunks):
+        chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
+    return planned, planned.request(chunks)
 
 
 def table_of(batch: Batch) -> np.ndarray:
     tables = [part.content.images[0].table.copy() for part in batch.parts if part.content is not None]
     for table, start in zip(tables, range(0, 1000, 100), strict=False):
-        table[:, 0] += start
-    return np.concatenate(tables)
+        table["offset"] += start
+    return concat_tables(tables)
 
 
 def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
     engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
-    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "told_of": told_of, **options})
+    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "plan_inputs": plan_inputs, **options})
     begin(feed, samples)
     return feed, engine
 
@@ -100,50 +102,44 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
     for step in range(3):
         while (batch := feed.take_if_ready()) is None:
             pass
-        assert batch.made is not None
-        assert len(batch.parts) == 3  # two chunks, and the plan
-        table, positions = table_of_chunks(batch), np.arange(SIZE * step, SIZE * (step + 1))
-        program = CHAIN.draw(epoch_key(3, 0), positions, table[:, 4:6], regions_tlhw=table[:, 6:])
-        plan, found = FUSING(table.view(IMAGE)[:, 0], program)
+        assert batch.planned is not None
+        assert len(batch.pieces) == 3  # two chunks, and the plan
+        table, positions = table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
+        program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
+        plan, found = FUSING(table, program)
         arrays: dict[Any, Any] = {**found}
-        assert batch.made.plan == plan
+        assert batch.planned.plan == plan
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
         arrays[1] = [positions]  # the labels
-        assert batch.made.spans.keys() == arrays.keys()
-        data = batch.parts[-1].data
+        assert batch.planned.spans.keys() == arrays.keys()
+        data = batch.planned.data
         assert data is not None
-        for name, (start, nbytes, kind) in batch.made.spans.items():
+        for name, (start, nbytes, kind) in batch.planned.spans.items():
             expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
             np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
-        assert (len(batch.made), batch.made.results_hw.tolist()) == (SIZE, [[8, 8]])
+        assert (len(batch.planned), batch.planned.results_hw.tolist()) == (SIZE, [[8, 8]])
         feed.release(batch)
     assert feed.take() is None
     assert busy(feed) == 0
-
-
-def table_of_chunks(batch: Batch) -> np.ndarray:
-    """`table_of` for a batch that has its plan."""
-    chunks = Batch(batch.spec, batch.parts[:-1])
-    return table_of(chunks)
 
 
 def test_the_main_process_reads_one_description_for_a_batch_and_has_what_the_chunks_say():
     feed, _ = made()
     while (batch := feed.take_if_ready()) is None:
         pass
-    assert all(part.told for part in batch.parts[:-1])
-    assert [part.samples for part in batch.parts] == [2, 2, 0]
-    columns = Columns(batch)
-    assert all(part.told for part in batch.parts[:-1])
-    one_by_one = Columns(Batch(batch.spec, batch.parts[:-1]))
-    assert not any(part.told for part in batch.parts)
+    assert all(part.description for part in batch.parts)
+    assert [part.samples for part in batch.parts] == [2, 2]
+    assert batch.planned is not None
+    columns = columns_of(batch, batch.planned.starts, spread=False)
+    assert all(part.description for part in batch.parts)
+    one_by_one = columns_of(Batch(batch.spec, batch.parts), batch.planned.starts, spread=False)
+    assert not any(part.description for part in batch.parts)
     [found], [expected] = columns.images, one_by_one.images
-    np.testing.assert_array_equal(columns.table(found, [0]), one_by_one.table(expected, batch.starts))
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    assert found.leaves == expected.leaves
-    assert columns.values == one_by_one.values == {1: ValueColumn(1, [0, 1, 2, 3])}
+    np.testing.assert_array_equal(found.table, expected.table)
+    assert (found.rows, found.leaves) == (expected.rows, expected.leaves)
+    assert columns.values == one_by_one.values == {1: ValueColumn([0, 1, 2, 3])}
     assert columns.structure(3) == one_by_one.structure(3)
-    assert columns.sources == one_by_one.sources
+    assert columns.names == one_by_one.names
     assert columns.positions.tolist() == one_by_one.positions.tolist()
     feed.release(batch)
 
@@ -152,7 +148,7 @@ def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed, engine = made(SIZE)
     batch = feed.take()
     assert batch is not None
-    assert batch.made is None
+    assert batch.planned is None
     assert not engine._waiting
     feed.release(batch)
 
@@ -167,22 +163,22 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     assert batch is not None
     engine.fate = None
     pump(feed)
-    assert (batch.made, len(batch.parts)) == (None, 2)
+    assert (batch.planned, len(batch.pieces)) == (None, 2)
     feed.release(batch)
     second = feed.take_if_ready()
     assert second is not None
-    assert second.made is not None
+    assert second.planned is not None
     feed.release(second)
     assert (busy(feed), feed.idle()) == (0, True)
 
 
 def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
     feed, _ = made(SIZE)
-    while not feed._batches or feed._batches[0].planning is None:
+    while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
     batch = feed.take()
     assert batch is not None
-    assert batch.made is not None
+    assert batch.planned is not None
     feed.release(batch)
 
 
@@ -199,7 +195,7 @@ def test_a_batch_whose_plan_is_lost_does_without(free):
     pump(feed)
     batch = feed.take_if_ready()
     assert batch is not None
-    assert (batch.made, len(batch.parts), batch.errors) == (None, 2, [])
+    assert (batch.planned, len(batch.pieces), batch.errors) == (None, 2, [])
     feed.release(batch)
     [request] = lost  # it is not asked for again
     assert busy(feed) == (0 if free else 1)
@@ -215,7 +211,7 @@ def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():
     pump(feed)
     batch = feed.take_if_ready()
     assert batch is not None
-    assert batch.made is None
+    assert batch.planned is None
     feed.release(batch)
     assert busy(feed) == 0
 
@@ -237,7 +233,7 @@ def test_a_slot_that_is_too_small_is_larger_for_the_next_plan():
     for _ in range(3):
         while (batch := feed.take_if_ready()) is None:
             pass
-        found.append(batch.made is not None)
+        found.append(batch.planned is not None)
         feed.release(batch)
     assert found == [False, True, True]
     assert asked[1] >= feed.plans._need_bytes > 1024
@@ -253,7 +249,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
     count = 0
     while (batch := feed.take()) is not None:
         count += 1
-        assert batch.made is None or len(batch.parts) == 3
+        assert batch.planned is None or len(batch.pieces) == 3
         feed.release(batch)
     while not feed.idle():
         feed.pump(0.0)
@@ -264,15 +260,15 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     feed, _ = made(SIZE)
     pump(feed)
     [batch] = feed._batches
-    first = batch.made
+    first = batch.planned
     assert first is not None
     feed._do_again(batch.parts[0])
-    assert (batch.made, len(batch.parts), batch.open_parts) == (None, 2, 1)
+    assert (batch.planned, len(batch.pieces), batch.open_parts) == (None, 2, 1)
     pump(feed)
     again = feed.take_if_ready()
     assert again is not None
-    assert again.made is not None
-    assert again.made is not first
+    assert again.planned is not None
+    assert again.planned is not first
     feed.release(again)
     assert busy(feed) == 0
 
@@ -285,7 +281,7 @@ def test_a_small_ring_is_for_pixels():
     pump(feed)
     batch = feed.take_if_ready()
     assert batch is not None
-    assert batch.made is None
+    assert batch.planned is None
     feed.release(batch)
 
 
@@ -302,22 +298,23 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     regions = drawn.windows_tlhw[0]
     shapes = np.hstack([regions[:, 2:], np.full((SIZE, 1), 3)])
     shapes[1::2, :2] = 8  # the size of the crop's result
-    table = np.hstack([1000 * np.arange(SIZE)[:, None], shapes, sizes, regions])
+    table = image_table(1000 * np.arange(SIZE), shapes, sizes, regions)
+    planned = PlannedBatch([], Columns(images=[ImageColumn(table, [0])]))
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
-    slot, given = np.zeros(1 << 16, np.uint8), to_plan((), (), table)
+    slot, given = np.zeros(1 << 16, np.uint8), planned.request(())
     slot[: len(given)] = np.frombuffer(given, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
-    found = Made.of(content.made)
+    launches, spans, _, _ = content.plan
     assert content.rows == []
 
-    rest, images = drawn.of_decoded(table.view(IMAGE)[:, 0])
+    rest, images = drawn.of_decoded(table)
     whole = images["region_tlhw"]
     assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2
     assert whole[::2].tolist() == regions[::2].tolist()
     plan, arrays = FUSING(images, rest)
-    assert found.plan == plan
-    for name, (start, nbytes, kind) in found.spans.items():
+    assert Plan.of_plain(launches) == plan
+    for name, (start, nbytes, kind) in spans.items():
         expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
         np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)

@@ -1,0 +1,220 @@
+"""Columns: which chunks are plain, what chunks of a batch are once they are joined, and picking rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from gpuload.datasets.tree import Structure, flatten
+from gpuload.errors import ErrorRecord
+from gpuload.order.place import IterablePlace
+from gpuload.ring.columns import (
+    SEPARATOR,
+    Block,
+    Collated,
+    Columns,
+    ImageColumn,
+    ValueColumn,
+    unlike_blocks,
+)
+from gpuload.transforms.program.draws import IMAGE
+
+ROWS = 3
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+@dataclass
+class Labelled:
+    image: Any
+    label: Any
+
+
+def content(**changes: Any) -> Columns:
+    """Three samples, each a tuple of an image and a number."""
+    usual: dict[str, Any] = {
+        "rows": list(range(ROWS)),
+        "structures": [structure_of((0, 1))],
+        "images": [ImageColumn(table(0, 100, 250), [0])],
+        "values": {1: ValueColumn([7, 8, 9])},
+        "sources": SEPARATOR.join("abc"),
+    }
+    return Columns(**(usual | changes))
+
+
+def structure_of(sample: Any) -> Structure:
+    return flatten(sample, [])
+
+
+def table(*offsets: int) -> np.ndarray:
+    made = np.arange(10 * len(offsets), dtype=np.int64).view(IMAGE)
+    made["offset"] = offsets
+    return made
+
+
+def block(*pieces: tuple[int, int], rows: list[int] | None = None) -> Block:
+    """A leaf of two numbers of 16 bits in each row."""
+    return Block((2,), "int16", False, "", None, list(pieces), None if rows is None else np.array(rows))
+
+
+def error() -> ErrorRecord:
+    return ErrorRecord(epoch=0, position=0, index=0, source=None, cause="", traceback="")
+
+
+@pytest.mark.parametrize("sample", [(0, 1), [0, 1], {"image": 0, 3: 1}, {"in": [{"image": 0}, (1,)]}])
+def test_samples_of_one_image_and_small_values_are_plain(sample):
+    assert content(structures=[structure_of(sample)]).is_plain(ROWS)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], ["a", None, 2.5], [True, np.int64(1), np.float32(2)]])
+def test_values_that_can_be_read_anywhere_are_plain(values):
+    assert content(values={1: ValueColumn(values)}).is_plain(ROWS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": [0, 2], "errors": [(1, error())]},
+        {"rows": [0, 2]},
+        {"structures": [structure_of((0, 1)), structure_of([0, 1]), structure_of((0, 1))]},
+        {"structures": [structure_of(Pair(0, 1))]},
+        {"structures": [structure_of({"in": [Labelled(0, 1)]})]},
+        {"structures": [structure_of({(1, 2): 0, "label": 1})]},
+        {"images": []},
+        {"images": [ImageColumn(table(0, 100, 250), [0]), ImageColumn(table(300, 400, 450), [1])]},
+        {"images": [ImageColumn(table(0, 100), [0], np.array([0, 2]))]},
+        {"images": [ImageColumn(table(0, 100, 250), [0], kinds=["<u2"] * ROWS)]},
+        {"images": [ImageColumn(table(0, 100, 250), [0, 0, 1])]},
+        {"masks": [ImageColumn(table(0, 100, 250), [1])]},
+        {"values": {1: ValueColumn([np.zeros(2), 8, 9])}},
+        {"values": {1: ValueColumn([type("Own", (int,), {})(7), 8, 9])}},
+        {"values": {1: ValueColumn([7, 8], np.array([0, 1]))}},
+        {"remark": "a leaf looks like boxes"},
+        {"encoded": [(0,)]},
+        {"points": {1: ValueColumn([7, 8, 9])}},
+        {"blocks": {1: block((0, ROWS))}},
+        {"collated": Collated(7)},
+        {"iterable": IterablePlace(ROWS, ended=False)},
+        {"fields": [{1: "labels"}]},
+    ],
+)
+def test_what_is_unusual_is_not_plain(changes):
+    assert not content(**changes).is_plain(ROWS)
+
+
+def test_joined_chunks_have_offsets_in_the_memory_of_the_batch():
+    first, second = content(), content(values={1: ValueColumn([4, 5, 6])}, sources=["d", None, "f"])
+    before = first.images[0].table.copy()
+    whole = Columns.concat([first, second], [1000, 5000])
+    assert whole.is_plain(2 * ROWS)
+    [images] = whole.images
+    assert images.table["offset"].tolist() == [1000, 1100, 1250, 5000, 5100, 5250]
+    for name in ("shape", "size_hw", "region_tlhw"):
+        np.testing.assert_array_equal(images.table[name], np.tile(before[name], (2, 1)))
+    assert (images.rows, images.leaf) == (None, 0)
+    assert whole.values == {1: ValueColumn([7, 8, 9, 4, 5, 6])}
+    assert whole.names == ["a", "b", "c", "d", None, "f"]
+    assert whole.structures == [structure_of((0, 1))]
+    np.testing.assert_array_equal(first.images[0].table, before)
+
+
+def test_names_that_are_one_string_stay_one():
+    whole = Columns.concat([content(), content(sources=SEPARATOR.join("def"))], [0, 1000])
+    assert whole.sources == SEPARATOR.join("abcdef")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        content(structures=[structure_of([0, 1])]),
+        content(images=[ImageColumn(table(0, 100, 250), [1])]),
+        content(values={0: ValueColumn([4, 5, 6])}),
+        content(values={}),
+    ],
+)
+def test_chunks_that_are_not_alike_are_not_plain_together(other):
+    assert not Columns.concat([content(), other], [0, 1000]).is_plain(2 * ROWS)
+
+
+def test_columns_of_some_rows_are_joined_row_by_row():
+    """A second image of rows 0 and 2 of the first chunk, and of none of the second one."""
+    also = ImageColumn(table(300, 450), [2, 3], np.array([0, 2]), [None, ("int16", 3)])
+    first = content(images=[*content().images, also], values={4: ValueColumn(["x"], np.array([1]))})
+    whole = Columns.concat([content(), first], [0, 1000])
+    images, second = whole.images
+    assert (images.rows, len(images.table)) == (None, 2 * ROWS)
+    assert list(second.places()) == [(3, 2), (5, 3)]
+    assert second.each_kind == [None, ("int16", 3)]
+    assert dict(whole.values[4].items()) == {4: "x"}
+    assert [whole.values[4].get(row) for row in range(6)] == [None] * 4 + ["x", None]
+    assert dict(whole.values[1].items()) == {0: 7, 1: 8, 2: 9}
+    assert whole.structures == [structure_of((0, 1))]
+
+
+def four() -> Columns:
+    """Four samples, of rows 0, 2, 3, 5 of the request; the second images are those of the first, third and fourth."""
+    second = ImageColumn(table(10, 12, 13), [8, 8, 9], np.array([0, 2, 3]), [None] * 3)
+    return Columns(
+        [0, 2, 3, 5],
+        structures=["a", "b", "c", "d"],  # type: ignore[list-item]
+        images=[ImageColumn(table(0, 1, 2, 3), [7]), second],
+        values={1: ValueColumn(list("abcd")), 2: ValueColumn(["c", "d"], np.array([2, 3]))},
+        sources="a\0b\0c\0d",
+        fields=[(1,)],
+        blocks={5: block((0, 4))},
+        positions=np.arange(10, 14),
+        indices=np.arange(20, 24),
+    )
+
+
+def test_rows_are_picked_from_every_column():
+    found = four().take(np.array([1, 3]))
+    assert found.rows == [2, 5]
+    assert (found.structures, found.sources, found.fields) == (["b", "d"], ["b", "d"], [(1,)])
+    first, second = found.images
+    assert (first.table["offset"].tolist(), first.leaves, first.rows) == ([1, 3], [7], None)
+    assert (second.table["offset"].tolist(), list(second.places()), second.kinds) == ([13], [(1, 9)], [])
+    assert {leaf: dict(column.items()) for leaf, column in found.values.items()} == {1: {0: "b", 1: "d"}, 2: {1: "d"}}
+    assert found.blocks[5].rows is not None
+    assert found.blocks[5].rows.tolist() == [1, 3]
+    assert (found.positions.tolist(), found.indices) == ([11, 13], [21, 23])
+
+
+def test_rows_may_be_picked_in_any_order_and_several_times():
+    found = four().take(np.array([3, 0, 3]))
+    assert found.images[0].table["offset"].tolist() == [3, 0, 3]
+    assert list(found.images[1].places()) == [(0, 9), (1, 8), (2, 9)]
+    assert found.values[1].values == ["d", "a", "d"]
+    again = found.take(np.array([1]))
+    assert (again.names, again.blocks[5].rows.tolist()) == (["a"], [0])  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_all_rows_may_go():
+    found = four().take(np.empty(0, np.int64))
+    assert (found.rows, found.images, found.values, found.names) == ([], [], {}, [])
+
+
+def test_joined_blocks_are_where_their_chunks_are():
+    memory = np.arange(128, dtype=np.int16).view(np.uint8)
+    first, second = (Columns(range(n), [structure_of(0)], blocks={0: block((at, n))}) for at, n in ((8, 2), (4, 3)))
+    first.sources, second.sources = [None] * 2, [None] * 3
+    chunks = [first, second.take(np.array([2]))]
+    whole = Columns.concat(chunks, [0, 100])
+    found = whole.blocks[0]
+    assert (found.pieces, found.rows.tolist()) == ([(8, 2), (104, 3)], [0, 1, 4])  # pyright: ignore[reportOptionalMemberAccess]
+    assert [array.tolist() for array in found.arrays(memory)] == [[[4, 5], [6, 7]], [[52, 53], [54, 55], [56, 57]]]
+    whole.spread([0], memory)
+    assert [value.tolist() for value in whole.values[0].values] == [[4, 5], [6, 7], [56, 57]]
+
+
+def test_blocks_that_are_not_alike_are_named():
+    same, other = Columns(blocks={0: block((0, 2))}), Columns(blocks={0: block((0, 2)), 1: block((64, 2))})
+    assert unlike_blocks([same, other]) == {1}
+    other.blocks[0].dtype = "uint16"
+    assert unlike_blocks([same, other]) == {0, 1}
