@@ -76,13 +76,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         what = "could not unpack the dataset or transforms"
         try:
             job: Job = receive(job_fd)
-            if spans_folder := os.environ.get("GPULOAD_SPANS"):
-                what = "cannot note what it does"
-                from gpuload.workers.spans import NotingRunner  # for a trace
-
-                runner = NotingRunner(job, spans_folder, worker)
-            else:
-                runner = ChunkRunner(job, guard_generators=False)
+            runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["total"], runner)
         except BaseException as error:
