@@ -34,7 +34,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
 import numpy as np
 
 from gpuload.errors import WorkerError
@@ -45,7 +44,7 @@ from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
-from gpuload.workers.job import Job, Parcel, ship, warning_of_copies
+from gpuload.workers.job import Job
 from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
@@ -58,6 +57,7 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
 )
+from gpuload.workers.shipping import Parcel, ship, warning_of_copies
 from gpuload.workers.watch import Watch, at_sample
 
 __all__ = ["WorkerPool", "running_workers"]
