@@ -33,7 +33,7 @@ from gpuload.ring.chunk import SEPARATOR, Encoded
 from gpuload.ring.leave_out import leave_out
 from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source
 from gpuload.stage.ranges import DECODE, named
-from gpuload.workers.records import record_of
+from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part

@@ -1,27 +1,39 @@
-"""What belongs to a sample's targets: the image that they are in, and the leaves from which rows go with boxes.
+"""What goes with a sample's boxes: the leaves with an entry for each box, and an image of the size that they are for.
 
 Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Nothing here holds state.
+``num_workers=0`` in the main process; imports no torch. Only a `SizeCheck` holds state: whether it has remarked on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
+from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.decode.header import read_header
+from gpuload.decode.options import Decode
+from gpuload.decode.orientation import is_transposed
 from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
-from gpuload.workers.sizes import SizeCheck
 
-__all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit", "read_differently"]
+__all__ = [
+    "REMARK",
+    "SizeCheck",
+    "check_transforms",
+    "droppers",
+    "find_fields",
+    "find_labels",
+    "mask_misfit",
+    "read_differently",
+]
 
+REMARK: Final = "the boxes of "  # how a remark begins
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
 COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names of what each object has, beside labels
@@ -174,6 +186,53 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
                 f"boxes, but this one has {len(masks)}"
             )
     return tuple(sorted(own)) if dropping else ()
+
+
+class SizeCheck:
+    """Looks for boxes of an image of another size, until the first ones are found.
+
+    Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
+    image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
+
+    Attributes:
+        remark: what to tell the user of them; empty if there are none, or it was said.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._found = False
+        self.remark = ""
+
+    def look(self, targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None) -> None:
+        """Compare the boxes among the targets of an image with its size."""
+        if self._found:
+            return
+        for target in targets:
+            canvas_hw = target.canvas_hw if isinstance(target, Boxes) else None
+            if canvas_hw is not None and canvas_hw != size_hw:
+                self._found = True
+                self.remark = (
+                    f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {_text(canvas_hw)} "
+                    f"(height × width), but it is decoded to {_text(size_hw)}: {self.advice(canvas_hw, leaf, size_hw)}"
+                )
+                return
+
+    def advice(self, expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int]) -> str:
+        """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
+        if expected_hw != size_hw[::-1]:
+            return "scale the targets as the image was scaled, or give the image that they were made for"
+        if not isinstance(leaf, Encoded) or not self._is_turned(leaf):
+            return "height and width are swapped; turn the image or the targets"
+        if self._decode.exif:
+            return (
+                "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
+                "Decode"
+            )
+        return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+
+    def _is_turned(self, encoded: Encoded) -> bool:
+        """Return whether EXIF swaps height and width."""
+        return is_transposed(read_header(encoded.data, replace(self._decode, exif=True)).orientation)
 
 
 def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) -> str | None:
@@ -360,3 +419,7 @@ def _all(transforms: Iterable[Transform]) -> Iterable[Transform]:
 
 def _is_special(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("torchvision.")
+
+
+def _text(size_hw: tuple[int, int]) -> str:
+    return f"{size_hw[0]}×{size_hw[1]}"
