@@ -38,8 +38,7 @@ import numpy as np
 
 from gpuload.errors import WorkerError
 from gpuload.ring.affinity import move, running_on
-from gpuload.ring.descriptors import standard_streams_taken
-from gpuload.ring.ring import Ring
+from gpuload.ring.ring import Ring, standard_streams_taken
 from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost

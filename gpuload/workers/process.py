@@ -23,7 +23,7 @@ from typing import Any
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
-from gpuload.ring.descriptors import is_inherited
+from gpuload.ring.ring import is_inherited
 from gpuload.workers.inherited import import_path
 from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline, socket_pair
 
