@@ -121,7 +121,7 @@ def end() -> NoReturn:
 
 
 def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
-    """The next message. The worker is idle only while none waits for it, not while others have its processor."""
+    """Wait for the next message. A worker is idle only while no message waits, not while others have its processor."""
     try:
         return read_message(queue, memory, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -164,7 +164,7 @@ def _tell_torch(info: WorkerInfo) -> None:
     from torch.utils.data._utils import worker as torch_worker
 
     class TorchWorkerInfo(torch_worker.WorkerInfo):
-        """torch's own, which notes that it was read."""
+        """torch's own class, which notes that it was read."""
 
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):

@@ -50,10 +50,10 @@ class Parcel:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.pickled, *self.buffers))
 
-    def import_path(self, own: list[str]) -> list[str]:
-        """Where workers here find modules: the folders of the program that are on this machine too, and this process's
-        `own`."""
-        return list(dict.fromkeys([*filter(os.path.exists, self.path), *own]))
+    def import_path(self, path: list[str]) -> list[str]:
+        """Return where workers here find modules: in the folders of the program that are on this machine too, and in
+        this process's `path`."""
+        return list(dict.fromkeys([*filter(os.path.exists, self.path), *path]))
 
 
 def pack(obj: Any) -> Parcel:

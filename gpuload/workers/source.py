@@ -82,7 +82,7 @@ class Source:
         self.introduce: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
-        """A function that gives the sample of a row of a chunk; to be called in the order of the rows.
+        """Return a function that gives the sample of a row of a chunk; to be called in the order of the rows.
 
         It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises. `touch` is
         called for each sample that an iterable dataset gives on the way.
@@ -157,7 +157,7 @@ class Source:
             self.count(flush=True)
 
     def _timed(self, each: Callable[[int], Any], one: Callable[[int], Any], row: int) -> Any:
-        """A sample that is read now; by itself where it cannot be read with others."""
+        """Read a sample now; by itself where it cannot be read with the others of its chunk."""
         if self._soon and row % AT_ONCE == 0:
             self._name(AT_ONCE)
         start = perf_counter()
@@ -173,8 +173,8 @@ class Source:
 
     def count(self, *, flush: bool = False) -> None:
         """Count what reading took since the last call; `flush`: let others see it now."""
-        taken, self._counted_s = self._read_s - self._counted_s, self._read_s
-        self.counters.read_ns += int(1e9 * taken)
+        read_s, self._counted_s = self._read_s - self._counted_s, self._read_s
+        self.counters.read_ns += int(1e9 * read_s)
         if flush:
             self.counters.flush()
 
@@ -193,11 +193,11 @@ class Source:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether it helps to name the samples that come next."""
+        """Return whether it helps to name the samples that come next."""
         return self._slow_left > 0 and self._will_need is not None
 
     def will_need(self, request: Request | None) -> None:
-        """The chunk that comes next, whoever does it."""
+        """Note the chunk that comes next, whichever worker does it."""
         self._soon = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
             self._soon = request.indices.tolist() if isinstance(request.indices, np.ndarray) else [*request.indices]
@@ -235,19 +235,19 @@ class Source:
         return one
 
     def begin(self, request: Request) -> IterablePlace:
-        """Where the pass of a request begins, before its first chunk is done."""
+        """Return where the pass of a request begins, before its first chunk is done."""
         self.open(request)
         return IterablePlace(0, False) if self._pass is None else self._pass.begin()
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """Where the pass is after this many rows of a chunk; None for a map dataset."""
+        """Return where the pass is after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
             return None
         return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
 
     @property
     def broken(self) -> bool:
-        """Whether the pass can give nothing more, after an error."""
+        """Return whether the pass can give no more samples, after an error."""
         return self._pass is not None and self._pass.broken is not None
 
 
@@ -291,7 +291,7 @@ class Pass:
         self.broken: Exception | None = None  # the error that ended it: of iter(), or of a generator
 
     def begin(self) -> IterablePlace:
-        """Call the dataset's ``iter()`` now, and say where the pass begins."""
+        """Call the dataset's ``iter()`` now, and return where the pass begins."""
         if self._iterator is None and self.broken is None:
             with contextlib.suppress(Exception):  # raised with the first sample
                 self._begin()
@@ -317,7 +317,7 @@ class Pass:
         return iterator
 
     def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
-        """Sample `number` of this pass; `touch` is called for each sample taken on the way.
+        """Return sample `number` of this pass; `touch` is called for each sample taken on the way.
 
         Raises:
             Ended: there are fewer samples.
@@ -363,7 +363,7 @@ class Pass:
         self._next += 1
 
     def _seed_at(self, position: int) -> int:
-        """The seed of a position; drawn for many samples at once."""
+        """Return the seed of a position; seeds are drawn for many samples at once."""
         if position not in self._seeds:
             positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
@@ -380,7 +380,8 @@ class Pass:
             del self._taken[number]
 
     def place(self, samples: int) -> IterablePlace:
-        """Where it is after this many samples; with the dataset's own state if no sample was taken since."""
+        """Return where the pass is after this many samples; with the dataset's own state, if no sample was taken since
+        then."""
         state: dict[str, bytes | str] = {}
         if self._ended:  # more may have been asked for
             samples = min(samples, self._next)
@@ -389,26 +390,26 @@ class Pass:
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset
             for whose, owner in owners.items():
-                if (own := own_state(owner, whose)) is not None:
-                    state[whose] = own
+                if (packed := own_state(owner, whose)) is not None:
+                    state[whose] = packed
         return IterablePlace(
             samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
         )
 
 
 def own_state(owner: Any, whose: str) -> bytes | str | None:
-    """What its ``state_dict()`` gives, pickled, so that it stays as it is; or why that cannot be kept, as text; None if
-    it has no such method, and none to load it."""
+    """Return what an object's ``state_dict()`` gives, pickled, so that it stays as it is; or why that cannot be kept,
+    as text; None if the object has no such method, or none to load it."""
     if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
         return None
     try:
-        given = owner.state_dict()
+        state = owner.state_dict()
         try:
-            packed = pickle.dumps(given, 5)
+            packed = pickle.dumps(state, 5)
         except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
             import cloudpickle
 
-            packed = cloudpickle.dumps(given, 5)
+            packed = cloudpickle.dumps(state, 5)
         if len(packed) > MAX_STATE_BYTES:
             raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
     except Exception as error:  # reported only when the state is asked for
@@ -417,7 +418,7 @@ def own_state(owner: Any, whose: str) -> bytes | str | None:
 
 
 def _digest(sample: Any) -> bytes:
-    """A hash of a sample; empty if it cannot be pickled."""
+    """Return a hash of a sample; empty if it cannot be pickled."""
     import hashlib  # here: it takes longer than all of this room, and only iterable datasets need it
 
     leaves: list[Any] = []
