@@ -60,7 +60,7 @@ ALLOWED = {
     ("workers/bootstrap.py", "_start", "marshal.loads"): "the parent's settings, from a memfd that only it writes",
     ("workers/planned.py", "make_plan", "pickle.loads"): "what the main process says of a batch, in our own ring",
     ("loader/state.py", "_unpacked", "pickle.loads"): "states of the user's own dataset, from this program's workers",
-    ("workers/iterable.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
+    ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
     ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
     ("workers/changes.py", "apply_changes", "pickle.loads"): "simple values of the user's dataset, sent by the parent",

@@ -20,7 +20,9 @@ from gpuload.datasets.tree import (
     assembled,
     describe,
     difference,
+    dtype_of,
     flatten,
+    is_tensor,
     labels_of,
     names_of,
     unflatten,
@@ -122,16 +124,15 @@ def pad_collate(
     padded = [
         name
         for name, column in zip(names, columns, strict=True)
-        if (only is None or name in only) and any(map(_is_padded, column))
+        if (only is None or name in only) and any(isinstance(leaf, _Numbers) or _rank(leaf) for leaf in column)
     ]
     if unknown := [name for name in only or () if name not in padded]:
         raise ValueError(
             f"pad() names the leaf {unknown[0]!r}, but these samples have no array there; their leaves are "
             f"{', '.join(map(repr, names))}"
         )
-    for option, given in (("to", to), ("value", value)):
-        unknown = [name for name in given if name not in padded] if isinstance(given, Mapping) else []
-        if unknown:
+    for option, by_name in (("to", to), ("value", value)):
+        if unknown := [name for name in by_name if name not in padded] if isinstance(by_name, Mapping) else []:
             raise ValueError(
                 f"{option}= names the leaf {unknown[0]!r}, but the leaves of these samples that are padded are "
                 f"{', '.join(map(repr, padded)) or 'none'}"
@@ -141,56 +142,73 @@ def pad_collate(
     def leaf(within: str) -> Any:
         name, column = next(leaves)
         if name in padded:
-            shape = to.get(name) if isinstance(to, Mapping) else to
-            return _pad(column, name, shape, value.get(name, 0) if isinstance(value, Mapping) else value)
+            sizes = to.get(name) if isinstance(to, Mapping) else to
+            return _pad(column, name, sizes, value.get(name, 0) if isinstance(value, Mapping) else value)
         # default_collate returns strings as they come: in a tuple where it transposes a tuple or list.
         return _collate(column if within in ("tuple", "list") else list(column), name, only)
 
     return assembled(structure, leaf, keep_tuples=False)
 
 
-def _columns(samples: Sequence[Any], whole: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
-    """The structure of all samples, and the values of each leaf; lists named in `whole` are one leaf each."""
-    if not len(samples):
-        raise ValueError("pad_collate() got no samples; a batch has at least one")
-    rows: list[list[Any]] = [[] for _ in samples]
-    structures = [flatten(sample, leaves) for sample, leaves in zip(samples, rows, strict=True)]
-    for row, leaves in enumerate(rows) if whole else ():
-        rows[row] = []
-        structures[row] = _folded(structures[row], iter(leaves), whole, (), rows[row])
-    for row, structure in enumerate(structures):
-        if structure != structures[0]:
-            raise CollateError(
-                f"sample 0 of the batch is {describe(structures[0])}, but sample {row} is {describe(structure)}"
-                f"{difference(structures[0], structure)}: all samples of a batch must have the same structure; let the "
-                "dataset return one form"
-            )
-    return structures[0], list(zip(*rows, strict=True))
+def _check(to: Any, value: Any) -> None:
+    for what, sizes in _by_name("to", to):
+        if sizes is not None and not (isinstance(sizes, tuple | list) and all(map(_is_size, sizes))):
+            raise TypeError(f"{what} must be a tuple of sizes, one for each axis, or None for any, got {sizes!r}")
+    for what, fill in _by_name("value", value):
+        if not isinstance(fill, Real):
+            raise TypeError(f"{what} must be a number, got {fill!r}")
 
 
-def _folded(
-    node: Structure, leaves: Iterator[Any], whole: Collection[str], path: tuple[str, ...], found: list[Any]
-) -> Structure:
-    """A structure in which lists of these names are leaves; `found` takes the leaves."""
-    if node == LEAF:
-        found.append(next(leaves))
-        return LEAF
-    if node[0] in ("list", "tuple") and ".".join(path) in whole:
-        found.append(_Numbers(unflatten(node, leaves)))
-        return LEAF
-    kind, cls, keys, children = node
-    pairs = zip(labels_of(node), children, strict=True)
-    return kind, cls, keys, tuple([_folded(child, leaves, whole, (*path, label), found) for label, child in pairs])
+def _by_name(option: str, given: Any) -> list[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        return [(f"{option}[{name!r}]", entry) for name, entry in given.items()]
+    return [(option, given)]
+
+
+def _is_size(size: Any) -> bool:
+    return size is None or (isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0))
 
 
 class _Numbers(list[Any]):
     """A list that is one leaf."""
 
 
-def _is_padded(leaf: Any) -> bool:
-    import torch
+def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure, list[tuple[Any, ...]]]:
+    """Return the structure of all samples, and the values of each leaf; the lists of these names are one leaf each."""
+    if not len(samples):
+        raise ValueError("pad_collate() got no samples; a batch has at least one")
+    rows: list[list[Any]] = []
+    first: Structure = None
+    for row, sample in enumerate(samples):
+        leaves: list[Any] = []
+        structure = flatten(sample, leaves)
+        if lists:
+            structure = _fold_lists(structure, iter(leaves), lists, (), leaves := [])
+        rows.append(leaves)
+        first = first or structure
+        if structure != first:
+            raise CollateError(
+                f"sample 0 of the batch is {describe(first)}, but sample {row} is {describe(structure)}"
+                f"{difference(first, structure)}: all samples of a batch must have the same structure; let the "
+                "dataset return one form"
+            )
+    return first, list(zip(*rows, strict=True))
 
-    return isinstance(leaf, _Numbers) or (isinstance(leaf, np.ndarray | torch.Tensor) and leaf.ndim > 0)
+
+def _fold_lists(
+    node: Structure, unfolded: Iterator[Any], lists: Collection[str], path: tuple[str, ...], leaves: list[Any]
+) -> Structure:
+    """Return a structure in which the lists of these names are leaves, and append its leaves to `leaves`."""
+    if node == LEAF:
+        leaves.append(next(unfolded))
+        return LEAF
+    kind, cls, keys, children = node
+    if kind in ("list", "tuple") and ".".join(path) in lists:
+        leaves.append(_Numbers(unflatten(node, unfolded)))
+        return LEAF
+    paths = ((*path, label) for label in labels_of(node))
+    folded = [_fold_lists(child, unfolded, lists, inner, leaves) for child, inner in zip(children, paths, strict=True)]
+    return kind, cls, keys, tuple(folded)
 
 
 def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Padded:
@@ -199,32 +217,30 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
     tensors = _tensors(column, name)
     first = tensors[0]
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    if to is None:
-        to = (None,) * first.ndim
+    to = (None,) * first.ndim if to is None else to
     if len(to) != first.ndim:
         raise ValueError(
             f"to={to} is for arrays of rank {len(to)}, but {_leaf(name)} has rank {first.ndim} (shape {shapes[0]}); "
             "give each leaf its own sizes: to={name: sizes}"
         )
-    for axis, (limit, size) in enumerate(zip(to, largest, strict=True)):
-        if limit is not None and size > limit:
-            row = next(row for row, shape in enumerate(shapes) if shape[axis] > limit)
-            raise CollateError(
-                f"{_leaf(name)} of sample {row} of the batch has shape {shapes[row]}, more than to={to} has on axis "
-                f"{axis}; let to= be as large as the largest, or cut arrays in the dataset"
-            )
+    for axis, limit in enumerate(to):
+        for row, shape in enumerate(shapes):
+            if limit is not None and shape[axis] > limit:
+                raise CollateError(
+                    f"{_leaf(name)} of sample {row} of the batch has shape {shape}, more than to={to} has on axis "
+                    f"{axis}; let to= be as large as the largest, or cut arrays in the dataset"
+                )
     if not _holds(first.dtype, value):
-        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {_dtype(first)}")
-    shape = (len(tensors), *(size if limit is None else limit for limit, size in zip(to, largest, strict=True)))
-    if all(size == shape[1:] for size in shapes):  # images after a crop, say: one copy on the device, not N
+        raise ValueError(f"value={value!r} cannot be stored in {_leaf(name)}, which is {dtype_of(first)}")
+    largest = map(max, zip(*shapes, strict=True))
+    size = tuple(most if limit is None else limit for limit, most in zip(to, largest, strict=True))
+    if all(shape == size for shape in shapes):  # images after a crop, say: one copy on the device, not N
         data = torch.stack(tensors)
     else:
-        data = torch.full(shape, value, dtype=first.dtype, device=first.device)
+        data = torch.full((len(tensors), *size), value, dtype=first.dtype, device=first.device)
         for row, tensor in enumerate(tensors):
             data[(row, *map(slice, tensor.shape))] = tensor
-    filled = sum(map(math.prod, shapes))
-    padding = (data.numel() - filled) / data.numel() if data.numel() else 0.0
+    padding = (data.numel() - sum(map(math.prod, shapes))) / data.numel() if data.numel() else 0.0
     sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
     if first.device.type != "cpu":  # without waiting for the device
         sizes = sizes.pin_memory().to(first.device, non_blocking=True)
@@ -232,66 +248,59 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
-    """The arrays of a leaf as tensors; an error names two that differ in rank or dtype."""
-    column = _from_lists(column, name)
-    first = next(row for row, leaf in enumerate(column) if _is_padded(leaf))
-    shape = tuple(column[first].shape)
+    """Return the arrays and lists of a leaf as tensors of one rank and one dtype."""
+    found = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
+    filled = next((tensor for tensor in found if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
-        if not _is_padded(leaf) or leaf.ndim != len(shape):
-            what = f"of shape {tuple(leaf.shape)}" if hasattr(leaf, "shape") else f"of type {type(leaf).__name__}"
+        if isinstance(leaf, _Numbers) and not leaf and filled is not None:
+            found[row] = filled[:0]  # an empty list has the dtype and the rank of the others
+    first = next(row for row, tensor in enumerate(found) if _rank(tensor))
+    for row, tensor in enumerate(found):
+        if _rank(tensor) != found[first].ndim:
+            what = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
-                f"{_leaf(name)} is of shape {shape} in sample {first} of the batch, but {what} in sample {row}: "
-                "padding keeps the number of axes; return arrays of one rank (for none, one with an axis of size 0)"
+                f"{_leaf(name)} is of shape {tuple(found[first].shape)} in sample {first} of the batch, but {what} in "
+                f"sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
+                "axis of size 0)"
             )
-    tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
-    for row, tensor in enumerate(tensors):
-        if tensor.dtype != tensors[0].dtype:
+    for row, tensor in enumerate(found):
+        if tensor.dtype != found[0].dtype:
             raise CollateError(
-                f"{_leaf(name)} is {_dtype(tensors[0])} in sample 0 of the batch, but {_dtype(tensor)} in sample "
+                f"{_leaf(name)} is {dtype_of(found[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
                 f"{row}; return arrays of one dtype"
             )
-    return tensors
-
-
-def _from_lists(column: Sequence[Any], name: str) -> Sequence[Any]:
-    """A leaf with its lists as tensors; an empty one has the dtype and the rank of the others."""
-    import torch
-
-    found = list(column)
-    for row, leaf in enumerate(column):
-        if isinstance(leaf, _Numbers):
-            try:
-                found[row] = torch.tensor(leaf)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise CollateError(
-                    f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
-                    "return numbers, in lists of one length where lists hold lists"
-                ) from error
-    filled = next((leaf for leaf in found if getattr(leaf, "ndim", 0) and len(leaf)), None)
-    for row, leaf in enumerate(column):
-        if isinstance(leaf, _Numbers) and not leaf and isinstance(filled, torch.Tensor):
-            found[row] = filled[:0]
     return found
 
 
-def _tensor(leaf: Any, name: str, row: int) -> torch.Tensor:
+def _tensor(leaf: Any, name: str, row: int) -> Any:
+    """Return an array or a list of numbers as a tensor; anything else as it is."""
     import torch
 
-    if isinstance(leaf, torch.Tensor):
-        return leaf
-    if not leaf.flags.writeable or min(leaf.strides) < 0:  # torch warns of the first, and refuses the second
-        leaf = leaf.copy()
     try:
-        return torch.from_numpy(leaf)
-    except (TypeError, ValueError) as error:
-        raise CollateError(
-            f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
-            f"{remedy_for(leaf.dtype) or 'return numbers'}"
-        ) from error
+        if isinstance(leaf, _Numbers):
+            return torch.tensor(leaf)
+        if not isinstance(leaf, np.ndarray) or not leaf.ndim:
+            return leaf
+        # Else torch warns of the first, and refuses the second.
+        return torch.from_numpy(leaf if leaf.flags.writeable and min(leaf.strides) >= 0 else leaf.copy())
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"{_leaf(name)} of sample {row} of the batch is "
+        if isinstance(leaf, _Numbers):
+            raise CollateError(
+                f"{what}a list that is no array of numbers ({error}); "
+                "return numbers, in lists of one length where lists hold lists"
+            ) from error
+        remedy = remedy_for(leaf.dtype) or "return numbers"
+        raise CollateError(f"{what}an array of {leaf.dtype}, which no tensor holds ({error}); {remedy}") from error
+
+
+def _rank(leaf: Any) -> int:
+    """Return the number of axes of an array or a tensor; 0 for anything else."""
+    return leaf.ndim if isinstance(leaf, np.ndarray) or is_tensor(leaf) else 0
 
 
 def remedy_for(dtype: np.dtype) -> str | None:
-    """What to write for an array that no tensor can hold for its dtype; None for numbers as torch has them."""
+    """Return what to write for an array whose dtype no tensor has; None for numbers as torch has them."""
     if dtype.kind in "USO":
         return "return x.tolist(), whose texts and objects stay in a list, or numbers"
     if dtype.kind in "mM":
@@ -316,25 +325,8 @@ def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
         ) from error
 
 
-def _check(to: Any, value: Any) -> None:
-    sizes = {"to": to} if not isinstance(to, Mapping) else {f"to[{name!r}]": given for name, given in to.items()}
-    for option, given in sizes.items():
-        if given is None:
-            continue
-        if not isinstance(given, tuple | list) or not all(size is None or _is_size(size) for size in given):
-            raise TypeError(f"{option} must be a tuple of sizes, one for each axis, or None for any, got {given!r}")
-    fills = {"value": value} if not isinstance(value, Mapping) else {f"value[{n!r}]": v for n, v in value.items()}
-    for option, given in fills.items():
-        if not isinstance(given, Real):
-            raise TypeError(f"{option} must be a number, got {given!r}")
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size >= 0)
-
-
 def _holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a dtype can hold a value: integers exactly, floats within its range."""
+    """Return whether a dtype can hold a value: integers exactly, floats within its range."""
     import torch
 
     if dtype.is_floating_point or dtype.is_complex:
@@ -345,7 +337,3 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 def _leaf(name: str) -> str:
     return f"leaf {name!r}" if name else "the sample"
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

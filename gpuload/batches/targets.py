@@ -2,7 +2,7 @@
 
 Runs in the main process, within the transfer's stream, after the draws. Boxes and keypoints are moved here by numpy (a
 few numbers for each sample), masks by the stage's runner. Boxes that transforms leave out are left out of the leaves
-that the worker found to belong to them, too (`gpuload.workers.belongings`).
+that the worker found to belong to them, too (`gpuload.workers.box_fields`).
 """
 
 from __future__ import annotations

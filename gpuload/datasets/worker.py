@@ -1,4 +1,4 @@
-"""Which worker reads this dataset: `get_worker_info()`. Needs no torch; `gpuload.workers.workerinfo` sets it."""
+"""Which worker reads this dataset: `get_worker_info()`. Needs no torch; `gpuload.workers.main` sets it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.stage import Plan, accelerator
 from gpuload.stage.resident import PixelMemory
 from gpuload.workers.batch import Batch
-from gpuload.workers.belongings import read_differently
+from gpuload.workers.box_fields import read_differently
 from gpuload.workers.device_cache import CachedSamples
 from gpuload.workers.faults import Faults
 from gpuload.workers.feed import Feed

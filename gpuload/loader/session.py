@@ -48,12 +48,12 @@ from gpuload.stage.ranges import STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
+from gpuload.workers.box_fields import REMARK
 from gpuload.workers.changes import DatasetChanges
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
 from gpuload.workers.interrupts import held
-from gpuload.workers.sizes import REMARK
 
 __all__ = ["Session"]
 

@@ -18,7 +18,7 @@ import torch
 
 from gpuload.loader.own_state import from_json, to_json
 from gpuload.order.place import IterablePlace, Place
-from gpuload.workers.iterable import own_state
+from gpuload.workers.source import own_state
 
 __all__ = ["State", "begun", "first_states", "for_workers", "one_worker", "with_first_states"]
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
 from gpuload.workers.inherited import import_path
-from gpuload.workers.job import ship
-from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.process import KEEP_MEMORY, check_platform, environment_of
+from gpuload.workers.protocol import arm_lifeline
+from gpuload.workers.shipping import ship
 
 __all__ = ["Worker", "make_parts", "started"]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpuload.packing.job import Job, begin_part
 from gpuload.workers.job import receive
-from gpuload.workers.lifeline import arm_lifeline
+from gpuload.workers.protocol import arm_lifeline
 
 __all__ = ["serve"]
 

@@ -14,16 +14,16 @@ __all__ = ["cpu_list", "cpus_in", "move", "running_on"]
 
 
 def cpus_in(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it: ``"0-3,8"``."""
-    found: set[int] = set()
+    """Return the numbers of a list as the kernel writes it: ``"0-3,8"``."""
+    cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """The same the other way round."""
+    """Return the list of these CPUs as the kernel writes it."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
@@ -35,8 +35,9 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 @contextlib.contextmanager
 def running_on(cpus: frozenset[int]) -> Iterator[None]:
-    """The calling thread runs on these CPUs within this, then where it did before; none, or CPUs that the system
-    refuses: it stays where it is. A process or thread that it starts within keeps them."""
+    """A context in which the calling thread runs on these CPUs; afterwards it runs where it did before. With no CPUs,
+    or ones that the system refuses, it stays where it is. A process or thread that it starts in the context keeps
+    them."""
     before: set[int] = set()
     if cpus:
         with contextlib.suppress(OSError):

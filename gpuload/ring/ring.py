@@ -25,7 +25,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,9 @@ import numpy as np
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 from gpuload.ring.affinity import running_on
-from gpuload.ring.descriptors import standard_streams_taken
 from gpuload.ring.gone import when_gone
 
-__all__ = ["Ring", "Slot", "align", "map_ring"]
+__all__ = ["Ring", "Slot", "align", "is_inherited", "map_ring", "standard_streams_taken"]
 
 GRANULE_BYTES = 64 * 1024
 MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
@@ -61,6 +60,36 @@ class Slot:
 def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
     """Map the whole ring, shared and writable, into this process."""
     return mmap.mmap(fd, ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@contextlib.contextmanager
+def standard_streams_taken() -> Iterator[None]:
+    """A context in which no new descriptor is 0, 1 or 2; afterwards those that were closed are closed again.
+
+    A program may start with descriptors 0, 1 or 2 closed (cron, daemons), and the system gives out the lowest free
+    number: the ring would become descriptor 1, and what a worker prints would be written into pixels.
+    """
+    taken: list[int] = []
+    try:
+        while not all(map(_is_open, range(3))):
+            taken.append(os.open(os.devnull, os.O_RDWR))
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
+def is_inherited(fd: int) -> bool:
+    """Return whether a program that this process starts gets this descriptor."""
+    return _is_open(fd) and os.get_inheritable(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 class Ring:

@@ -1,7 +1,7 @@
 """Transforms for the boxes of a sample: a crop that keeps some of them, and those that tidy boxes up.
 
 Names, arguments, defaults and meaning are torchvision's. When a box is left out, so are its belongings: its label and
-what else `labels_getter` gives, and its instance mask (`gpuload.workers.belongings`).
+what else `labels_getter` gives, and its instance mask (`gpuload.workers.box_fields`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.workerinfo import introduce
+from gpuload.workers.source import worker_info
 
 __all__ = ["HomeEngine", "InlineEngine"]
 
@@ -95,7 +94,7 @@ class HomeEngine(InlineEngine):
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.introduce = partial(introduce, job, 0, 1, in_worker=False)
+        self._runner.source.introduce = lambda epoch, position=None: swap(worker_info(job, 0, 1, epoch, position))
         super().__init__(ring, self._runner.counters)
         self._info: WorkerInfo | None = None
         self._around = around

@@ -1,46 +1,43 @@
-"""Sending one object to all workers: a memfd that the parent writes once and every worker maps.
+"""What every worker gets at its start: a `Job`, in a memfd that the parent writes once and every worker maps.
 
 Memory layout: u64 length and marshalled settings (what the bootstrap needs before it can import anything); then, page
 aligned, u64 count of spans, their (offset, bytes) as u64 pairs; the pickle, and each out-of-band buffer aligned to 64
 bytes. Buffers are mapped privately and writable: workers share each page until one of them writes to it, and torch does
-not warn of read-only arrays.
+not warn of read-only arrays. `gpuload.workers.shipping` makes the pickle; what it calls in a worker is here.
 
-An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band; what is in shared memory
-as that memory (`shared`). Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value
-(cloudpickle).
-
-Workers on other machines get the same, as a `Parcel`; but they cannot map what is in shared memory here.
+The main process writes the memfd, workers read it: they import this module, so it imports no more than they need.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import marshal
 import mmap
 import os
 import pickle
-import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
 from gpuload.ring.ring import align
-from gpuload.workers.bytes_list import SharedBytes, find_lists
-from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 
 if TYPE_CHECKING:  # not imported: few workers plan batches, and those that pack have no transforms
     from gpuload.decode import Decode
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
 
-__all__ = ["Job", "Parcel", "pack", "receive", "ship", "warning_of_copies"]
+__all__ = ["Job", "SharedBytes", "make_tensor", "open_memmap", "pickled_bytes", "receive", "write_job"]
 
 _ALIGN = 64
-MAX_COPIED_BYTES = 1_000_000_000  # by all workers, without a warning
+# Methods of list that need no other contents, or that the class has itself.
+READS: Final = """
+__class__ __class_getitem__ __delattr__ __dir__ __doc__ __getattribute__ __getitem__ __getstate__ __hash__ __init__
+__init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __subclasshook__
+"""
 
 
 @dataclass(frozen=True)
@@ -74,81 +71,8 @@ class Job:
     module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """An object that is sent to other machines: its pickle and its out-of-band buffers, uint8 arrays; and its program's
-    import path and arguments."""
-
-    pickled: np.ndarray
-    buffers: list[np.ndarray]
-    path: list[str]
-    argv: list[str]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.pickled, *self.buffers))
-
-    def import_path(self, own: list[str]) -> list[str]:
-        """Where workers here find modules: the folders of the program that are on this machine too, and this process's
-        `own`."""
-        return list(dict.fromkeys([*filter(os.path.exists, self.path), *own]))
-
-
-def pack(obj: Any) -> Parcel:
-    """Pickle `obj` for workers on other machines.
-
-    Raises:
-        TypeError: a part of `obj` cannot be sent; the message names it.
-    """
-    pickled, buffers = _dump(obj, apart=True)
-    parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
-    path = [os.path.abspath(entry) for entry in import_path()]
-    return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
-
-
-def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
-    """Write `obj`, or what is in a `Parcel`, and the bootstrap's settings to a new memfd. Returns its descriptor, and
-    those of shared memory that `obj` refers to: workers inherit all of them, and the caller closes them.
-
-    Raises:
-        TypeError: a part of `obj` cannot be sent; the message names it.
-    """
-    from gpuload.workers.shared import Inheritance  # workers rarely need it
-
-    if isinstance(obj, Parcel):
-        theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
-        return [_written(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
-
-    with contextlib.ExitStack() as undo:
-        inheritance = Inheritance()
-        undo.callback(inheritance.close)
-        with inheritance:
-            pickled, buffers = _dump(obj, inheritance.tracker())
-        fd = _written(settings, pickled, buffers)
-        undo.pop_all()
-    return [fd, *inheritance.descriptors]
-
-
-def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
-    """Return a warning if so many workers have more than a gigabyte of copies of what is not shared; else ""."""
-    head_bytes = int.from_bytes(os.pread(job_fd, 8, 0), "little")
-    pickled_bytes = int.from_bytes(os.pread(job_fd, 8, align(8 + head_bytes, mmap.PAGESIZE) + 16), "little")
-    if pickled_bytes * workers <= MAX_COPIED_BYTES:
-        return ""
-    sizes = {}
-    for name, value in getattr(getattr(job, "dataset", None), "__dict__", {}).items():
-        with contextlib.suppress(TypeError):
-            sizes[name] = len(_dump(value)[0]), type(value).__name__
-    most = max(sizes, key=lambda name: sizes[name][0], default=None)
-    which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
-    return (
-        f"the pickled dataset has {pickled_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers unpickles a "
-        "copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
-        "files that are read in __getitem__; or use fewer workers"
-    )
-
-
-def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
+def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
+    """Write a new memfd, and return its descriptor, which the caller closes."""
     head = marshal.dumps(settings)
     start = align(8 + len(head), mmap.PAGESIZE)
     spans = []
@@ -169,8 +93,21 @@ def _written(settings: dict[str, Any], pickled: memoryview, buffers: list[memory
     return fd
 
 
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(data).cast("B")
+    while rest:
+        done = os.pwrite(fd, rest[: 1 << 30], offset)
+        rest, offset = rest[done:], offset + done
+
+
+def pickled_bytes(job_fd: int) -> int:
+    """Return how many bytes the pickle in a job's memfd has: what each worker copies."""
+    head_bytes = int.from_bytes(os.pread(job_fd, 8, 0), "little")
+    return int.from_bytes(os.pread(job_fd, 8, align(8 + head_bytes, mmap.PAGESIZE) + 16), "little")
+
+
 def receive(fd: int) -> Any:
-    """The object in a shipment; its large arrays are views of a private mapping of it."""
+    """Return the object in a job's memfd; its large arrays are views of a private mapping of that."""
     head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
     start = align(8 + head_bytes, mmap.PAGESIZE)
     whole = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -213,129 +150,8 @@ class _Unpickler(pickle.Unpickler):
         return self._lists[number]
 
 
-def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
-    """Pickle what is needed first, and `obj`."""
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = io.BytesIO()
-    pickler_class = _pickler_class(apart)
-
-    def can_pickle(part: Any) -> bool:
-        with contextlib.suppress(Exception):
-            pickler_class(io.BytesIO(), protocol=5).dump(part)
-            return True
-        return False
-
-    try:
-        with pickled_by_value():
-            first = tracker, LibrarySettings.here(can_pickle)
-            if lists := find_lists(obj):
-                pickler_class = _with_lists(pickler_class, lists)
-            pickler_class(pickled, protocol=5, buffer_callback=buffers.append).dump((*first, obj))
-        return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
-    except Exception as error:
-        raise TypeError(_refusal(obj, error, apart)) from error
-
-
-def _pickler_class(apart: bool) -> Any:
-    """`apart`: for workers that share no memory with this process."""
-    import cloudpickle
-
-    from gpuload.workers.shared import Mappings, reduce_array, reducers, refusals, refuse
-
-    shared, mappings = refusals() if apart else reducers(), Mappings()
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            reduced, torch = None, sys.modules.get("torch")
-            if isinstance(obj, np.ndarray):
-                reduced = _reduce_memmap(obj)
-                if reduced is None and (reduced := reduce_array(obj, mappings)) and apart:
-                    refuse(obj)
-            elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
-                reduced = _reduce_tensor(torch, obj, mappings)
-            elif (reducer := shared.get(type(obj))) is not None:
-                reduced = reducer(obj)
-            return super().reducer_override(obj) if reduced is None else reduced
-
-    return Pickler
-
-
-def _with_lists(base: Any, lists: dict[int, tuple[int, np.ndarray, np.ndarray]]) -> Any:
-    """Return a pickler that puts these lists of bytes out of band; it calls a function for each object."""
-
-    class Pickler(base):
-        def persistent_id(self, obj: Any) -> Any:
-            return lists.get(id(obj)) if type(obj) is list else None
-
-    return Pickler
-
-
-def _refusal(obj: Any, error: Exception, apart: bool) -> str:
-    """The message for an object that cannot be sent: which part of it, why, and what to do."""
-    from gpuload.workers.shared import Inheritance, remedy_for  # workers never need them
-    from gpuload.workers.unpicklable import find_culprit
-
-    base = _pickler_class(apart)
-
-    class Nowhere(io.RawIOBase):
-        def write(self, data: Any) -> int:
-            return len(data)
-
-    def attempt(part: Any, without: Set[int]) -> Exception | None:
-        class Pickler(base):
-            def persistent_id(self, obj: Any) -> Any:
-                return id(obj) if id(obj) in without else None
-
-        try:
-            with contextlib.nullcontext() if apart else Inheritance(trial=True):
-                Pickler(Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
-        except Exception as error:
-            return error
-        return None
-
-    path, culprit, its_error = find_culprit(obj, attempt)
-    error = its_error or error
-    kind = type(culprit)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
-    # A `Job` keeps the transforms in its chain.
-    path = path.removeprefix(".").removeprefix("chain.")
-    remedy = remedy_for(error) or (
-        "Open files, locks, connections and the like when they are first used in the worker, not before"
-    )
-    return (
-        f"{f'{path} ({thing})' if path else thing} cannot be sent to the worker processes: {type(error).__name__}: "
-        f"{error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
-    )
-
-
-def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data).cast("B")
-    while rest:
-        done = os.pwrite(fd, rest[: 1 << 30], offset)
-        rest, offset = rest[done:], offset + done
-
-
-def _reduce_memmap(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """A memmap, or a view of one, as (path, offset, dtype, shape, strides); None for any other array."""
-    file: np.memmap | None = None
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.filename is not None:
-            file = base
-        base = base.base
-    if file is None or not isinstance(base, mmap.mmap):
-        return None
-    if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
-        return None
-    first = np.frombuffer(base, np.uint8).__array_interface__["data"][0]
-    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
-    mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
-    offset = array.__array_interface__["data"][0] - first + mapped_from
-    return _open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
-
-
-def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+def open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Map a part of a file, for an `np.memmap` or a view of one."""
     kind = np.dtype(dtype)
     extent = kind.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
     if extent == 0:
@@ -344,22 +160,66 @@ def _open_memmap(path: str, offset: int, dtype: str, shape: tuple[int, ...], str
     return np.ndarray(shape, kind, flat, 0, strides)
 
 
-def _reduce_tensor(torch: Any, tensor: Any, mappings: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """A tensor as an array, contiguous unless it lies in shared memory."""
-    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
-        return None
-    bits, dtype = tensor, None
-    if tensor.dtype == torch.bfloat16:
-        bits, dtype = tensor.view(torch.int16), "bfloat16"
-    with contextlib.suppress(TypeError, RuntimeError):
-        bits = bits.resolve_conj().resolve_neg()
-        bits = bits if mappings.at(bits.data_ptr()) else bits.contiguous()
-        return _make_tensor, (bits.numpy(), dtype)
-    return None
-
-
-def _make_tensor(array: np.ndarray, dtype: str | None) -> Any:
+def make_tensor(array: np.ndarray, dtype: str | None) -> Any:
+    """Return a tensor over an array; `dtype` is the tensor's, if NumPy has no such dtype."""
     import torch
 
     tensor = torch.from_numpy(array)
     return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+
+class SharedBytes(list):
+    """A list of bytes whose contents lie in memory that all workers share.
+
+    A list of encoded images is pickled as any other object, and each worker would have a copy of it. So its contents go
+    into the job's memfd as one array, and a worker gets this list, which copies an item out of the mapping when code
+    asks for it. Everything but reading items turns it into an ordinary list first, with a copy of all contents.
+
+    Args:
+        data: uint8, all items one behind the other.
+        ends: int64, where each ends.
+    """
+
+    def __init__(self, data: np.ndarray, ends: np.ndarray) -> None:
+        # What reads a list's memory directly, past these methods, finds the right length, and no bytes: an error.
+        super().__init__([None] * len(ends))
+        self._data: np.ndarray | None = data
+        self._ends = ends
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._data is None:
+            return super().__getitem__(index)
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self._ends))[index]
+        start = int(self._ends[number - 1]) if number else 0
+        return self._data[start : int(self._ends[number])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __radd__(self, other: list) -> list:
+        return other + list(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (list(self),)
+
+    def _load(self) -> SharedBytes:
+        if self._data is not None:
+            super().__setitem__(slice(None), list(self))
+            self._data = None
+        return self
+
+
+def _loaded_first(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: SharedBytes, *args: Any, **options: Any) -> Any:
+        args = tuple(value._load() if isinstance(value, SharedBytes) else value for value in args)
+        return method(self._load(), *args, **options)
+
+    return call
+
+
+for _name in dir(list):
+    if _name not in READS.split() and _name not in vars(SharedBytes):
+        setattr(SharedBytes, _name, _loaded_first(getattr(list, _name)))

@@ -19,20 +19,20 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from gpuload.datasets.kinds import draws_nothing, is_iterable
-from gpuload.datasets.worker import be_replaceable
+from gpuload.datasets.worker import WorkerInfo, be_replaceable, note_that_it_was_asked, swap
 from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
 from gpuload.workers.counters import Counters
 from gpuload.workers.inherited import differences
 from gpuload.workers.job import Job, receive
-from gpuload.workers.lifeline import arm_lifeline
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -44,15 +44,18 @@ from gpuload.workers.protocol import (
     Board,
     Reply,
     Request,
+    arm_lifeline,
     next_request,
     read_message,
 )
 from gpuload.workers.runner import ChunkRunner
-from gpuload.workers.workerinfo import init_position, introduce
+from gpuload.workers.source import init_position, worker_info
 
 __all__ = ["end", "run"]
 
 MAX_DIFFERENCES = 10  # that are named
+# What a process group without communication answers; all else of it raises an error.
+GROUP_ANSWERS = frozenset({"rank", "size", "name", "group_name", "group_desc", "bound_device_id", "boxed", "unbox"})
 FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds data that are not written
 
 
@@ -76,13 +79,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
         what = "could not unpack the dataset or transforms"
         try:
             job: Job = receive(job_fd)
-            if spans_folder := os.environ.get("GPULOAD_SPANS"):
-                what = "cannot note what it does"
-                from gpuload.workers.spans import NotingRunner  # for a trace
-
-                runner = NotingRunner(job, spans_folder, worker)
-            else:
-                runner = ChunkRunner(job, guard_generators=False)
+            runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["total"], runner)
         except BaseException as error:
@@ -124,7 +121,7 @@ def end() -> NoReturn:
 
 
 def _next_message(queue: socket.socket, memory: memoryview, counters: Counters) -> bytes:
-    """The next message. The worker is idle only while none waits for it, not while others have its processor."""
+    """Wait for the next message. A worker is idle only while no message waits, not while others have its processor."""
     try:
         return read_message(queue, memory, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -139,12 +136,75 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     job = runner.job
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
-    runner.source.introduce = partial(introduce, job, worker, workers)
+    runner.source.introduce = partial(_say_who, job, worker, workers)
     theirs = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # it may ask torch for its share
-    introduce(job, worker, workers, job.epoch, needed=theirs)
+    _say_who(job, worker, workers, job.epoch, needed=theirs)
     if job.worker_init_fn is not None:
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
         job.worker_init_fn(worker)
+
+
+def _say_who(
+    job: Job, worker: int, workers: int, epoch: int, position: int | None = None, *, needed: bool = False
+) -> None:
+    """Set what `get_worker_info()` says from now on, gpuload's and torch's, and `torch.distributed`.
+
+    torch is told only if the user's dataset has imported it, or if it is `needed`: a worker that reads image files
+    never imports torch.
+    """
+    info = worker_info(job, worker, workers, epoch, position)
+    swap(info)
+    if needed or "torch" in sys.modules:
+        _tell_torch(info)
+        if job.group is not None:
+            _join_group(*job.group)
+
+
+def _tell_torch(info: WorkerInfo) -> None:
+    from torch.utils.data._utils import worker as torch_worker
+
+    class TorchWorkerInfo(torch_worker.WorkerInfo):
+        """torch's own class, which notes that it was read."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                note_that_it_was_asked()
+            return super().__getattribute__(name)
+
+    torch_worker._worker_info = TorchWorkerInfo(
+        id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset
+    )
+
+
+def _join_group(backend: str, rank: int, world_size: int) -> None:
+    """Let `torch.distributed` say which rank this is, if it has no group yet.
+
+    A worker is a fresh interpreter, so it has no process group. It gets one that knows its rank and its size: torch's
+    own ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and ``get_backend()`` ask it. A collective would wait
+    for workers of other ranks, which have other things to do: it raises an error.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if dist.is_initialized():
+        return
+    names = [name for name in dir(dist.ProcessGroup) if not name.startswith("_") and name not in GROUP_ANSWERS]
+    refusals = {name: _refused(name) for name in names if callable(getattr(dist.ProcessGroup, name))}
+    group = type("WorkersGroup", (dist.ProcessGroup,), refusals)(rank, world_size)  # pyright: ignore[reportCallIssue]
+    c10d._world.pg_map[group] = (backend, None)  # pyright: ignore[reportArgumentType]
+    c10d._world.pg_names[group] = "gpuload"  # pyright: ignore[reportArgumentType]
+    c10d._world.pg_group_ranks[group] = {number: number for number in range(world_size)}
+    c10d.GroupMember.WORLD = group
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise RuntimeError(
+            f"torch.distributed.{name} was called in a worker process of gpuload: it knows its rank and the number of "
+            "ranks, but cannot communicate with others; do that in the main process, or use num_workers=0"
+        )
+
+    return refuse
 
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:

@@ -34,18 +34,16 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-import cloudpickle  # noqa: F401  used by `ship`: loaded here, with torch, not at the first iter()
 import numpy as np
 
 from gpuload.errors import WorkerError
 from gpuload.ring.affinity import move, running_on
-from gpuload.ring.descriptors import standard_streams_taken
-from gpuload.ring.ring import Ring
+from gpuload.ring.ring import Ring, standard_streams_taken
 from gpuload.workers.counters import place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
 from gpuload.workers.interrupts import held, let_through
-from gpuload.workers.job import Job, Parcel, ship, warning_of_copies
+from gpuload.workers.job import Job
 from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
@@ -58,6 +56,7 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
 )
+from gpuload.workers.shipping import Parcel, ship, warning_of_copies
 from gpuload.workers.watch import Watch, at_sample
 
 __all__ = ["WorkerPool", "running_workers"]

@@ -23,10 +23,9 @@ from typing import Any
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
-from gpuload.ring.descriptors import is_inherited
+from gpuload.ring.ring import is_inherited
 from gpuload.workers.inherited import import_path
-from gpuload.workers.lifeline import arm_lifeline
-from gpuload.workers.protocol import STACK_SIGNAL, socket_pair
+from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline, socket_pair
 
 __all__ = ["KEEP_MEMORY", "WorkerProcess", "check_platform", "environment_of", "settings_for"]
 

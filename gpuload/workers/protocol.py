@@ -6,8 +6,11 @@ Two kinds of channel, both inherited descriptors without a name:
   an idle worker takes the next chunk and nothing waits for a slow file;
 - for each worker a *reply* pair, SOCK_SEQPACKET, that only this worker writes to.
 
-And one shared page, the *board*, where the parent says which chunks are still wanted, and each worker notes what it is
-at, so that the parent knows when the worker dies:
+And for each worker a *lifeline*, a pipe that nobody writes to: when the parent's end of it closes, the kernel kills the
+worker.
+
+On one shared page, the *board*, the parent says which chunks are still wanted, and each worker notes what it is at, so
+that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
     offset 64·(w + 1)    int64×4  the w-th worker: chunk, attempt, row, monotonic nanoseconds of the row's start
@@ -28,12 +31,15 @@ import signal
 import socket
 import struct
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
+from gpuload.errors import LINES, DecodeError, ErrorRecord, kinds_of, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.workers.counters import ROW_BYTES, CounterTable
@@ -44,6 +50,7 @@ __all__ = [
     "HELLO_FAILED",
     "IDLE",
     "LEFT",
+    "MAX_CAUSE",
     "MESSAGE_BYTES",
     "STACK_SIGNAL",
     "Board",
@@ -52,9 +59,13 @@ __all__ = [
     "Reply",
     "Request",
     "Status",
+    "arm_lifeline",
     "next_request",
     "read_message",
+    "record_of",
     "socket_pair",
+    "text_of",
+    "traceback_of",
 ]
 
 IDLE = -1
@@ -70,6 +81,18 @@ _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of a reply, likewise; larger metadata goes into the slot
+# How many characters of an error's text are kept: there may be thousands of records.
+MAX_CAUSE: Final = 1000
+MAX_TRACEBACK: Final = 8000
+
+
+def arm_lifeline(fd: int, pid: int) -> None:
+    """Make the kernel kill a process when the other end of its lifeline closes, even one that is stopped or hangs."""
+    import fcntl  # Windows has none
+
+    fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -324,3 +347,35 @@ class Board:
             self._map.close()
             os.close(self.fd)
             self.fd = -1
+
+
+def record_of(
+    epoch: int, position: Any, index: Any, source: str | None, error: BaseException, place: str = ""
+) -> ErrorRecord:
+    """Return the record of the sample at a position, whose images came from `source`; `place` is where in the sample
+    the image is that failed."""
+    if source is None and isinstance(error, OSError | DecodeError) and isinstance(error.filename, str):
+        source = error.filename
+    return ErrorRecord(
+        epoch=epoch,
+        position=int(position),
+        index=int(index) if isinstance(index, np.integer) else index,
+        source=source,
+        cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE)
+        + (f" (in {place})" if place not in ("", "sample") else ""),
+        traceback=traceback_of(error),
+        kinds=kinds_of(error),
+    )
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception, with the exceptions behind it, which a terminal may be given."""
+    return visible("".join(traceback.format_exception(error)), LINES)[-MAX_TRACEBACK:]
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says; it may be of a class of the user's own, which cannot."""
+    try:
+        return str(error)
+    except Exception as worse:
+        return f"(its text is not available: {type(worse).__name__})"

@@ -19,7 +19,7 @@ from gpuload.ring.columns import Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
-from gpuload.workers.belongings import droppers
+from gpuload.workers.box_fields import droppers
 from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status

@@ -27,8 +27,16 @@ from gpuload.rng.philox import epoch_key
 from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.planned import make_plan
-from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
-from gpuload.workers.records import MAX_CAUSE, record_of, text_of, traceback_of
+from gpuload.workers.protocol import (
+    MAX_CAUSE,
+    MAX_INLINE_BYTES,
+    Reply,
+    Request,
+    Status,
+    record_of,
+    text_of,
+    traceback_of,
+)
 from gpuload.workers.rows import row_copier
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source

@@ -28,10 +28,9 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.belongings import check_transforms, droppers, find_fields, mask_misfit
+from gpuload.workers.box_fields import SizeCheck, check_transforms, droppers, find_fields, mask_misfit
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
-from gpuload.workers.sizes import SizeCheck
 
 __all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
 

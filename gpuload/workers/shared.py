@@ -16,17 +16,19 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from multiprocessing.process import current_process
+from multiprocessing.process import AuthenticationString, current_process  # pyright: ignore[reportAttributeAccessIssue]
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-__all__ = ["Inheritance", "Mappings", "reduce_array", "reducers", "refusals", "refuse", "remedy_for"]
+__all__ = ["Inheritance", "Reduced", "Sharing", "remedy_for"]
 
 APART = "workers on other machines cannot have it"
+# Of `multiprocessing` and torch, those that send the memory itself; the others are for methods, sockets and tensors.
+SHARING_REDUCERS = {"reduce_arena", "reduce_connection", "reduce_ctype", "reduce_storage", "reduce_typed_storage"}
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -37,14 +39,14 @@ class Descriptor:
         self.fd = fd
 
     def detach(self) -> int:
-        """It belongs to the caller from now on."""
+        """Return the descriptor, which belongs to the caller from now on."""
         os.set_inheritable(self.fd, False)
         return self.fd
 
 
 class Tracker(Descriptor):
-    """Of the process that unlinks shared memory when nobody tracks it any more: unpickling this makes it the worker's.
-    With one of its own a worker would unlink at its end what others still use."""
+    """A descriptor of the process that unlinks shared memory when nobody tracks it any more; unpickling it makes that
+    process the worker's tracker. With one of its own a worker would unlink at its end what others still use."""
 
     def __reduce__(self) -> Reduced:
         return _adopt, (self.fd,)
@@ -53,24 +55,18 @@ class Tracker(Descriptor):
 class Inheritance:
     """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
 
-    Args:
-        trial: duplicate nothing: what is pickled will be thrown away.
-
     Attributes:
         descriptors: the duplicates, for the caller to close.
     """
 
     DupFd = Descriptor  # the name that `multiprocessing` looks for
 
-    def __init__(self, *, trial: bool = False) -> None:
+    def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self._trial = trial
 
     def duplicate_for_child(self, fd: int) -> int:
-        if not self._trial:
-            fd = os.dup(fd)
-            self.descriptors.append(fd)
-        return fd
+        self.descriptors.append(os.dup(fd))
+        return self.descriptors[-1]
 
     def __enter__(self) -> Inheritance:
         self._before = get_spawning_popen()
@@ -85,67 +81,88 @@ class Inheritance:
             os.close(self.descriptors.pop())
 
     def tracker(self) -> Tracker | None:
-        """This process's tracker of shared memory, if it runs."""
+        """Return this process's tracker of shared memory, if it runs."""
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
         return None if fd is None else Tracker(self.duplicate_for_child(fd))
 
 
-def reducers() -> dict[type, Callable[[Any], Any]]:
-    """By their types, how to send things that may be shared; a reducer gives None if one is not."""
-    known: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
-    found = {}
-    for kind, reducer in known.items():  # others' are for methods, partials and sockets
-        if reducer.__module__ in ("multiprocessing.heap", "multiprocessing.connection"):
-            found[kind] = reducer
-        elif reducer.__module__ == "multiprocessing.sharedctypes":
-            found[kind] = partial(_reduce_ctype, reducer)
-    found[type(current_process().authkey)] = lambda key: (_take_authkey, (bytes(key),))
-    if (backing := sys.modules.get("gpuload.datasets.cache.backing")) is not None:
-        found[backing.Memory] = _reduce_memory
-    if (torch := sys.modules.get("torch")) is not None:
-        found |= {torch.UntypedStorage: _reduce_storage, torch.TypedStorage: _reduce_storage}
-    return found
+class Sharing:
+    """Reduces what is in shared memory to that memory, by the reducers of `multiprocessing` and torch; arrays over such
+    memory to their places in it. The pickler does the rest.
 
+    Args:
+        apart: refuse all of it, for workers on other machines. A cache's memory begins empty there.
+    """
 
-def _reduce_memory(memory: Any) -> Reduced:
-    return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
+    def __init__(self, *, apart: bool) -> None:
+        self._apart = apart
+        known: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
+        self._reducers = {
+            kind: reducer for kind, reducer in known.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
+        }
+        self._reducers[AuthenticationString] = _reduce_authkey
+        if apart:
+            self._reducers = dict.fromkeys(self._reducers, _refuse)
+        elif (backing := sys.modules.get("gpuload.datasets.cache.backing")) is not None:
+            self._reducers[backing.Memory] = _reduce_memory
 
+    def reduce(self, obj: Any) -> Reduced | None:
+        """Return how to send an object that is in shared memory; None for other objects.
 
-def refusals() -> dict[type, Callable[[Any], Any]]:
-    """The same for workers on other machines, to which none of it can be sent. A cache's memory begins empty there."""
-    return {kind: refuse for kind, reducer in reducers().items() if reducer is not _reduce_memory}
+        Raises:
+            TypeError: workers cannot have it.
+        """
+        if isinstance(obj, np.ndarray):
+            reduced = self._reduce_array(obj)
+            return _refuse(obj) if reduced is not None and self._apart else reduced
+        reducer = self._reducers.get(type(obj))
+        return None if reducer is None or not _is_shared(obj) else reducer(obj)
 
+    def _reduce_array(self, array: np.ndarray) -> Reduced | None:
+        """Return an array over shared memory as that memory and its place there; None for other arrays. One that views
+        a tensor is copied if a worker cannot map its memory: it may be a batch that was kept, which lies in a ring.
 
-def refuse(obj: Any) -> None:
-    """Raise a TypeError if this is in shared memory."""
-    name = type(obj).__name__
-    if name.endswith("Storage"):
-        if not getattr(obj, "_untyped_storage", obj).is_shared():
-            return
-    elif isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure) and not hasattr(obj, "_wrapper"):
-        return
-    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
+        Raises:
+            TypeError: it lies in shared memory that a worker cannot map.
+        """
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            if isinstance(base, np.memmap):
+                return None  # sent as its place in the file
+            base = base.base
+        if isinstance(base, memoryview):
+            base = base.obj
+        owner, at = None, array.__array_interface__["data"][0]
+        if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
+            owner, start = base, np.frombuffer(base, np.uint8).__array_interface__["data"][0]
+        elif (isinstance(base, mmap.mmap) or _is_tensor(base)) and array.size:
+            mapping = self.mapping_at(at)
+            if mapping is None:
+                return None
+            path, start = mapping
+            if os.path.isfile(path):  # no device: page-locked memory may be a mapping of one
+                owner = path
+            elif (arena := _arena_at(at)) is not None:
+                owner, start = arena
+            elif not _is_tensor(base):
+                raise TypeError(
+                    f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot "
+                    "map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
+                )
+        if owner is None:
+            return None
+        return _view, (owner, at - start, array.dtype, array.shape, array.strides)
 
-
-def _reduce_ctype(reducer: Callable[[Any], Any], obj: Any) -> Reduced | None:
-    return reducer(obj) if hasattr(obj, "_wrapper") else None  # else it is in memory of its own
-
-
-def _reduce_storage(storage: Any) -> Reduced | None:
-    torch = sys.modules["torch"]
-    untyped = storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
-    if untyped.device.type != "cpu" or not untyped.is_shared():
+    def mapping_at(self, address: int) -> tuple[str, int] | None:
+        """Return the file that is mapped, shared and writable, at an address, and the address at which it begins."""
+        for start, end, path, begin in self._mappings:
+            if start <= address < end:
+                return path, begin
         return None
-    known = torch.multiprocessing.reductions
-    return known.reduce_storage(storage) if storage is untyped else known.reduce_typed_storage(storage)
-
-
-class Mappings:
-    """The mappings of this process that are shared and writable, as they are when the first is asked for."""
 
     @cached_property
-    def _shared(self) -> list[tuple[int, int, str, int]]:
+    def _mappings(self) -> list[tuple[int, int, str, int]]:
         found = []
         with open("/proc/self/maps") as maps:
             for line in maps:
@@ -155,48 +172,26 @@ class Mappings:
                     found.append((start, end, path[0] if path else "", start - int(offset, 16)))
         return found
 
-    def at(self, address: int) -> tuple[str, int] | None:
-        """The file that is mapped at an address, and the address at which it would begin."""
-        for start, end, path, begin in self._shared:
-            if start <= address < end:
-                return path, begin
-        return None
+
+def _refuse(obj: Any) -> NoReturn:
+    name = type(obj).__name__
+    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
 
 
-def reduce_array(array: np.ndarray, mappings: Mappings) -> Reduced | None:
-    """An array over shared memory, as that memory and its place there; None for other arrays. One that views a tensor
-    is copied if a worker cannot map its memory: it may be a batch that was kept, which lies in a ring.
+def _is_shared(obj: Any) -> bool:
+    """Return whether an object of a type that has a reducer is in shared memory."""
+    if isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
+        return hasattr(obj, "_wrapper")  # else it is in memory of its own
+    storage = getattr(obj, "_untyped_storage", obj)
+    return type(storage).__name__ != "UntypedStorage" or (storage.device.type == "cpu" and storage.is_shared())
 
-    Raises:
-        TypeError: it lies in shared memory that a worker cannot map.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap):
-            return None  # sent as its place in the file
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    owner, at = None, array.__array_interface__["data"][0]
-    if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
-        owner, start = base, np.frombuffer(base, np.uint8).__array_interface__["data"][0]
-    elif (isinstance(base, mmap.mmap) or _is_tensor(base)) and array.size:
-        mapping = mappings.at(at)
-        if mapping is None:
-            return None
-        path, start = mapping
-        if os.path.isfile(path):  # no device: page-locked memory may be a mapping of one
-            owner = path
-        elif (arena := _arena_at(at)) is not None:
-            owner, start = arena
-        elif not _is_tensor(base):
-            raise TypeError(
-                f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot map "
-                "it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
-            )
-    if owner is None:
-        return None
-    return _view, (owner, at - start, array.dtype, array.shape, array.strides)
+
+def _reduce_authkey(key: AuthenticationString) -> Reduced:
+    return _take_authkey, (bytes(key),)
+
+
+def _reduce_memory(memory: Any) -> Reduced:
+    return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
 
 
 def _is_tensor(base: Any) -> bool:
@@ -204,7 +199,7 @@ def _is_tensor(base: Any) -> bool:
 
 
 def _arena_at(address: int) -> tuple[Any, int] | None:
-    """The memory of `multiprocessing` (of an ``Array``, say) at an address, and where it begins."""
+    """Return the memory of `multiprocessing` (of an ``Array``, say) at an address, and where it begins."""
     heap: Any = sys.modules.get("multiprocessing.heap")
     for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
         start = np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0]
@@ -214,7 +209,7 @@ def _arena_at(address: int) -> tuple[Any, int] | None:
 
 
 def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """An array over shared memory, in a worker."""
+    """Make an array over shared memory, in a worker."""
     if isinstance(owner, str):
         with open(owner, "r+b") as file:
             owner = mmap.mmap(file.fileno(), 0)
@@ -223,7 +218,7 @@ def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], stri
 
 
 def _take_authkey(key: bytes) -> bytes:
-    """The password of a manager, in a worker; other proxies that it gets from the manager need it too."""
+    """Set the password of a manager in a worker: other proxies that it gets from the manager need it too."""
     current_process().authkey = key
     return current_process().authkey
 
@@ -237,7 +232,7 @@ def _adopt(fd: int) -> None:
 
 
 def remedy_for(error: BaseException) -> str | None:
-    """What to do where `multiprocessing` refuses to share something; None for other errors."""
+    """Return what to do where `multiprocessing` refuses to share something; None for other errors."""
     if APART in str(error):
         return "Give workers a copy of it, made before the Loader is"
     if "through inheritance" in str(error):  # what `multiprocessing` says of its locks and values

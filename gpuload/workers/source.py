@@ -1,6 +1,7 @@
 """The samples of a chunk: from a map dataset by key, one or many at a time, or from an iterable one by number.
 
-Runs in a worker, or with num_workers=0 in the main process. Seeds the global generators before each sample of a user's
+Runs in a worker, or with num_workers=0 in the main process. A `Pass` is an iterator over an iterable dataset, of which
+each worker has its own. Seeds the global generators before each sample of a user's
 own dataset, so that its draws are a function of (seed, epoch, position).
 
 Read-ahead: a dataset with ``will_need(indices)`` is told which samples come after those of this chunk, for the kernel
@@ -12,8 +13,10 @@ is assumed, and the first chunk's own samples are named too.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -22,20 +25,25 @@ import numpy as np
 
 from gpuload.datasets.disk import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
-from gpuload.order.place import IterablePlace
-from gpuload.rng.generators import seed_generators, seeds_of
+from gpuload.datasets.tree import flatten
+from gpuload.datasets.worker import WorkerInfo, worker_info_was_asked
+from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
+from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
+from gpuload.rng.streams import WORKER_INIT_POSITIONS
 from gpuload.workers.changes import apply_changes
 from gpuload.workers.counters import FLUSH_S, Counters
-from gpuload.workers.iterable import Ended, Pass
+from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["Ended", "Source"]
+__all__ = ["Ended", "Pass", "Source", "init_position", "own_state", "worker_info"]
 
 SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
 CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
 DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
 UNKNOWN_CHUNKS: Final = 2  # the first ones: the disk is seen when the second begins, and the third is named by then
 AT_ONCE: Final = 4  # samples that are named together
+SEEDS_AT_ONCE: Final = 64  # of the positions of an iterable dataset
+MAX_STATE_BYTES: Final = 100_000  # pickled: it travels with each chunk
 
 
 class Source:
@@ -71,10 +79,10 @@ class Source:
         self._changes = b""
         self._applied: dict[Any, Any] = {}
         self._epoch = -1
-        self.introduce: Callable[..., None] = lambda epoch, position=None: None
+        self.introduce: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
-        """A function that gives the sample of a row of a chunk; to be called in the order of the rows.
+        """Return a function that gives the sample of a row of a chunk; to be called in the order of the rows.
 
         It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises. `touch` is
         called for each sample that an iterable dataset gives on the way.
@@ -149,7 +157,7 @@ class Source:
             self.count(flush=True)
 
     def _timed(self, each: Callable[[int], Any], one: Callable[[int], Any], row: int) -> Any:
-        """A sample that is read now; by itself where it cannot be read with others."""
+        """Read a sample now; by itself where it cannot be read with the others of its chunk."""
         if self._soon and row % AT_ONCE == 0:
             self._name(AT_ONCE)
         start = perf_counter()
@@ -165,8 +173,8 @@ class Source:
 
     def count(self, *, flush: bool = False) -> None:
         """Count what reading took since the last call; `flush`: let others see it now."""
-        taken, self._counted_s = self._read_s - self._counted_s, self._read_s
-        self.counters.read_ns += int(1e9 * taken)
+        read_s, self._counted_s = self._read_s - self._counted_s, self._read_s
+        self.counters.read_ns += int(1e9 * read_s)
         if flush:
             self.counters.flush()
 
@@ -185,11 +193,11 @@ class Source:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether it helps to name the samples that come next."""
+        """Return whether it helps to name the samples that come next."""
         return self._slow_left > 0 and self._will_need is not None
 
     def will_need(self, request: Request | None) -> None:
-        """The chunk that comes next, whoever does it."""
+        """Note the chunk that comes next, whichever worker does it."""
         self._soon = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
             self._soon = request.indices.tolist() if isinstance(request.indices, np.ndarray) else [*request.indices]
@@ -227,21 +235,207 @@ class Source:
         return one
 
     def begin(self, request: Request) -> IterablePlace:
-        """Where the pass of a request begins, before its first chunk is done."""
+        """Return where the pass of a request begins, before its first chunk is done."""
         self.open(request)
         return IterablePlace(0, False) if self._pass is None else self._pass.begin()
 
     def place(self, request: Request, rows: int) -> IterablePlace | None:
-        """Where the pass is after this many rows of a chunk; None for a map dataset."""
+        """Return where the pass is after this many rows of a chunk; None for a map dataset."""
         if self._pass is None:
             return None
         return self._pass.place(int(request.indices[0]) + rows)  # pyright: ignore[reportArgumentType]
 
     @property
     def broken(self) -> bool:
-        """Whether the pass can give nothing more, after an error."""
+        """Return whether the pass can give no more samples, after an error."""
         return self._pass is not None and self._pass.broken is not None
 
 
 def _raise(error: Exception, row: int) -> Any:
     raise error
+
+
+class Ended(Exception):
+    """There are no more samples."""
+
+
+class Pass:
+    """One pass over an iterable dataset: its samples by number, resumed if the dataset can do that.
+
+    There is no index, so each worker has an iterator of its own and is asked for its samples 0, 1, 2 …; samples that it
+    has taken are kept until they were given to the user, since a chunk may have to be done again.
+
+    Args:
+        dataset: the user's, in this process.
+        seed: the loader's: before each sample the global generators are seeded from it and the position.
+        start: which pass, and where it begins.
+        epoch: its number.
+    """
+
+    def __init__(self, dataset: Any, seed: int, start: IterableStart, epoch: int) -> None:
+        self.run = start.run
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+        self._start = start
+        self._taken: dict[int, tuple[Any, Exception | None]] = {}
+        self._seeds: dict[int, int] = {}
+        self._digests: list[bytes] = []
+        self._ended = False
+        packed = {whose: state for whose, state in (start.state or {}).items() if isinstance(state, bytes)}
+        whole = len(packed) == len(start.state or {})
+        self._state = {whose: pickle.loads(state) for whose, state in packed.items()} if whole else {}
+        self._next = start.samples if self._state else 0
+        self._iterator: Iterator[Any] | None = None  # made with the first sample, or by `begin`
+        self._paused: GeneratorStates | None = None  # of the global generators, after `begin`
+        self.broken: Exception | None = None  # the error that ended it: of iter(), or of a generator
+
+    def begin(self) -> IterablePlace:
+        """Call the dataset's ``iter()`` now, and return where the pass begins."""
+        if self._iterator is None and self.broken is None:
+            with contextlib.suppress(Exception):  # raised with the first sample
+                self._begin()
+                self._paused = states()
+        return self.place(self._next)
+
+    def _begin(self) -> None:
+        self._seed_for(0)  # on resume too: iter() draws what it drew before
+        try:
+            self._iterator = self._made(self._state)
+        except Exception as error:
+            self.broken = error
+            raise
+
+    def _made(self, state: dict[str, Any]) -> Iterator[Any]:
+        if "dataset" in state:
+            self._dataset.load_state_dict(state["dataset"])
+        iterator: Any = iter(self._dataset)
+        if "iterator" in state:
+            iterator.load_state_dict(state["iterator"])
+            if "dataset" in state:  # it was saved after iter()
+                self._dataset.load_state_dict(state["dataset"])
+        return iterator
+
+    def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
+        """Return sample `number` of this pass; `touch` is called for each sample taken on the way.
+
+        Raises:
+            Ended: there are fewer samples.
+            Exception: whatever the iterator raised for this one.
+        """
+        while self._next <= number:
+            self._take()
+            touch()
+        sample, error = self._taken[number]
+        if error is not None:
+            raise error
+        return sample
+
+    def _take(self) -> None:
+        if self._ended:
+            raise Ended
+        if self.broken is not None:
+            raise self.broken
+        if self._iterator is None:
+            self._begin()
+            if self._next:
+                self._seed_for(self._next)
+        else:
+            self._seed_for(self._next)
+            if self._paused is not None and not self._next:  # the first sample draws on after iter()
+                set_states(self._paused)
+            self._paused = None
+        assert self._iterator is not None
+        sample, failed = None, None
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise Ended from None
+        except Exception as error:
+            failed = error
+            if inspect.isgenerator(self._iterator):
+                self.broken = error
+        if self._next >= self._start.samples:
+            self._taken[self._next] = (sample, failed)
+        if self._next < DIGESTS:
+            self._digests.append(_digest(sample))
+        self._next += 1
+
+    def _seed_at(self, position: int) -> int:
+        """Return the seed of a position; seeds are drawn for many samples at once."""
+        if position not in self._seeds:
+            positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
+            self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
+        return self._seeds[position]
+
+    def _seed_for(self, number: int) -> None:
+        position = self._start.position(number)
+        seed_generators(self._seed, self._epoch, position, self._seed_at(position))
+
+    def forget(self, before: int) -> None:
+        """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a
+        slot: a chunk that is declared lost is done again."""
+        for number in [number for number in self._taken if number < before]:
+            del self._taken[number]
+
+    def place(self, samples: int) -> IterablePlace:
+        """Return where the pass is after this many samples; with the dataset's own state, if no sample was taken since
+        then."""
+        state: dict[str, bytes | str] = {}
+        if self._ended:  # more may have been asked for
+            samples = min(samples, self._next)
+        if samples == self._next:
+            owners: dict[str, Any] = {"iterator": self._iterator}
+            if self._iterator is not self._dataset:
+                owners["dataset"] = self._dataset
+            for whose, owner in owners.items():
+                if (packed := own_state(owner, whose)) is not None:
+                    state[whose] = packed
+        return IterablePlace(
+            samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
+        )
+
+
+def own_state(owner: Any, whose: str) -> bytes | str | None:
+    """Return what an object's ``state_dict()`` gives, pickled, so that it stays as it is; or why that cannot be kept,
+    as text; None if the object has no such method, or none to load it."""
+    if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
+        return None
+    try:
+        state = owner.state_dict()
+        try:
+            packed = pickle.dumps(state, 5)
+        except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
+            import cloudpickle
+
+            packed = cloudpickle.dumps(state, 5)
+        if len(packed) > MAX_STATE_BYTES:
+            raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
+    except Exception as error:  # reported only when the state is asked for
+        return f"the state_dict() of the {whose} cannot be kept: {type(error).__name__}: {error}"
+    return packed
+
+
+def _digest(sample: Any) -> bytes:
+    """Return a hash of a sample; empty if it cannot be pickled."""
+    import hashlib  # here: it takes longer than all of this room, and only iterable datasets need it
+
+    leaves: list[Any] = []
+    with contextlib.suppress(Exception):
+        flatten(sample, leaves)
+        return hashlib.blake2b(pickle.dumps(leaves, 5), digest_size=16).digest()
+    return b""
+
+
+def init_position(rank: int, worker: int) -> int:
+    """Return the position that a worker's `worker_init_fn` draws at."""
+    return WORKER_INIT_POSITIONS[rank << 32 | worker]
+
+
+def worker_info(job: Job, worker: int, workers: int, epoch: int, position: int | None = None) -> WorkerInfo:
+    """Return what `get_worker_info()` says in worker `worker` of `workers`; its seed is that of a position, by default
+    the worker's own."""
+    position = init_position(job.rank, worker) if position is None else position
+    [seed] = seeds_of(job.seed, epoch, np.array([position], np.int64))
+    return WorkerInfo(worker, workers, job.rank, job.world_size, seed, job.dataset)

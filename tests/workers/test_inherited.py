@@ -5,7 +5,6 @@ import, the import path; and the warning about values of modules that they do no
 from __future__ import annotations
 
 import json
-import operator
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuload.workers.bytes_list import SharedBytes, find_lists
 from gpuload.workers.inherited import differences, is_simple, module_values
 
 pytestmark = pytest.mark.processes
@@ -365,64 +363,6 @@ def test_a_relative_import_path_is_that_of_the_start_of_the_program(run):
     assert said == ""
 
 
-# -- lists of bytes ---------------------------------------------------------------------------------------------------
-
-
-def shared(items: list[bytes]) -> SharedBytes:
-    return SharedBytes(np.frombuffer(b"".join(items), np.uint8), np.cumsum([len(item) for item in items]))
-
-
-ITEMS = [b"ab", b"", b"cde"]
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda a: list(a),
-        lambda a: (len(a), a[0], a[-1], a[1:], [*reversed(a)], a.index(b"cde"), a.count(b"x"), b"ab" in a),
-        lambda a: (
-            operator.add(a, [b"x"]),
-            operator.add([b"x"], a),
-            a * 2,
-            a == ITEMS,
-            a != ITEMS,
-            a < [b"b"],
-            sorted(a),
-            repr(a),
-            a.copy(),
-        ),
-        lambda a: (b"".join(a), tuple(a), {*a}, [*a], dict(enumerate(a)), list(zip(a, a, strict=True))),
-        lambda a: (a.append(b"x"), a.sort(), a.pop(), a.insert(0, b"y"), a.__setitem__(1, b"z"), len(a), list(a)),
-        lambda a: (a.extend([b"x"]), a.reverse(), a.remove(b""), a[::2], len(a), a),
-        lambda a: (json.dumps([item.decode() for item in a]), max(a), a == shared(ITEMS)),
-    ],
-)
-def test_a_shared_list_is_a_list(use):
-    assert use(shared(ITEMS)) == use(list(ITEMS))
-
-
-def test_reading_items_and_slices_copies_no_others():
-    items = shared(ITEMS)
-    assert (items[1:], items[0], list(items)) == (ITEMS[1:], ITEMS[0], ITEMS)
-    assert items._data is not None
-
-
-def test_an_item_that_is_not_there_is_an_index_error():
-    with pytest.raises(IndexError):
-        shared(ITEMS)[3]
-
-
-def test_large_lists_of_bytes_are_found_and_others_are_not():
-    class Data:
-        pass
-
-    data, large = Data(), [b"a" * 600_000] * 2
-    data.images, data.again, data.in_dict = large, large, {"train": [b"b" * 2_000_000]}
-    data.small, data.mixed, data.texts = [b"a"], [b"a" * 2_000_000, "a"], ["a"] * 9
-    found = find_lists(data)
-    assert found.keys() == {id(large), id(data.in_dict["train"])}
-
-
 def test_workers_share_lists_of_bytes(run):
     program = """
         import json
@@ -447,26 +387,3 @@ def test_workers_share_lists_of_bytes(run):
     count, equal, same, private_kb = first
     assert (count, equal, same) == (100, True, True)
     assert private_kb < 90_000
-
-
-def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
-    import gpuload as gl
-    from gpuload.workers import job
-
-    class Data:
-        def __init__(self):
-            self.records = [{"number": number} for number in range(1000)]
-            self.shared = np.zeros(1000)
-
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return index
-
-    monkeypatch.setattr(job, "MAX_COPIED_BYTES", 5_000)
-    with (
-        gl.Loader(Data(), 2, num_workers=2, device="cpu") as loader,
-        pytest.warns(RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers unpickles a copy"),
-    ):
-        list(loader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -182,17 +181,3 @@ def test_a_loader_gives_the_same_batches_from_a_list(tmp_path):
     for (images, labels), (others, told) in zip(found, expected, strict=True):
         assert images.equal(others)
         assert labels.tolist() == told.tolist()
-
-
-def test_a_trace_shows_the_copying(tmp_path):
-    from gpuload.workers.spans import NotingRunner
-
-    job = Job(stored(tmp_path), Chain([]), Decode(), 5, plain=True, moves=False)
-    (folder := tmp_path / "spans").mkdir()
-    runner = NotingRunner(job, str(folder), 0)
-    runner._reader._looks = 0
-    done(runner, IN_ORDER)
-    runner.spans._file.close()
-    (file,) = folder.iterdir()
-    last = json.loads(file.read_bytes().splitlines()[-1])
-    assert [name for name, *_ in last["spans"]] == ["idle", "decode", "chunk"]

@@ -32,7 +32,7 @@ from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
 from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source
 from gpuload.stage.ranges import DECODE, named
-from gpuload.workers.records import record_of
+from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part

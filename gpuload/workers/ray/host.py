@@ -23,9 +23,9 @@ import numpy as np
 from gpuload.errors import WorkerError, kinds_of
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.engine import Freed, Lost
-from gpuload.workers.job import Parcel
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.shipping import Parcel
 
 __all__ = ["DecodedBy", "Done", "Host", "HostOptions", "Report", "versions"]
 

@@ -33,10 +33,11 @@ from gpuload.ring.ring import Ring
 from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.deaths import Deaths
 from gpuload.workers.engine import Event, Lost
-from gpuload.workers.job import Job, pack
+from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.ray.host import Done, Host, HostOptions, Report, versions
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
+from gpuload.workers.shipping import pack
 
 __all__ = ["RayPool", "connected"]
 

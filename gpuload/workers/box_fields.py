@@ -1,81 +1,82 @@
-"""What belongs to a sample's targets: the image that they are in, and the leaves from which rows go with boxes.
+"""What goes with a sample's boxes: the leaves with an entry for each box, and an image of the size that they are for.
 
 Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Nothing here holds state.
+``num_workers=0`` in the main process; imports no torch. Only a `SizeCheck` holds state: whether it has remarked on it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES, Boxes, Keypoints, Mask, Target
+from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.decode.header import read_header
+from gpuload.decode.options import Decode
+from gpuload.decode.orientation import is_transposed
 from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
-from gpuload.workers.sizes import SizeCheck
 
-__all__ = ["check_transforms", "droppers", "find_fields", "find_labels", "mask_misfit", "read_differently"]
+__all__ = [
+    "REMARK",
+    "SizeCheck",
+    "check_transforms",
+    "droppers",
+    "find_fields",
+    "mask_misfit",
+    "read_differently",
+]
 
+REMARK: Final = "the boxes of "  # how a remark begins
 LabelsGetter = Callable[[Any], Any] | str | None
 NOTHING: Final = "no labels were found"
 COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names of what each object has, beside labels
 
 
 def droppers(chain: Chain) -> list[Any]:
-    """The transforms of a chain that leave boxes out, in written order."""
-    found: dict[int, Any] = {}
-    for line in chain.lines:
-        for transform in _all(line.transforms):
-            if transform.drops_boxes and not transform.children:
-                found[id(transform)] = transform
-    return list(found.values())
+    """Return the transforms of a chain that leave boxes out, in written order."""
+    dropping = {id(transform): transform for transform in _transforms(chain) if transform.drops_boxes}
+    return list(dropping.values())
 
 
 def read_differently(chain: Chain) -> tuple[object, ...]:
-    """What it depends on how a sample is taken apart, of all that a chain says: chains with the same get the same."""
-    inner = [transform for line in chain.lines for transform in _all(line.transforms) if not transform.children]
-    dropping = [repr(transform) for transform in inner if transform.drops_boxes or transform.drops_points]
+    """Return what of a chain decides how a sample is taken apart: chains with the same get the same columns."""
+    dropping = [repr(transform) for transform in _transforms(chain) if transform.drops_boxes or transform.drops_points]
     return bool(len(chain)), chain.frames, chain.reads_boxes, check_transforms(chain), tuple(dropping)
 
 
 def check_transforms(chain: Chain) -> str | None:
-    """Why a chain cannot be applied to samples with targets, or None."""
-    for line in chain.lines:
-        for transform in _all(line.transforms):
-            name = type(transform).__name__
-            if transform.image_only and not transform.children:
-                return (
-                    f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
-                    "out, or return no targets"
-                )
-            if (
-                transform.drops_points
-                and chain.views is not None
-                and getattr(transform, "labels_getter", None) is not None
-            ):
-                return (
-                    f"{name} leaves out different keypoints in each view of a MultiView, so what belongs to them would "
-                    "differ too; leave one of the two, or labels_getter, out"
-                )
-            if transform.mixes and not transform.children:
-                return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
-    if chain.views is not None and (found := droppers(chain)):
+    """Return why a chain cannot be applied to samples with targets, or None."""
+    for transform in _transforms(chain):
+        name = type(transform).__name__
+        if transform.image_only:
+            return (
+                f"{name} moves pixels of the image alone, and masks, boxes or keypoints cannot follow; leave it "
+                "out, or return no targets"
+            )
+        if transform.drops_points and chain.views is not None and getattr(transform, "labels_getter", None) is not None:
+            return (
+                f"{name} leaves out different keypoints in each view of a MultiView, so what belongs to them would "
+                "differ too; leave one of the two, or labels_getter, out"
+            )
+        if transform.mixes:
+            return f"{name} mixes images, but masks, boxes and keypoints cannot be mixed; leave it out"
+    if chain.views is not None and (dropping := droppers(chain)):
         return (
-            f"{type(found[0]).__name__} leaves out different boxes in each view of a MultiView, so what belongs to "
+            f"{type(dropping[0]).__name__} leaves out different boxes in each view of a MultiView, so what belongs to "
             "them would differ too; leave one of the two out"
         )
     return None
 
 
 def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    """The leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`); and, as ~leaf,
-    those with one for each keypoint, if one leaves keypoints out.
+    """Return the leaves with an entry for each box, if a transform of the chain leaves boxes out (`droppers`); and, as
+    ~leaf, the leaves with an entry for each keypoint, if a transform leaves keypoints out.
 
     Args:
         sample: as the dataset gave it.
@@ -85,15 +86,16 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     Raises:
         TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
     """
-    own = _box_fields(sample, leaves, targets, chain)
-    tidying = [t for line in chain.lines for t in _all(line.transforms) if t.drops_points and not t.children]
-    return (*own, *_point_fields(sample, leaves, targets, set(own), tidying)) if tidying else own
+    of_boxes = _box_fields(sample, leaves, targets, chain)
+    tidying = [transform for transform in _transforms(chain) if transform.drops_points]
+    of_points = _point_fields(sample, leaves, targets, set(of_boxes), tidying) if tidying else ()
+    return of_boxes + of_points
 
 
 def _point_fields(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], own: set[int], tidying: Sequence[Any]
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], of_boxes: set[int], tidying: Sequence[Any]
 ) -> tuple[int, ...]:
-    """What goes with keypoints, as ~leaf."""
+    """Return the leaves that go with keypoints, as ~leaf."""
     name = "SanitizeKeyPoints"
     points = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Keypoints)]
     if len(points) != 1:
@@ -103,15 +105,15 @@ def _point_fields(
     [(leaf, target)] = points
     if target.array.ndim < 2:
         raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {target.array.shape}")
-    found: set[int] = set()
+    fields: set[int] = set()
     for transform in tidying:
-        found |= _named(sample, leaves, targets, len(target.array), transform.labels_getter, name, "keypoints")
-    if both := own & (found | {leaf}):
+        fields |= _named(sample, leaves, targets, len(target.array), transform.labels_getter, name, "keypoints")
+    if both := of_boxes & (fields | {leaf}):
         raise ValueError(
             f"{name} leaves out entries of leaf {min(both)}, which belongs to the boxes too, and would no longer match "
             "them; name it in one labels_getter= only, or leave one of the transforms out"
         )
-    return tuple(sorted(~other for other in found - {leaf}))
+    return tuple(sorted(~other for other in fields - {leaf}))
 
 
 def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
@@ -139,12 +141,12 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     within: list[Any] = []
     flatten(holder, within)
     inside = set(map(id, within))
-    own, points = {leaf}, set()
+    fields, points = {leaf}, set()
     for other, target in targets.items():
         # Masks and points elsewhere are of the whole image, even if there happen to be as many.
         shape = _shape(target)
         if id(leaves[other]) in inside and len(shape) > 2 and shape[0] == count:
-            (own if isinstance(target, Mask) else points).add(other)
+            (fields if isinstance(target, Mask) else points).add(other)
     # What one getter names goes with every transform's boxes, or it would no longer match them.
     getters = [
         transform.labels_getter
@@ -152,13 +154,13 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
     ]
     for getter in getters:
-        own |= _named(sample, leaves, targets, count, getter)
+        fields |= _named(sample, leaves, targets, count, getter)
     if dropping and not getters:
-        own |= _unnamed(sample, leaves, count, holder, name)
+        fields |= _unnamed(sample, leaves, count, holder, name)
     if all(getter == "default" for getter in getters):
         beside = [value for key, value in _entries(holder) or [] if key in COCO and _shape(value)[:1] == (count,)]
-        own |= points | {number for value in beside if (number := _number(leaves, value)) is not None}
-    elif points - own and None not in getters:
+        fields |= points | {number for value in beside if (number := _number(leaves, value)) is not None}
+    elif points - fields and None not in getters:
         raise ValueError(
             f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {count} boxes, but "
             "labels_getter= does not give them; let it return them too or, if they belong to the whole image, put "
@@ -166,18 +168,65 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         )
     if gathering:
         if all(getter == "default" for getter in getters):
-            _check_beside(leaves, own, holder, count, type(gathering[0]).__name__)
-        masks = [other for other in own if isinstance(targets.get(other), Mask)]
+            _check_beside(leaves, fields, holder, count, type(gathering[0]).__name__)
+        masks = [other for other in fields if isinstance(targets.get(other), Mask)]
         if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
             raise ValueError(
                 f"CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the {count} "
                 f"boxes, but this one has {len(masks)}"
             )
-    return tuple(sorted(own)) if dropping else ()
+    return tuple(sorted(fields)) if dropping else ()
+
+
+class SizeCheck:
+    """Looks for boxes of an image of another size, until the first ones are found.
+
+    Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
+    image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
+
+    Attributes:
+        remark: what to tell the user of them; empty if there are none, or it was said.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._found = False
+        self.remark = ""
+
+    def look(self, targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None) -> None:
+        """Compare the boxes among the targets of an image with its size."""
+        if self._found:
+            return
+        for target in targets:
+            canvas_hw = target.canvas_hw if isinstance(target, Boxes) else None
+            if canvas_hw is not None and canvas_hw != size_hw:
+                self._found = True
+                self.remark = (
+                    f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {_text(canvas_hw)} "
+                    f"(height × width), but it is decoded to {_text(size_hw)}: {self.advice(canvas_hw, leaf, size_hw)}"
+                )
+                return
+
+    def advice(self, expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int]) -> str:
+        """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
+        if expected_hw != size_hw[::-1]:
+            return "scale the targets as the image was scaled, or give the image that they were made for"
+        if not isinstance(leaf, Encoded) or not self._is_turned(leaf):
+            return "height and width are swapped; turn the image or the targets"
+        if self._decode.exif:
+            return (
+                "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
+                "Decode"
+            )
+        return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+
+    def _is_turned(self, encoded: Encoded) -> bool:
+        """Return whether EXIF swaps height and width."""
+        return is_transposed(read_header(encoded.data, dataclasses.replace(self._decode, exif=True)).orientation)
 
 
 def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) -> str | None:
-    """Why the mask at a place of its sample does not fit its image, a `gpuload.workers.sample.Picture`, or None."""
+    """Return why the mask at a place of its sample does not fit its image, or None."""
     size = image.height, image.width
     if tuple(shape[-2:]) == size:
         return None
@@ -196,8 +245,8 @@ def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) 
     )
 
 
-def find_labels(sample: Any) -> Any:
-    """The labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
+def _find_labels(sample: Any) -> Any:
+    """Return the labels of a sample, as torchvision's heuristic finds them (see `SanitizeBoundingBoxes`).
 
     Raises:
         ValueError: there are none.
@@ -225,12 +274,12 @@ def _named(
     name: str = "SanitizeBoundingBoxes",
     what: str = "boxes",
 ) -> set[int]:
-    """The leaves that a `labels_getter` gives."""
+    """Return the leaves that a `labels_getter` gives."""
     if getter is None:
         return set()
     if not callable(getter):
         try:
-            labels: Any = [find_labels(sample)]
+            labels: Any = [_find_labels(sample)]
         except ValueError as error:
             raise ValueError(
                 f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {what}, "
@@ -263,7 +312,7 @@ def _named(
 
 
 def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: str) -> set[int]:
-    """The labels where no getter names them: those beside the boxes, or those that torchvision would find.
+    """Return the labels where no getter names them: those beside the boxes, or those that torchvision would find.
 
     Raises:
         ValueError: they are not an array, or it is unclear which array they are.
@@ -272,7 +321,7 @@ def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: 
     named = [(key.lower(), value) for key, value in beside if isinstance(key, str) and "label" in key.lower()]
     options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
     with contextlib.suppress(ValueError):
-        options.append(find_labels(sample))
+        options.append(_find_labels(sample))
     for label in options:
         if (shape := _shape(label)) and shape[0] == count:
             number = _number(leaves, label)
@@ -317,7 +366,7 @@ def _no_rows(name: str, label: Any, what: str = "boxes") -> str:
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, a tensor or a target; () of anything else."""
+    """Return the shape of an array, a tensor or a target; () of anything else."""
     return tuple(getattr(leaf.array if isinstance(leaf, Boxes | Keypoints | Mask) else leaf, "shape", ()))
 
 
@@ -330,7 +379,7 @@ def _may_be_labels(leaf: Any, count: int) -> bool:
 
 
 def _holder(node: Any, leaf: Any) -> Any:
-    """The innermost container of a leaf."""
+    """Return the innermost container of a leaf."""
     for _, child in _entries(node) or []:
         if child is leaf:
             return node
@@ -340,7 +389,7 @@ def _holder(node: Any, leaf: Any) -> Any:
 
 
 def _entries(node: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, by key, name or number; None if it is a leaf to `tree.flatten`."""
+    """Return what a container holds, by key, name or number; None if it is a leaf to `tree.flatten`."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(node, tuple | list):
@@ -348,15 +397,24 @@ def _entries(node: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(node, Mapping):
         return list(node.items())
     if hasattr(type(node), "__dataclass_fields__") and not isinstance(node, LEAVES):
-        return [(field.name, getattr(node, field.name)) for field in fields(node) if field.init]
+        return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node) if field.init]
     return None
 
 
-def _all(transforms: Iterable[Transform]) -> Iterable[Transform]:
-    for transform in transforms:
-        yield transform
-        yield from _all(transform.children)
+def _transforms(chain: Chain) -> Iterator[Transform]:
+    """Return the transforms of a chain that contain no others, in written order."""
+    waiting = [transform for line in chain.lines for transform in line.transforms][::-1]
+    while waiting:
+        transform = waiting.pop()
+        if transform.children:
+            waiting += reversed(transform.children)
+        else:
+            yield transform
 
 
 def _is_special(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("torchvision.")
+
+
+def _text(size_hw: tuple[int, int]) -> str:
+    return f"{size_hw[0]}×{size_hw[1]}"

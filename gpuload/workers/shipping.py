@@ -1,0 +1,285 @@
+"""Pickling what workers get: the job of this machine's workers, and a `Parcel` for workers on other machines.
+
+An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band; a large list of `bytes` as
+one array, out of band; what is in shared memory as that memory (`gpuload.workers.shared`), which workers on other
+machines cannot have. Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value
+(cloudpickle).
+
+Runs in the main process, before workers start; holds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+
+from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
+from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
+from gpuload.workers.shared import Inheritance, Reduced, Sharing, remedy_for
+
+__all__ = ["Parcel", "find_lists", "pack", "ship", "warning_of_copies"]
+
+MAX_COPIED_BYTES: Final = 1_000_000_000  # by all workers, without a warning
+MIN_LIST_BYTES: Final = 1 << 20  # of a list of bytes that is shared
+MAX_DEPTH: Final = 3  # of containers in the attributes of an object
+MAX_ENTRIES: Final = 1_000  # of a container that is searched
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An object that is sent to other machines: its pickle and its out-of-band buffers, uint8 arrays; and its program's
+    import path and arguments."""
+
+    pickled: np.ndarray
+    buffers: list[np.ndarray]
+    path: list[str]
+    argv: list[str]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.pickled, *self.buffers))
+
+    def import_path(self, path: list[str]) -> list[str]:
+        """Return where workers here find modules: in the folders of the program that are on this machine too, and in
+        this process's `path`."""
+        return list(dict.fromkeys([*filter(os.path.exists, self.path), *path]))
+
+
+def pack(obj: Any) -> Parcel:
+    """Pickle `obj` for workers on other machines.
+
+    Raises:
+        TypeError: a part of `obj` cannot be sent; the message names it.
+    """
+    pickled, buffers = _dump(obj, apart=True)
+    parts = [np.frombuffer(part, np.uint8) for part in (pickled, *buffers)]
+    path = [os.path.abspath(entry) for entry in import_path()]
+    return Parcel(parts[0], parts[1:], path, [str(word) for word in sys.argv])
+
+
+def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
+    """Write `obj`, or what is in a `Parcel`, and the bootstrap's settings to a new memfd. Returns its descriptor, and
+    those of shared memory that `obj` refers to: workers inherit all of them, and the caller closes them.
+
+    Raises:
+        TypeError: a part of `obj` cannot be sent; the message names it.
+    """
+    if isinstance(obj, Parcel):
+        theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
+        return [write_job(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
+
+    with contextlib.ExitStack() as undo:
+        inheritance = Inheritance()
+        undo.callback(inheritance.close)
+        with inheritance:
+            pickled, buffers = _dump(obj, inheritance.tracker())
+        fd = write_job(settings, pickled, buffers)
+        undo.pop_all()
+    return [fd, *inheritance.descriptors]
+
+
+def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
+    """Return a warning if so many workers have more than a gigabyte of copies of what is not shared; else ""."""
+    copied_bytes = pickled_bytes(job_fd)
+    if copied_bytes * workers <= MAX_COPIED_BYTES:
+        return ""
+    sizes = {}
+    for name, value in getattr(getattr(job, "dataset", None), "__dict__", {}).items():
+        with contextlib.suppress(TypeError):
+            sizes[name] = len(_dump(value)[0]), type(value).__name__
+    most = max(sizes, key=lambda name: sizes[name][0], default=None)
+    which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
+    return (
+        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers unpickles a "
+        "copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
+        "files that are read in __getitem__; or use fewer workers"
+    )
+
+
+# -- pickling ---------------------------------------------------------------------------------------------------------
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Sends what is in shared memory as that memory; `apart`: to workers that share none with this process."""
+
+    def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, apart: bool) -> None:
+        super().__init__(file, protocol=5, buffer_callback=on_buffer)
+        self._sharing = Sharing(apart=apart)
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced, torch = None, sys.modules.get("torch")
+        if isinstance(obj, np.ndarray):
+            reduced = _reduce_memmap(obj) or self._sharing.reduce(obj)
+        elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
+            reduced = _reduce_tensor(torch, obj, self._sharing)
+        else:
+            reduced = self._sharing.reduce(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+
+class _PicklerWithIds(_Pickler):
+    """Sends some objects as persistent ids, by their `id`. It calls a function for each object, which takes time."""
+
+    def __init__(self, ids: Mapping[int, Any], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._ids = ids
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._ids.get(id(obj))
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """Pickle what is needed first, and `obj`."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = io.BytesIO()
+
+    def can_pickle(part: Any) -> bool:
+        with contextlib.suppress(Exception):
+            _Pickler(_Nowhere(), None, apart=apart).dump(part)
+            return True
+        return False
+
+    try:
+        with pickled_by_value():
+            settings = LibrarySettings.here(can_pickle)
+            lists = find_lists(obj)
+            pickler = partial(_PicklerWithIds, lists) if lists else _Pickler
+            pickler(pickled, buffers.append, apart=apart).dump((tracker, settings, obj))
+        return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
+    except Exception as error:
+        raise TypeError(_refusal(obj, error, apart)) from error
+
+
+def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
+    """Return the large lists of bytes in an object's attributes, and in containers and objects there: by `id`, their
+    number, and the arguments of a `SharedBytes`."""
+    found: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+
+    def search(value: Any, depth: int) -> None:
+        if type(value) is list and value and type(value[0]) is bytes:
+            if id(value) not in found and all(type(item) is bytes for item in value):
+                ends = np.cumsum(np.fromiter(map(len, value), np.int64, len(value)))
+                if ends[-1] >= MIN_LIST_BYTES:
+                    found[id(value)] = len(found), np.frombuffer(b"".join(value), np.uint8), ends
+        elif depth and type(value) in (list, tuple, dict):
+            entries = list(value.values()) if type(value) is dict else value
+            for entry in entries[:MAX_ENTRIES]:
+                search(entry, depth - 1)
+        elif depth and hasattr(value, "__dict__") and not isinstance(value, type):
+            for entry in list(vars(value).values()):
+                search(entry, depth - 1)
+
+    search(obj, 1 + MAX_DEPTH)
+    return found
+
+
+def _reduce_memmap(array: np.ndarray) -> Reduced | None:
+    """Return a memmap, or a view of one, as (path, offset, dtype, shape, strides); None for any other array."""
+    file: np.memmap | None = None
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.filename is not None:
+            file = base
+        base = base.base
+    if file is None or not isinstance(base, mmap.mmap):
+        return None
+    if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
+        return None
+    first = np.frombuffer(base, np.uint8).__array_interface__["data"][0]
+    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
+    mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
+    offset = array.__array_interface__["data"][0] - first + mapped_from
+    return open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
+
+
+def _reduce_tensor(torch: Any, tensor: Any, sharing: Sharing) -> Reduced | None:
+    """Return a tensor as an array, contiguous unless it lies in shared memory."""
+    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
+        return None
+    bits, dtype = tensor, None
+    if tensor.dtype == torch.bfloat16:
+        bits, dtype = tensor.view(torch.int16), "bfloat16"
+    with contextlib.suppress(TypeError, RuntimeError):
+        bits = bits.resolve_conj().resolve_neg()
+        bits = bits if sharing.mapping_at(bits.data_ptr()) else bits.contiguous()
+        return make_tensor, (bits.numpy(), dtype)
+    return None
+
+
+# -- the message for what cannot be sent ------------------------------------------------------------------------------
+
+
+def _refusal(obj: Any, error: Exception, apart: bool) -> str:
+    """Return the message for an object that cannot be sent: which part of it, why, and what to do."""
+    path, culprit, error = _culprit(obj, error, apart)
+    kind = type(culprit)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
+    remedy = remedy_for(error) or (
+        "Open files, locks, connections and the like when they are first used in the worker, not before"
+    )
+    return (
+        f"{f'{path} ({thing})' if path else thing} cannot be sent to the worker processes: {type(error).__name__}: "
+        f"{error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
+    )
+
+
+def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Exception]:
+    """Return the part of an object that cannot be pickled by itself, by name, and its error: ``dataset.reader``.
+
+    The pickler's own error names a type ("cannot pickle '_thread.lock' object") but not where it is. So the parts of a
+    job are tried, and the attributes of the first one that fails. References back to the job or to that part are left
+    out: they would make every attribute fail.
+    """
+    path, culprit, owners = "", obj, {}
+    for _ in range(2):
+        owners[id(culprit)] = "left out"
+        for name, value in _attributes(culprit).items():
+            if (failure := _failure(value, owners, apart)) is not None:
+                path, culprit, error = f"{path}.{name}" if path else name, value, failure
+                break
+        else:
+            break
+    return path, culprit, error
+
+
+def _failure(obj: Any, left_out: Mapping[int, Any], apart: bool) -> Exception | None:
+    """Return the error of pickling an object, or None; those with the ids in `left_out` are not pickled."""
+    with contextlib.ExitStack() as context:
+        if not apart:
+            context.callback((inheritance := Inheritance()).close)
+            context.enter_context(inheritance)
+        try:
+            _PicklerWithIds(left_out, _Nowhere(), lambda buffer: None, apart=apart).dump(obj)
+        except Exception as error:
+            return error
+    return None
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are pickled; none, if it is pickled in a form of its own."""
+    try:
+        _, _, state, *_ = obj.__reduce_ex__(5)
+    except Exception:  # no such attributes, or it is the culprit itself
+        return {}
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+        state = {**(state[0] or {}), **state[1]}
+    transforms = obj.chain.transforms if isinstance(obj, Job) else ()
+    named = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
+    return named | state if isinstance(state, dict) else {}
