@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final
 
 from gpuload.loader.autotune import LEAP
-from gpuload.loader.cpus import Machine
+from gpuload.loader.limits import Machine
 from gpuload.loader.options import LEAST_CHUNK
 from gpuload.loader.stats import NOTHING, Stats
 

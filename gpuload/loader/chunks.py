@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gpuload.loader.limits import Placement
 from gpuload.loader.options import Options
-from gpuload.loader.placement import Placement
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.ring.ring import Ring

@@ -16,8 +16,7 @@ from gpuload.batches.options import BatchOptions
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import find_resident
 from gpuload.decode import Decode
-from gpuload.loader.cpus import cpus_of_rank, default_workers, usable_cpus
-from gpuload.loader.limits import WORKER_BYTES
+from gpuload.loader.limits import WORKER_BYTES, default_workers, usable_cpus
 from gpuload.order.options import OrderOptions, check_flag, check_integer
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
@@ -126,8 +125,8 @@ class WorkerOptions:
 
     @property
     def cpus(self) -> int:
-        """How many CPUs workers may use."""
-        return cpus_of_rank(usable_cpus(), local_ranks())
+        """Return this rank's share of the CPUs, at least 1."""
+        return max(1, usable_cpus() // local_ranks())
 
     @property
     def count(self) -> int:

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from gpuload.loader.limits import check_descriptors, check_memory, check_workers
+from gpuload.loader.limits import Placement, check_descriptors, check_memory, check_workers, find_placement
 from gpuload.loader.options import Options, local_ranks
-from gpuload.loader.placement import Placement, find_placement
 from gpuload.order.schedule import ranks_of
 from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.decode import Choice, choose

@@ -19,7 +19,7 @@ from gpuload.datasets.resident import DeviceCached
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
-from gpuload.loader.cpus import Machine
+from gpuload.loader.limits import Machine
 from gpuload.loader.stats import Part, Stats, WorkerStats
 from gpuload.workers.counters import FIELDS, place_of
 

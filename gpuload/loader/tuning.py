@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuload.loader.autotune import Autotune, Load, Room, Setting, Step
-from gpuload.loader.cpus import usable_cpus
 from gpuload.loader.limits import (
     SPARE_DESCRIPTORS,
     START_DESCRIPTORS,
@@ -21,6 +20,7 @@ from gpuload.loader.limits import (
     descriptors_left,
     memory_left_bytes,
     processes_left,
+    usable_cpus,
 )
 from gpuload.loader.options import DEFAULT_PREFETCH, Options
 from gpuload.stage import Stage
