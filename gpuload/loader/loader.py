@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from reprlib import Repr
 from types import GenericAlias
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
-from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
+from gpuload.loader.meter import Span
 from gpuload.loader.names import loader_arguments
 from gpuload.loader.options import Options
 from gpuload.loader.prepare import check_for, resolve_device, with_share
@@ -32,7 +33,6 @@ from gpuload.loader.sampler import refuse_rebuilding, sampler_of
 from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
-from gpuload.loader.totals import Span
 from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
@@ -41,6 +41,7 @@ from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on
 from gpuload.order.shares import Uneven
 from gpuload.ring.gone import when_gone
 from gpuload.stage import Plan
+from gpuload.stage.html import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.interrupts import finalizing, held
@@ -367,7 +368,7 @@ class Loader:
         """
         if since is not None and not isinstance(since, Stats):
             raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")
-        span = self._ended if (session := self._session) is None else session.span()
+        span = self._ended if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
@@ -437,7 +438,7 @@ class Loader:
         self._cursor.end("its Loader was closed")
         if (session := self._session) is not None:
             try:
-                self._ended = self._ended if session.life.is_elsewhere else session.span()
+                self._ended = self._ended if session.life.is_elsewhere else session.meter.span()
             finally:
                 session.close()
                 self._forget()
@@ -458,7 +459,25 @@ class Loader:
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
 
-    _repr_html_ = loader_html
+    def _repr_html_(self) -> str:
+        """The options that matter, and where it stands. Starts nothing, and asks no device."""
+        options = self._options
+        device = options.stage.device if self._session is None else self._session.stage.device
+        samples = options.order.samples
+        transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
+        short = Repr()
+        short.maxother = short.maxstring = LONGEST
+        rows = [
+            ("dataset", shortened(short.repr(self.dataset))),
+            ("samples", "not known" if samples is None else f"{samples:,}"),
+            ("batch_size", str(self.batch_size)),
+            ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
+            ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),
+            ("workers", str(self.num_workers)),
+            ("device", "the current GPU, or the CPU" if device is None else str(device)),
+            ("epoch", f"{self.epoch}, {'not begun' if self._session is None else 'begun'}"),
+        ]
+        return table("gpuload.Loader", (), rows)
 
 
 # The arguments that are public attributes.

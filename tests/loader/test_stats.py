@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from stage.test_html import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.stats import Part, Stats, WorkerStats
-from gpuload.loader.table import COLUMNS, size_of
+from gpuload.loader.stats import COLUMNS, Part, Stats, WorkerStats, size_of
 
 
 def jpeg(width: int = 60, height: int = 40) -> bytes:
@@ -265,3 +266,15 @@ def test_the_table():
 ])  # fmt: skip
 def test_sizes(nbytes: float, text: str):
     assert size_of(nbytes) == text
+
+
+def test_in_a_notebook_it_says_what_it_prints():
+    with loader(transforms=[T.CenterCrop(16)]) as made:
+        assert Cells(made.stats()._repr_html_()).rows == []
+        stats = drain(made)
+    found, printed = Cells(stats._repr_html_()), str(stats)
+    assert found.rows[0] == ["part", "where", "share", "total", "each", "rate"]
+    assert {row[0] for row in found.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
+    for row in found.rows:
+        assert all(cell in printed for cell in row)
+    assert stats.advice in html.unescape(stats._repr_html_())
