@@ -20,6 +20,7 @@ import torch
 from gpuload.batches.assemble import BatchInfo
 from gpuload.decode import Decode
 from gpuload.loader import log
+from gpuload.loader.autotune import autotune_for
 from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
 from gpuload.loader.life import NEWER
@@ -33,7 +34,6 @@ from gpuload.loader.sampler import refuse_rebuilding, sampler_of
 from gpuload.loader.session import Session
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
-from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
