@@ -27,11 +27,11 @@ from gpuload.loader.life import NEWER
 from gpuload.loader.meter import Span
 from gpuload.loader.names import loader_arguments
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, resolve_device, with_share
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.sampler import refuse_rebuilding, sampler_of
 from gpuload.loader.session import Session
+from gpuload.loader.session_setup import check_for, resolve_device, with_share
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle

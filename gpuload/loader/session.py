@@ -27,12 +27,19 @@ from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, tuner_for
-from gpuload.loader.chunks import engine_for, job_for
 from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, choose_decoder, compile_for, placement_for, resolve_device
+from gpuload.loader.session_setup import (
+    check_limits,
+    choose_decoder,
+    compile_for,
+    engine_for,
+    job_for,
+    placement_for,
+    resolve_device,
+)
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of

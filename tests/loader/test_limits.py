@@ -536,7 +536,8 @@ def near_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator, "pci_address", lambda device: "0000:10:00.0")
     found = find_placement
     monkeypatch.setattr(
-        "gpuload.loader.prepare.find_placement", lambda *args, **named: found(*args, **named, root=str(machine.root))
+        "gpuload.loader.session_setup.find_placement",
+        lambda *args, **named: found(*args, **named, root=str(machine.root)),
     )
 
 
