@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import lacking
@@ -534,11 +535,8 @@ class Where:
 def near_the_last(tmp_path, monkeypatch):
     machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
     monkeypatch.setattr(accelerator, "pci_address", lambda device: "0000:10:00.0")
-    found = find_placement
-    monkeypatch.setattr(
-        "gpuload.loader.session_setup.find_placement",
-        lambda *args, **named: found(*args, **named, root=str(machine.root)),
-    )
+    here = partial(find_placement, root=str(machine.root))
+    monkeypatch.setattr("gpuload.loader.session_setup.find_placement", here)
 
 
 def masks(loader) -> set[int]:
