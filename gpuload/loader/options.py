@@ -120,7 +120,7 @@ class WorkerOptions:
         if decode is not None and not isinstance(decode, Decode):
             raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
         prefetch: Any = self.prefetch_factor
-        found = {
+        values = {
             "num_workers": num_workers,
             "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else _number("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
@@ -131,8 +131,8 @@ class WorkerOptions:
             "ring_bytes": check_integer("ring_bytes", self.ring_bytes, 1),
         }
         if self.chunk_size is not None:
-            found["chunk_size"] = check_integer("chunk_size", self.chunk_size, 1, MAX_CHUNK)
-        for name, value in found.items():
+            values["chunk_size"] = check_integer("chunk_size", self.chunk_size, 1, MAX_CHUNK)
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -162,7 +162,7 @@ class WorkerOptions:
         return 0 if self.workers is not None else self.count
 
     def remarks(self) -> Iterator[str]:
-        """What to warn of when a loader is made."""
+        """Yield what to warn of when a loader is made."""
         if self.processes and _context_name(self.multiprocessing_context) == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
@@ -206,14 +206,14 @@ class Options:
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the arguments of a `Loader`, by name, with defaults that depend on other groups."""
-        stage = _group(StageOptions, given)
+    def of(cls, arguments: Mapping[str, Any]) -> Options:
+        """Make the groups from the arguments of a `Loader`, by name, with defaults that depend on other groups."""
+        stage = _group(StageOptions, arguments)
         chain = stage.transforms
         mixes, neighbours = chain.group
-        order = _group(OrderOptions, given, mixes=mixes, group=neighbours)
-        num_workers, collate_fn = given["num_workers"], given["collate_fn"]
-        if isinstance(elsewhere := given["workers"], RayWorkers):
+        order = _group(OrderOptions, arguments, mixes=mixes, group=neighbours)
+        num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
+        if isinstance(elsewhere := arguments["workers"], RayWorkers):
             if num_workers is not None:
                 raise ValueError(
                     f"num_workers={num_workers!r} and workers={elsewhere!r} are both given: leave num_workers out, or "
@@ -228,12 +228,12 @@ class Options:
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             alone = sys.platform != "linux" or order.iterable
             num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks())
-        workers = _group(WorkerOptions, given, num_workers=num_workers)
-        if collate_fn is None and callable(own := getattr(order.dataset, "_get_collate_fn", None)):
-            collate_fn = own()
+        workers = _group(WorkerOptions, arguments, num_workers=num_workers)
+        if collate_fn is None and callable(get := getattr(order.dataset, "_get_collate_fn", None)):
+            collate_fn = get()
         batches = _group(
             BatchOptions,
-            given,
+            arguments,
             collate_fn=collate_fn,
             chain=chain,
             seed=order.seed,
@@ -275,12 +275,12 @@ class Options:
         if workers.workers is not None:  # each costs this process a message, however small it is
             return min(MOST_CHUNK, size)
         row = row_bytes(self.order.dataset)
-        least = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
+        minimum = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
         if workers.num_workers == "auto":  # whatever their number becomes
-            return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), least), size)
+            return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), minimum), size)
         share = -(-size // max(1, workers.count))
         most = max(MOST_CHUNK, min(share // 2, LARGE_CHUNK))
-        return min(max(min(share, most), least), size)
+        return min(max(min(share, most), minimum), size)
 
     @property
     def plain_chunk_size(self) -> int:
@@ -293,7 +293,7 @@ class Options:
         return self.ahead_for(self.workers.count, self.workers.prefetch)
 
     def ahead_for(self, count: int, prefetch: int) -> int:
-        """The same for so many workers, and so many batches that were asked for."""
+        """Return `ahead` for so many workers, and for `prefetch` batches that were asked for."""
         workers = self.workers
         if not count:
             return 1
@@ -306,10 +306,10 @@ class Options:
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
 
-def _group(kind: type[Group], given: Mapping[str, Any], **more: Any) -> Group:
-    """A group, from those arguments that are its fields."""
+def _group(kind: type[Group], arguments: Mapping[str, Any], **more: Any) -> Group:
+    """Make a group from the arguments that are its fields."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{**{name: value for name, value in given.items() if name in names}, **more})
+    return kind(**{**{name: value for name, value in arguments.items() if name in names}, **more})
 
 
 def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
@@ -327,12 +327,12 @@ def local_ranks() -> int:
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _number(name: str, value: Any, least: int) -> int | Literal["auto"]:
+def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f"{name} must be an integer of at least {least} or 'auto', got {value!r}")
+            raise ValueError(f"{name} must be an integer of at least {minimum} or 'auto', got {value!r}")
         return "auto"
-    return check_integer(name, value, least)
+    return check_integer(name, value, minimum)
 
 
 def _context_name(context: Any) -> Any:

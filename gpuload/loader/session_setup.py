@@ -45,13 +45,14 @@ __all__ = [
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
-    given = options.stage
+    """Compile the transforms for a device."""
+    stage_options = options.stage
     stage = compile_stage(
         options.chain,
         device=device,
-        backend=given.backend,
-        dtype=given.dtype,
-        memory_format=given.memory_format,
+        backend=stage_options.backend,
+        dtype=stage_options.dtype,
+        memory_format=stage_options.memory_format,
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
@@ -117,11 +118,11 @@ def plan_for(options: Options) -> Plan:
 
 
 def check_for(options: Options) -> None:
-    """Check before anything is made: the stage's options, and that so many workers can be."""
+    """Check before anything is made: the stage's options, and that this many workers can be started."""
     check_workers(options.workers.processes)
-    given, ragged = options.stage, _ragged(options)
+    stage, ragged = options.stage, _ragged(options)
     check_stage(
-        options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
+        options.chain, stage.device, stage.backend, stage.dtype, stage.memory_format, ragged, options.cpu_threads
     )
 
 
