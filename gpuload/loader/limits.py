@@ -303,7 +303,7 @@ class Placement:
         """Return the CPUs that this many workers run on; empty means wherever this process may."""
         return self.cpus if workers <= self.most else frozenset()
 
-    def told(self, workers: int) -> str:
+    def describe(self, workers: int) -> str:
         """Say in words what is done; "" where there is nothing to place."""
         if not self.cpus:
             return self.why

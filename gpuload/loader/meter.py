@@ -209,7 +209,7 @@ class Meter:
             "pinned_bytes": transfer.pinned_bytes,
             "pinning_refused": transfer.pinning_refused,
             "device": str(self._stage.device),
-            "placement": self._placement.told(workers),
+            "placement": self._placement.describe(workers),
             "num_workers": workers,
             "chunk_size": feed.chunk_size,
             "prefetch_factor": options.workers.prefetch if options.order.iterable else feed.ahead,

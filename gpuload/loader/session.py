@@ -166,7 +166,7 @@ class Session:
             resident_bytes=self.resident_bytes,
         )
         _sessions.add(self)
-        log.begun(options, self.stage.plan, self.placement.told(start.workers if workers.processes else 0))
+        log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
     @property
     def usable(self) -> bool:

@@ -113,7 +113,7 @@ def plan_for(options: Options) -> Plan:
     choice = choose_decoder(options, device)
     if choice.decoder is not None:
         choice.decoder.close()
-    placed = placement_for(options, device).told(options.workers.processes)
+    placed = placement_for(options, device).describe(options.workers.processes)
     return replace(compile_for(options, device).plan, placement=placed or None, decoder=choice.text)
 
 

@@ -423,15 +423,15 @@ def test_workers_go_to_the_node_of_their_gpu(tmp_path):
     machine = NumaMachine(tmp_path, TWO, EIGHT)
     found = machine.place(5)
     assert found.cpus_for(32) == cpus_in(TWO[1])
-    assert found.told(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
-    assert found.told(0) == "ring in the memory of NUMA node 1, near cuda:5"
+    assert found.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
+    assert found.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
     assert machine.place(0).cpus_for(1) == cpus_in(TWO[0])
 
 
 def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
     found = NumaMachine(tmp_path, TWO, EIGHT).place(0)
     assert found.cpus_for(33) == frozenset()
-    assert found.told(33) == (
+    assert found.describe(33) == (
         "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, as that node has 32"
     )
 
@@ -453,7 +453,9 @@ def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, 
     assert found.cpus_for(most) == cpus_in(TWO[0])
     assert not found.cpus_for(most + 1)
     if most < 32:
-        assert f"{most + 1} workers run on all CPUs, as that node has 32, {most} for this rank" in found.told(most + 1)
+        assert f"{most + 1} workers run on all CPUs, as that node has 32, {most} for this rank" in found.describe(
+            most + 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -477,19 +479,19 @@ def test_nothing_is_done(tmp_path, nodes, gpus, allowed, why):
     found = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
     assert not found.cpus
     assert not found.cpus_for(1)
-    assert re.fullmatch(why, found.told(4))
+    assert re.fullmatch(why, found.describe(4))
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
     machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
-    assert machine.place(0, allowed="0-3,16-31").told(4).startswith("workers on CPUs 0-3, ring in the memory")
-    assert machine.place(0, allowed="0-3,16-31").told(5).endswith("5 workers run on all CPUs, as that node has 4")
-    assert machine.place(0, allowed="0-3").told(4).startswith("this process was put on 4 of 20 CPUs")
+    assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
+    assert machine.place(0, allowed="0-3,16-31").describe(5).endswith("5 workers run on all CPUs, as that node has 4")
+    assert machine.place(0, allowed="0-3").describe(4).startswith("this process was put on 4 of 20 CPUs")
 
 
 def test_a_gpu_that_is_not_on_the_bus(tmp_path):
-    assert "is not known" in NumaMachine(tmp_path, TWO, [0]).place(7).told(1)
+    assert "is not known" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
 
 
 def test_a_device_on_the_pci_bus(monkeypatch):

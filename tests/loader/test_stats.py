@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from stage.test_html import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.stats import COLUMNS, Part, Stats, WorkerStats, size_of
+from gpuload.loader.stats import COLUMNS, Counters, Part, Stats, WorkerStats, size_of
 
 
 def jpeg(width: int = 60, height: int = 40) -> bytes:
@@ -203,6 +204,23 @@ def test_it_may_be_asked_while_another_thread_is_in_next():
         thread.join()
     assert made.stats().batches == 6
     made.close()
+
+
+def test_counters_subtract_by_name_and_by_worker():
+    first = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=(Counter(samples=5, chunks=3),))
+    later = Counters(
+        7,
+        Counter(batches=5, next_s=0.75, errors=1),
+        Counter(Pillow=1, simplejpeg=4),
+        Counter({"too large": 2}),
+        (Counter(samples=9, chunks=2), Counter(samples=4)),  # a row that was read while it was written; a new worker
+    )
+    done = later - first
+    assert (done.session, done.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
+    assert (done.decoded, done.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
+    assert done.workers == (Counter(samples=4), Counter(samples=4))
+    assert done.main["images"] == 0
+    assert later - Counters(7) == later
 
 
 def test_a_snapshot_is_plain():
