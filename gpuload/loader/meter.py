@@ -44,6 +44,9 @@ WORK: Final = (
     ("plan", "plans"),
     ("idle", "chunks"),
 )
+# Counters of the main process and of workers that `Stats` has as they are.
+MAIN_COUNTS: Final = ("batches", "images", "errors", "cache_hits", "cache_misses", "ring_grown", "ring_spilled")
+COUNTS: Final = ("bytes_read", "bytes_decoded", "restarts")
 
 _sessions = itertools.count()
 
@@ -174,12 +177,12 @@ class Meter:
             "collate_s": assembly.collate_s,
             "full_s": ring.full_s,
             "refused": ring.refused,
-            "made": ring.made,
-            "moved_out": ring.moved_out,
+            "ring_grown": ring.made,
+            "ring_spilled": ring.moved_out,
             "cpu_s": time.process_time(),
             "errors": self._errors.total,
-            "hits": sum(cache.hits for cache in caches) + getattr(engine, "hits", 0),
-            "misses": sum(cache.misses for cache in caches),
+            "cache_hits": sum(cache.hits for cache in caches) + getattr(engine, "hits", 0),
+            "cache_misses": sum(cache.misses for cache in caches),
         }
         if times is not None:
             main |= {"timed": times.batches, "device_copy_s": times.copy_s, "device_stage_s": times.stage_s}
@@ -243,37 +246,29 @@ def _untried(options: Options) -> tuple[str, ...]:
 def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats:
     """Make the view of what was counted."""
     main, in_process = counted.main, not span.gauges["num_workers"]
-    seconds, batches, images = main["time_s"], int(main["batches"]), int(main["images"])
+    seconds = main["time_s"]
     rows = [_within_epochs(row, int(1e9 * seconds)) for row in counted.workers]
     sums = sum(rows, Counter())
     cpu_s = sums["cpu_ns"] / 1e9
+    counts: dict[str, Any] = {name: int(main[name]) for name in MAIN_COUNTS} | {name: sums[name] for name in COUNTS}
     stats = Stats(
         epoch=epoch,
         seconds=seconds,
-        batches=batches,
-        images=images,
-        images_per_s=images / seconds if seconds else 0.0,
+        images_per_s=main["images"] / seconds if seconds else 0.0,
         waiting=min(1.0, main["waited_s"] / seconds) if seconds else 0.0,
-        next_ms=1e3 * main["next_s"] / batches if batches else 0.0,
+        next_ms=1e3 * main["next_s"] / main["batches"] if main["batches"] else 0.0,
         first_s=main["first_s"],
         parts=(*_worker_parts(rows, sums, in_process=in_process), *_main_parts(main, in_process=in_process)),
         workers=() if in_process else tuple(_workers(rows, seconds, span.gauges["num_workers"])),
-        ring_grown=int(main["made"]),
-        ring_spilled=int(main["moved_out"]),
-        bytes_read=sums["bytes_read"],
-        bytes_decoded=sums["bytes_decoded"],
         decoders=dict(counted.decoded + Counter({name: sums[name] for name in DECODERS})),
         device_refused=dict(counted.refused),
         decoded_whole=sums["whole"],
-        cache_hits=int(main["hits"]),
-        cache_misses=int(main["misses"]),
-        errors=int(main["errors"]),
-        restarts=sums["restarts"],
         cpus=machine.cpus,
         cpu_s=main["cpu_s"] + (0.0 if span.gauges["elsewhere"] else cpu_s),
         workers_cpu_s=cpu_s,
         workers_queued_s=sums["queued_ns"] / 1e9,
         totals=span.now,
+        **counts,
         **span.gauges,
     )
     return replace(stats, advice=advice(stats, machine))
