@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final
@@ -26,7 +26,6 @@ from gpuload.loader.options import Options
 from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
 from gpuload.stage import Stage
 from gpuload.stage.decode import ImageDecoder
-from gpuload.workers.changes import objects_in
 from gpuload.workers.counters import FIELDS
 from gpuload.workers.faults import ErrorLog
 from gpuload.workers.feed import Feed
@@ -47,6 +46,8 @@ WORK: Final = (
 # Counters of the main process and of workers that `Stats` has as they are.
 MAIN_COUNTS: Final = ("batches", "images", "errors", "cache_hits", "cache_misses", "ring_grown", "ring_spilled")
 COUNTS: Final = ("bytes_read", "bytes_decoded", "restarts")
+
+DEPTH: Final = 8  # how deep a `Cached` is looked for in datasets of datasets
 
 _sessions = itertools.count()
 
@@ -110,7 +111,7 @@ class Meter:
         self._options, self._stage, self._placement, self._errors = options, stage, placement, errors
         self._feed, self._assembly, self._transfer, self._decoder = feed, assembly, transfer, decoder
         self._launched, self._resident_bytes = launched, resident_bytes
-        self._caches = list(_parts_of(options.order.dataset, Cached))
+        self._caches = [part for part in _datasets_in(options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(options)
         self.waited_s = self.held_s = self.next_s = self.first_s = 0.0
         self.batches = self.images = 0
@@ -223,19 +224,25 @@ class Meter:
         }
 
 
-def _parts_of(dataset: Any, kinds: Any) -> Iterable[Any]:
-    """Return the datasets of these classes that a dataset is made of, itself included, each once."""
-    return {id(part): part for _, part in objects_in(dataset) if isinstance(part, kinds)}.values()
+def _datasets_in(dataset: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """Yield a dataset, and the datasets that it is made of."""
+    yield dataset
+    inner = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
+    several = inner.get("datasets")
+    for part in (inner.get("dataset"), *(several if isinstance(several, list | tuple) else ())):
+        if part is not None:
+            yield from _datasets_in(part, depth - 1)
 
 
 def _untried(options: Options) -> tuple[str, ...]:
     """Return what the advice may name, as this loader could have it and has not: see `Stats.untried`."""
     order, dataset, untried = options.order, options.order.dataset, []
+    parts = list(_datasets_in(dataset))
     # Samples that lie next to each other are read together where several are in a file, or the dataset says so.
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
-    if order.planned and order.shuffle is True and (has_blocks or _parts_of(dataset, Store)):
+    if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
-    is_cached = bool(_parts_of(dataset, (Cached, DeviceCached)))
+    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)
     if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):  # as `Cached` allows
         untried.append("cache")
     if not options.workers.persistent_workers:
@@ -246,7 +253,7 @@ def _untried(options: Options) -> tuple[str, ...]:
 def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats:
     """Make the view of what was counted."""
     main, in_process = counted.main, not span.gauges["num_workers"]
-    seconds = main["time_s"]
+    seconds = float(main["time_s"])
     rows = [_within_epochs(row, int(1e9 * seconds)) for row in counted.workers]
     sums = sum(rows, Counter())
     cpu_s = sums["cpu_ns"] / 1e9
@@ -257,7 +264,7 @@ def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats
         images_per_s=main["images"] / seconds if seconds else 0.0,
         waiting=min(1.0, main["waited_s"] / seconds) if seconds else 0.0,
         next_ms=1e3 * main["next_s"] / main["batches"] if main["batches"] else 0.0,
-        first_s=main["first_s"],
+        first_s=float(main["first_s"]),
         parts=(*_worker_parts(rows, sums, in_process=in_process), *_main_parts(main, in_process=in_process)),
         workers=() if in_process else tuple(_workers(rows, seconds, span.gauges["num_workers"])),
         decoders=dict(counted.decoded + Counter({name: sums[name] for name in DECODERS})),
@@ -293,14 +300,14 @@ def _worker_parts(rows: list[Counter[str]], sums: Counter[str], *, in_process: b
 def _main_parts(main: Counter[str], *, in_process: bool) -> Iterator[Part]:
     """Yield what the main process and the device spent their time on."""
     batches, next_s = int(main["batches"]), main["next_s"]
-    issued = {name: main[f"{name}_s"] for name in ("copy", "stage", "collate")}
+    issued = {name: float(main[f"{name}_s"]) for name in ("copy", "stage", "collate")}
     decode_s = main["device_decode_s"]
     if not in_process:
-        yield Part("wait", "main", main["waited_s"], batches)
+        yield Part("wait", "main", float(main["waited_s"]), batches)
     if main["held_s"]:
         yield Part("hold", "main", main["held_s"], batches)
     if main["refused"]:
-        yield Part("slot wait", "main", main["full_s"], int(main["refused"]))
+        yield Part("slot wait", "main", float(main["full_s"]), int(main["refused"]))
     if main["device_images"]:
         yield Part("device decode", "main", decode_s, int(main["device_images"]))
     for name, issuing_s in issued.items():
