@@ -211,7 +211,7 @@ def memory_left_bytes(root: str = "/") -> int | None:
 def available_bytes(root: str = "/") -> int | None:
     """Return how much more memory this process may take: what the machine has free, or the control group leaves; None
     if not known."""
-    lines = _read(f"{root}/proc/meminfo").splitlines()
+    lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     left = memory_left_bytes(root)
     return min([*free, *([] if left is None else [left])], default=None)
@@ -349,14 +349,14 @@ def find_placement(
 
 def near(address: str | None, root: str = "/") -> tuple[int, str]:
     """Return the NUMA node of a device on the PCI bus, -1 if not known, and the list of the node's CPUs."""
-    folder = f"{root}/{DEVICES}/{address}"
+    folder = os.path.join(root, DEVICES, str(address))
     node = _number(_read(f"{folder}/numa_node"))
     return -1 if node is None else node, _read(f"{folder}/local_cpulist")
 
 
 def numa_nodes(root: str = "/") -> int:
     """Return how many NUMA nodes the machine has, at least 1."""
-    return max(1, len(cpus_in(_read(f"{root}/sys/devices/system/node/online"))))
+    return max(1, len(cpus_in(_read(os.path.join(root, "sys/devices/system/node/online")))))
 
 
 def _default_cpus(root: str) -> frozenset[int]:
@@ -365,13 +365,13 @@ def _default_cpus(root: str) -> frozenset[int]:
         for name in ("cpuset.cpus.effective",) if version == "cgroup2" else ("cpuset.effective_cpus", "cpuset.cpus"):
             if cpus := cpus_in(_read(f"{folder}/{name}")):
                 return cpus
-    return cpus_in(_read(f"{root}/sys/devices/system/cpu/online"))
+    return cpus_in(_read(os.path.join(root, "sys/devices/system/cpu/online")))
 
 
 def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
     """Return how many of this machine's ranks have their GPU near a node, at most: one for each GPU there, or several
     if there are more ranks than GPUs."""
-    devices = f"{root}/{DEVICES}"
+    devices = os.path.join(root, DEVICES)
     vendor = _read(f"{devices}/{address}/vendor")
     nodes = []
     for other in os.listdir(devices):
@@ -388,7 +388,7 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
     """Yield the folders of this process's groups for a controller, from its own upwards as far as they are visible;
     with "cgroup2", or "cgroup" for version 1."""
     mounts = _mounts(root, controller)
-    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
@@ -411,7 +411,7 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
 def _mounts(root: str, controller: str) -> dict[str, list[tuple[str, str]]]:
     """Return the mounts of each version: (group, folder relative to the root)."""
     mounts: dict[str, list[tuple[str, str]]] = {}
-    for line in _read(f"{root}/proc/self/mountinfo").splitlines():
+    for line in _read(os.path.join(root, "proc/self/mountinfo")).splitlines():
         if " - cgroup" not in line:
             continue
         before, _, after = line.partition(" - ")
