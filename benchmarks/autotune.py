@@ -37,7 +37,7 @@ import gpuload as gl
 from benchmarks.machine import cpu_model, versions
 from benchmarks.photos import make_up
 from gpuload import transforms as T
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.limits import usable_cpus
 
 __all__ = ["RECIPES", "Recipe", "main", "measure"]
 

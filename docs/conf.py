@@ -21,7 +21,6 @@ import torch  # noqa: E402
 
 import gpuload  # noqa: E402
 from gpuload.datasets.stores.remote.options import StorageOptions  # noqa: E402
-from gpuload.loader.totals import Totals  # noqa: E402
 
 project = "gpuload"
 author = "The gpuload authors"
@@ -107,7 +106,7 @@ def annotate() -> None:
     """Define what some modules import for type checkers alone, since autodoc evaluates annotations there."""
     for name, module in list(sys.modules.items()):
         if name.startswith("gpuload."):
-            for missing, value in (("StorageOptions", StorageOptions), ("Totals", Totals), ("torch", torch)):
+            for missing, value in (("StorageOptions", StorageOptions), ("torch", torch)):
                 module.__dict__.setdefault(missing, value)
 
 

@@ -105,7 +105,7 @@ def run(
     from gpuload.cli.recipe import MEAN, SIZE, STD, usual_recipe
     from gpuload.cli.torch_way import Pictures, usual_way
     from gpuload.errors import GpuloadError
-    from gpuload.loader.cpus import usable_cpus
+    from gpuload.loader.limits import usable_cpus
 
     console = console or make_console(stderr=as_json == "-")
     try:

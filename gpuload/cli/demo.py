@@ -27,7 +27,7 @@ from gpuload.cli.recipe import MEAN, SIZE, STD, usual_recipe
 from gpuload.cli.sheet import ContactSheet, to_uint8
 from gpuload.cli.torch_way import Pictures, usual_way
 from gpuload.cli.training import Trainer
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.limits import usable_cpus
 
 __all__ = ["Settings", "compared", "run", "sparkline"]
 

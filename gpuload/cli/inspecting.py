@@ -25,7 +25,7 @@ from gpuload.inspection.ignored import ignored_in
 from gpuload.inspection.page import GROUPS_SHOWN, IMAGES_SHOWN, bytes_text, render
 from gpuload.inspection.sheet import SIDE, chosen, contact_sheet, default_recipe, thumbnails
 from gpuload.inspection.summary import summarise
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.limits import usable_cpus
 
 __all__ = ["FOUND", "Settings", "run"]
 

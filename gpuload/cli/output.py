@@ -13,7 +13,7 @@ import torch
 
 import gpuload as gl
 from gpuload.cli.source import source_of
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.limits import usable_cpus
 from gpuload.stage import accelerator
 from gpuload.stage.options import check_device
 

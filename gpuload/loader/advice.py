@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Final
 
 from gpuload.loader.autotune import LEAP
-from gpuload.loader.cpus import Machine
+from gpuload.loader.limits import Machine
 from gpuload.loader.options import LEAST_CHUNK
-from gpuload.loader.stats import NOTHING, Stats
+from gpuload.loader.stats import NOTHING, Part, Stats
 
 __all__ = ["RULES", "View", "advice", "better_setting"]
 
@@ -37,53 +37,75 @@ UNLOCK: Final = "raise the limit: `ulimit -l unlimited`, in a container `--ulimi
 
 
 class View:
-    """A snapshot, as rules see it."""
+    """A snapshot, and what follows from it, as rules see it. Shares of time are of the time after the first batch.
+
+    Attributes:
+        in_process: whether the main process does the workers' part.
+        workers, busy: how many work at the same time, and how many of them were busy, on average.
+        workers_busy: whether they have enough to do.
+        waiting: the share of the time that the loop waits for a batch.
+        issuing: the shares of the time that ``next()`` takes without waiting.
+        loading: the share of the time that the loop would save if batches cost it nothing.
+        start_s: how long the loop waited for workers to start.
+        work_s: the time that all of the workers' work takes.
+        queued: the share of the workers' work in which they wait for a CPU.
+        on_cpu: whether their work needs CPUs, not a disk or a network, however long it waits for a CPU here.
+        cpus_are_full: whether this process and its workers take all the CPUs that there are.
+        image_bytes, file_bytes: decoded pixels of an image, and what the dataset gave for it, on average.
+        bottleneck: "wait", a name in `issuing`, or "step".
+        workers_bound: whether the loop waits for workers that have enough to do.
+    """
 
     def __init__(self, stats: Stats, machine: Machine) -> None:
         self.stats, self.machine = stats, machine
-
-    @cached_property
-    def seconds(self) -> float:
-        """The time after the first batch."""
-        return max(1e-9, self.stats.seconds - self.stats.first_s)
+        self.in_process = not stats.num_workers
+        self.workers = max(1, stats.num_workers)
+        self.busy = 1.0 if self.in_process else stats.busy
+        self.workers_busy = self.busy >= BUSY * self.workers
+        self.waiting = stats.waiting_later
+        # With num_workers=0, batches of plain data are collated while the loop waits.
+        rest = ("rest",) if self.in_process and not stats.bytes_decoded else ("collate", "rest")
+        self.issuing = {name: self.share(name) for name in ("copy", "stage", "device decode")}
+        self.issuing["rest"] = self.share(*rest)
+        self.loading = min(1.0, self.waiting + sum(self.issuing.values()))
+        start = stats.part("start", "workers")
+        self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
+        work = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
+        self.work_s = sum(self._work(name).seconds for name in work)
+        self.queued = min(1.0, stats.workers_queued_s / self.work_s) if self.work_s else 0.0
+        self.on_cpu = stats.workers_cpu_s > ON_CPU * (self.work_s - stats.workers_queued_s)
+        self.cpus_are_full = stats.cpu_s > ALL * machine.cpus * max(stats.seconds - self.start_s, 1e-9)
+        images = max(1, stats.part("decode").count)
+        self.image_bytes, self.file_bytes = stats.bytes_decoded / images, stats.bytes_read / images
+        self.bottleneck = self._bottleneck()
+        self.workers_bound = self.bottleneck == "wait" and self.workers_busy
 
     def share(self, *names: str, where: str = "main") -> float:
         """Return the share of the time that these parts take."""
-        return sum(self.stats.part(name, where).seconds for name in names) / self.seconds
+        seconds = max(1e-9, self.stats.seconds - self.stats.first_s)
+        return sum(self.stats.part(name, where).seconds for name in names) / seconds
 
-    @property
-    def waiting(self) -> float:
-        """The share of the time that the loop waits for a batch."""
-        return self.stats.waiting_later
+    def _work(self, name: str) -> Part:
+        return self.stats.part(name, "main" if self.in_process else "workers")
 
-    @cached_property
-    def issuing(self) -> dict[str, float]:
-        """The shares of the time that ``next()`` takes without waiting."""
-        # With num_workers=0, batches of plain data are collated while the loop waits.
-        rest = ("rest",) if self.in_process and not self.stats.bytes_decoded else ("collate", "rest")
-        return {name: self.share(name) for name in ("copy", "stage", "device decode")} | {"rest": self.share(*rest)}
+    def work(self, *names: str) -> float:
+        """Return the share of the workers' work that these parts are."""
+        return sum(self._work(name).seconds for name in names) / self.work_s if self.work_s else 0.0
 
-    @cached_property
-    def loading(self) -> float:
-        """The share of the time that the loop would save if batches cost it nothing."""
-        return min(1.0, self.waiting + sum(self.issuing.values()))
+    def each_ms(self, *names: str) -> float:
+        """Return what these parts of the workers take for one sample, milliseconds."""
+        return sum(1e3 * part.seconds / part.count for part in map(self._work, names) if part.count)
 
-    @cached_property
-    def bottleneck(self) -> str:
-        """The bottleneck: "wait", a name in `issuing`, or "step"."""
-        most = max(self.issuing, key=lambda name: self.issuing[name])
+    def _bottleneck(self) -> str:
+        stats, most = self.stats, max(self.issuing, key=self.issuing.__getitem__)
         largest = self.waiting >= self.issuing[most]
         # The loop and busy workers are a pipeline: its slower side decides, whatever share of the loop the stage has.
         # With num_workers=0 they take turns, and on CPUs that are full they take CPUs from each other.
         if self.waiting >= LITTLE and (largest or (self.workers_busy and not self.in_process)):
-            return "stage" if self.stage_has_the_cpus and self.issuing["stage"] > self.waiting else "wait"
+            main_cpu_s = stats.cpu_s - stats.workers_cpu_s
+            has_the_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
+            return "stage" if has_the_cpus and self.issuing["stage"] > self.waiting else "wait"
         return most if self.loading >= 0.5 else "step"
-
-    @property
-    def stage_has_the_cpus(self) -> bool:
-        """Whether all CPUs are in use, most of them by the transforms' process."""
-        main_s = self.stats.cpu_s - self.stats.workers_cpu_s
-        return self.stats.device == "cpu" and self.cpus_are_full and main_s > self.stats.workers_cpu_s
 
     @property
     def why_refused(self) -> str:
@@ -94,81 +116,12 @@ class View:
         return "the driver refused it"
 
     @property
-    def in_process(self) -> bool:
-        """Whether the main process does the workers' part."""
-        return not self.stats.num_workers
-
-    @property
-    def workers(self) -> int:
-        """How many work at the same time."""
-        return max(1, self.stats.num_workers)
-
-    @property
-    def busy(self) -> float:
-        """How many of them were busy, on average."""
-        return 1.0 if self.in_process else self.stats.busy
-
-    @property
-    def workers_busy(self) -> bool:
-        """Whether workers have enough to do."""
-        return self.busy >= BUSY * self.workers
-
-    @property
-    def start_s(self) -> float:
-        """How long the loop waited for workers to start."""
-        start = self.stats.part("start", "workers")
-        return min(start.seconds / start.count, self.stats.first_s) if start.count else 0.0
-
-    @cached_property
-    def work_s(self) -> float:
-        """The time that all of the workers' work takes."""
-        names = ("read", "header", "decode", "pack", "plan") + (() if self.in_process else ("collate",))
-        return sum(self._work_s(name) for name in names)
-
-    def _work_s(self, name: str) -> float:
-        return self.stats.part(name, "main" if self.in_process else "workers").seconds
-
-    def work(self, *names: str) -> float:
-        """Return the share of the workers' work that these parts are."""
-        return sum(map(self._work_s, names)) / self.work_s if self.work_s else 0.0
-
-    def each_ms(self, *names: str) -> float:
-        """Return what these parts of the workers take for one sample, milliseconds."""
-        parts = [self.stats.part(name, "main" if self.in_process else "workers") for name in names]
-        return sum(1e3 * part.seconds / part.count for part in parts if part.count)
-
-    @property
     def reading(self) -> tuple[str, ...]:
         """The parts in which a dataset gives its data: Pillow decodes an image when its sample is taken apart, and a
         mapped array is read when its pixels are copied."""
         if any(self.stats.decoders.values()) or not self.stats.bytes_decoded:
             return ("read",)
         return ("read", "header") if self.on_cpu else ("read", "header", "decode")
-
-    @cached_property
-    def image_bytes(self) -> float:
-        """Decoded pixels of an image, on average."""
-        return self.stats.bytes_decoded / max(1, self.stats.part("decode").count)
-
-    @cached_property
-    def file_bytes(self) -> float:
-        """What the dataset gave for an image, on average."""
-        return self.stats.bytes_read / max(1, self.stats.part("decode").count)
-
-    @property
-    def queued(self) -> float:
-        """The share of the workers' work in which they wait for a CPU."""
-        return min(1.0, self.stats.workers_queued_s / self.work_s) if self.work_s else 0.0
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the workers' work needs CPUs, not a disk or a network, however long it waits for a CPU here."""
-        return self.stats.workers_cpu_s > ON_CPU * (self.work_s - self.stats.workers_queued_s)
-
-    @cached_property
-    def cpus_are_full(self) -> bool:
-        """Whether this process and its workers take all the CPUs that there are."""
-        return self.stats.cpu_s > ALL * self.machine.cpus * max(self.stats.seconds - self.start_s, 1e-9)
 
     @property
     def most_workers(self) -> int:
@@ -239,16 +192,11 @@ class View:
         unit = "worker" if self.workers == 1 else "workers"
         return f"{self.busy:.1f} of {self.workers} {unit} busy, the loop waits {self.waiting:.0%} of the time"
 
-    @property
-    def workers_bound(self) -> bool:
-        """Whether the loop waits for workers that have enough to do."""
-        return self.bottleneck == "wait" and self.workers_busy
-
 
 def starting(view: View) -> str | None:
     """Explain that the loop waited longer for the workers' start than for all else."""
     stats, again = view.stats, "persistent" in view.stats.untried
-    least_s = max((SHORT_START if again else 0.5) * stats.seconds, view.waiting * view.seconds)
+    least_s = max((SHORT_START if again else 0.5) * stats.seconds, view.waiting * (stats.seconds - stats.first_s))
     if not stats.batches or not view.start_s or view.start_s < least_s:
         return None
     remedy = (

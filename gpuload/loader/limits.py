@@ -1,35 +1,53 @@
-"""How much the machine still allows: open files, processes, and memory before the limit of a control group.
+"""What the machine allows a loader: CPUs, open files, processes, memory; and which CPUs are near its GPU.
 
 A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
 message. So it is checked first, and what does not fit is a `LimitError` with the figures.
 
-Runs in the main process. Nothing is cached, since both change with every file and every batch. A figure that is missing
-or makes no sense counts as no limit: a guess must never stop a program that would have run.
+A GPU belongs to one NUMA node of a machine with several. Pixels that workers of another node write, or that lie in its
+memory, cross the link between the nodes on their way. So workers go to the CPUs of the GPU's node, and the ring to its
+memory; but not where that would leave workers fewer CPUs than there are of them, nor where somebody has already chosen
+CPUs for this process.
+
+Runs in the main process. Nothing is cached, since limits and use change with every file and every batch. A figure that
+is missing or makes no sense counts as no limit: a guess must never stop a program that would have run. `root`, where a
+function takes it, is the folder used as ``/``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuload.errors import LimitError
+from gpuload.ring.affinity import cpu_list, cpus_in
 from gpuload.workers.pool import running_workers
 
 __all__ = [
+    "SPARE_DESCRIPTORS",
+    "START_DESCRIPTORS",
     "WORKER_BYTES",
     "WORKER_DESCRIPTORS",
+    "Machine",
+    "Placement",
     "available_bytes",
     "check_descriptors",
     "check_memory",
     "check_processes",
     "check_workers",
     "control_groups",
+    "default_workers",
     "descriptors_left",
+    "find_placement",
     "memory_left_bytes",
+    "near",
+    "numa_nodes",
     "processes_left",
+    "usable_cpus",
 ]
 
 # A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring.
@@ -46,18 +64,64 @@ WORKER_BYTES = 45 * 1000 * 1000
 
 _UNLIMITED = 1 << 60  # version 1 says "none" with the largest multiple of a page below 2**63
 
+DEVICES = "sys/bus/pci/devices"
+DISPLAY, ACCELERATOR = "0x03", "0x12"  # the classes of PCI devices that GPUs have
+
+
+# -- CPUs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a process may use.
+
+    Attributes:
+        cpus: CPUs, by its affinity and its control group.
+        memlock_bytes: memory that it may lock (``ulimit -l``); None means no limit, or not known.
+    """
+
+    cpus: int
+    memlock_bytes: int | None = None
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Ask the system what this process may use."""
+        return cls(usable_cpus(), _soft_limit("RLIMIT_MEMLOCK"))
+
+
+def usable_cpus(root: str = "/") -> int:
+    """Return the number of CPUs that the affinity mask and the control groups' quotas allow, at least 1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_cpu_quota(folder, version) for folder, version in control_groups(root, "cpu")]
+    return max(1, min([affinity, *filter(None, quotas)]))
+
+
+def _cpu_quota(folder: str, version: str) -> int | None:
+    if version == "cgroup2":
+        quota, _, period = _read(f"{folder}/cpu.max").partition(" ")
+    else:
+        quota, period = _read(f"{folder}/cpu.cfs_quota_us"), _read(f"{folder}/cpu.cfs_period_us")
+    quota_us, period_us = _number(quota), _number(period)  # no quota is "max", or -1
+    return math.ceil(quota_us / period_us) if quota_us and period_us else None
+
+
+def default_workers(cpus: int, local_ranks: int) -> int:
+    """Return what `num_workers=None` means: a share of the CPUs that this machine's ranks leave, at least 1."""
+    return max(1, (cpus - local_ranks) // local_ranks)
+
+
+# -- open files and processes -----------------------------------------------------------------------------------------
+
 
 def descriptors_left() -> int | None:
-    """How many more files this process may open: the soft limit less open files; None if not known."""
+    """Return how many more files this process may open: the soft limit less open files; None if not known."""
+    limit = _soft_limit("RLIMIT_NOFILE")
+    if limit is None:
+        return None
     try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY:
-            return None
         # The limit is on numbers, not on how many: a number above it (it was lowered later) does not count.
         taken = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
-    except (ImportError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
     return max(0, limit - taken + 1)  # one was listdir's own
 
@@ -91,28 +155,26 @@ def check_descriptors(workers: int, *, spared: int = 0) -> None:
 
 
 def processes_left(root: str = "/") -> tuple[int, str] | None:
-    """How many more processes and threads may be started, and what limits them; None if nothing does.
+    """Return how many more processes and threads may be started, and what limits them; None if nothing does.
 
     The least of RLIMIT_NPROC less the user's own (it does not bind root), and the limits of the control groups (pids,
-    version 2 and 1). `root` is the folder used as ``/``.
+    version 2 and 1).
     """
-    found = []
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        if limit != resource.RLIM_INFINITY and os.geteuid() != 0:
+    left = []
+    limit = _soft_limit("RLIMIT_NPROC")
+    if limit is not None and os.geteuid() != 0:
+        with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
-            found.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
+            left.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
     for folder, _ in control_groups(root, "pids"):
         limit, use = (_number(_read(f"{folder}/pids.{name}")) for name in ("max", "current"))
         if limit is not None and use is not None:
-            found.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
-    return min(found, default=None)
+            left.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    return min(left, default=None)
 
 
 def _tasks_of(user: int, root: str) -> int:
-    """How many threads all processes of a user have."""
+    """Count the threads of all of a user's processes."""
     count = 0
     for entry in os.scandir(os.path.join(root, "proc")):
         with contextlib.suppress(OSError):  # it has ended
@@ -131,23 +193,26 @@ def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
         )
 
 
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
 def memory_left_bytes(root: str = "/") -> int | None:
-    """How much more memory this process may take before a control group (version 2 or 1) is at its limit.
+    """Return how much more memory this process may take before a control group (version 2 or 1) is at its limit.
 
     The least of limit − use + reclaimable memory, over its group and all ancestors; None if there is no limit. Pages of
     files are reclaimable, in both of the kernel's lists: the active one holds files that were read twice, after an
     epoch the dataset. Shared memory, such as the ring, is in neither: it has no file to go back to. Memory that could
-    be swapped out does not count. `root` is the folder used as ``/``.
+    be swapped out does not count.
     """
     memory = _tightest(root)
     return None if memory is None else memory.left_bytes
 
 
 def available_bytes(root: str = "/") -> int | None:
-    """How much more memory this process may take: what the machine has free, or the control group leaves; None: not
-    known."""
-    lines = (_read(os.path.join(root, "proc/meminfo")) or b"").splitlines()
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable:")]
+    """Return how much more memory this process may take: what the machine has free, or the control group leaves; None
+    if not known."""
+    lines = _read(os.path.join(root, "proc/meminfo")).splitlines()
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     left = memory_left_bytes(root)
     return min([*free, *([] if left is None else [left])], default=None)
 
@@ -160,7 +225,6 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
     Args:
         workers: processes that will be started.
         output_bytes: ordinary memory of one finished batch.
-        root: the folder used as ``/``.
     """
     memory = _tightest(root)
     needed = workers * WORKER_BYTES + output_bytes
@@ -186,22 +250,18 @@ class _Files(NamedTuple):
 
     limit: str
     use: str
-    reclaimable: tuple[bytes, ...]
+    reclaimable: tuple[str, ...]
 
 
 _VERSIONS = {
-    "cgroup2": _Files("memory.max", "memory.current", (b"inactive_file", b"active_file", b"slab_reclaimable")),
-    "cgroup": _Files(
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        (b"total_inactive_file", b"total_active_file"),
-    ),
+    "cgroup2": _Files("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+    "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 }
 
 
 def _tightest(root: str) -> _Memory | None:
-    """The group with the least memory left, among those with a limit."""
-    found = []
+    """Return the control group with the least memory left, if any has a limit."""
+    groups = []
     for folder, version in control_groups(root, "memory"):
         files = _VERSIONS[version]
         limit = _number(_read(f"{folder}/{files.limit}"))
@@ -210,17 +270,126 @@ def _tightest(root: str) -> _Memory | None:
         use = _number(_read(f"{folder}/{files.use}"))
         if use is not None:
             left = limit - use + _reclaimable(_read(f"{folder}/memory.stat"), files)
-            found.append(_Memory(max(0, left), limit, folder))
-    return min(found, default=None)
+            groups.append(_Memory(max(0, left), limit, folder))
+    return min(groups, default=None)
+
+
+def _reclaimable(stat: str, files: _Files) -> int:
+    entries = (line.partition(" ") for line in stat.splitlines())
+    return sum(_number(value) or 0 for name, _, value in entries if name in files.reclaimable)
+
+
+# -- near the GPU -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where workers and ring of a loader go.
+
+    Attributes:
+        device: the GPU, and node: its NUMA node, if the ring goes there.
+        cpus: the CPUs of that node that this process may use; empty if nothing is done.
+        most: how many workers may be there: each has a CPU, also if every rank near that node has as many.
+        why: why nothing is done.
+    """
+
+    device: str = ""
+    node: int = -1
+    cpus: frozenset[int] = frozenset()
+    most: int = 0
+    why: str = ""
+
+    def cpus_for(self, workers: int) -> frozenset[int]:
+        """Return the CPUs that this many workers run on; empty means wherever this process may."""
+        return self.cpus if workers <= self.most else frozenset()
+
+    def describe(self, workers: int) -> str:
+        """Say in words what is done; "" where there is nothing to place."""
+        if not self.cpus:
+            return self.why
+        node, count = f"NUMA node {self.node}, near {self.device}", len(self.cpus)
+        ring = f"ring in the memory of {node}"
+        if not workers:
+            return ring
+        if self.cpus_for(workers):
+            return f"workers on CPUs {cpu_list(self.cpus)}, {ring}"
+        shared = "" if self.most == count else f", {self.most} for this rank"
+        return f"{ring}; {workers} workers run on all CPUs, as that node has {count}{shared}"
+
+
+def find_placement(
+    address: str, *, device: str, ranks: int, allowed: Set[int] | None = None, root: str = "/"
+) -> Placement:
+    """Decide where the workers of a GPU go, from ``/sys`` and without starting anything.
+
+    Args:
+        address: the GPU's, on the PCI bus: ``"0000:3b:00.0"``.
+        device: its name, for messages.
+        ranks: how many training processes this machine has.
+        allowed: the CPUs that this process may use; default: as its affinity says.
+    """
+    if numa_nodes(root) < 2:
+        return Placement(why="one NUMA node: nothing to place")
+    node, cpus = near(address, root)
+    if node < 0:
+        return Placement(why=f"the NUMA node of {device} ({address}) is not known: nothing is placed")
+    default, allowed = _default_cpus(root), os.sched_getaffinity(0) if allowed is None else allowed
+    if default - allowed:
+        return Placement(
+            why=f"this process was put on {len(allowed)} of {len(default)} CPUs, and its workers stay there: {device} "
+            f"is near NUMA node {node}"
+        )
+    near_cpus = cpus_in(cpus) & allowed
+    if not near_cpus:
+        return Placement(why=f"no CPU near {device}, on NUMA node {node}, may be used: nothing is placed")
+    if near_cpus == allowed:
+        return Placement(why=f"all CPUs that may be used are near {device}, on NUMA node {node}")
+    return Placement(device, node, near_cpus, len(near_cpus) // _ranks_near(root, address, node, ranks))
+
+
+def near(address: str | None, root: str = "/") -> tuple[int, str]:
+    """Return the NUMA node of a device on the PCI bus, -1 if not known, and the list of the node's CPUs."""
+    folder = os.path.join(root, DEVICES, str(address))
+    node = _number(_read(f"{folder}/numa_node"))
+    return -1 if node is None else node, _read(f"{folder}/local_cpulist")
+
+
+def numa_nodes(root: str = "/") -> int:
+    """Return how many NUMA nodes the machine has, at least 1."""
+    return max(1, len(cpus_in(_read(os.path.join(root, "sys/devices/system/node/online")))))
+
+
+def _default_cpus(root: str) -> frozenset[int]:
+    """Return the CPUs that this process has if nobody chose some of them for it: those of its control group."""
+    for folder, version in control_groups(root, "cpuset"):
+        for name in ("cpuset.cpus.effective",) if version == "cgroup2" else ("cpuset.effective_cpus", "cpuset.cpus"):
+            if cpus := cpus_in(_read(f"{folder}/{name}")):
+                return cpus
+    return cpus_in(_read(os.path.join(root, "sys/devices/system/cpu/online")))
+
+
+def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
+    """Return how many of this machine's ranks have their GPU near a node, at most: one for each GPU there, or several
+    if there are more ranks than GPUs."""
+    devices = os.path.join(root, DEVICES)
+    vendor = _read(f"{devices}/{address}/vendor")
+    nodes = []
+    for other in os.listdir(devices):
+        is_gpu = _read(f"{devices}/{other}/class").startswith((DISPLAY, ACCELERATOR))
+        if is_gpu and _read(f"{devices}/{other}/vendor") == vendor:
+            nodes.append(near(other, root)[0])
+    return max(1, min(ranks, nodes.count(node) * -(-ranks // max(1, len(nodes)))))
+
+
+# -- control groups, and reading of files -----------------------------------------------------------------------------
 
 
 def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
-    """The folders of this process's groups for a controller, from its own upwards as far as they are visible; and
-    "cgroup2", or "cgroup" for version 1."""
+    """Yield the folders of this process's groups for a controller, from its own upwards as far as they are visible;
+    with "cgroup2", or "cgroup" for version 1."""
     mounts = _mounts(root, controller)
-    for line in (_read(os.path.join(root, "proc/self/cgroup")) or b"").splitlines():
-        _, _, rest = os.fsdecode(line).partition(":")
-        controllers, _, path = rest.partition(":")
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
         version = "cgroup" if controllers else "cgroup2"
@@ -240,22 +409,22 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: str, controller: str) -> dict[str, list[tuple[str, str]]]:
-    """For each version, the mounts: (group, folder relative to the root)."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for line in (_read(os.path.join(root, "proc/self/mountinfo")) or b"").splitlines():
-        if b" - cgroup" not in line:
+    """Return the mounts of each version: (group, folder relative to the root)."""
+    mounts: dict[str, list[tuple[str, str]]] = {}
+    for line in _read(os.path.join(root, "proc/self/mountinfo")).splitlines():
+        if " - cgroup" not in line:
             continue
-        before, _, after = os.fsdecode(line).partition(" - ")
+        before, _, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
         if len(fields) < 5 or (kinds[0] == "cgroup" and controller not in kinds[-1].split(",")):
             continue
         base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
-        found.setdefault(kinds[0], []).append((base, point.lstrip("/")))
-    return found
+        mounts.setdefault(kinds[0], []).append((base, point.lstrip("/")))
+    return mounts
 
 
 def _below(path: str, base: str) -> str | None:
-    """`path` relative to `base`, or None if it is not in it."""
+    """Return `path` relative to `base`; None if it is not inside."""
     inner = path.strip("/").split("/") if path.strip("/") else []
     outer = base.strip("/").split("/") if base.strip("/") else []
     if ".." in inner or inner[: len(outer)] != outer:
@@ -263,27 +432,29 @@ def _below(path: str, base: str) -> str | None:
     return "/".join(inner[len(outer) :])
 
 
-def _reclaimable(stat: bytes | None, files: _Files) -> int:
-    total = 0
-    for line in (stat or b"").splitlines():
-        name, _, value = line.partition(b" ")
-        if name in files.reclaimable:
-            total += _number(value) or 0
-    return total
-
-
-def _read(path: str) -> bytes | None:
+def _read(path: str) -> str:
+    """Return a file's text, without white space around it; "" if it cannot be read."""
     # Most of them do not exist. Checked first: a ctrl-C while an error is handled would show that error too.
     if not os.access(path, os.R_OK):
-        return None
+        return ""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        return file.read()
-    return None
+        return os.fsdecode(file.read()).strip()
+    return ""
 
 
-def _number(text: bytes | None) -> int | None:
-    text = (text or b"").strip()
-    return int(text) if text.isdigit() else None
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _soft_limit(name: str) -> int | None:
+    """Return a limit of this process; None means no limit, or not known."""
+    try:
+        import resource  # not on Windows
+
+        limit = resource.getrlimit(getattr(resource, name))[0]
+    except (ImportError, OSError, ValueError):
+        return None
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _mb(nbytes: int) -> str:

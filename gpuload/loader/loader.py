@@ -7,46 +7,49 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from reprlib import Repr
 from types import GenericAlias
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
+from torch.utils.data import SequentialSampler
 
 from gpuload.batches.assemble import BatchInfo
+from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
+from gpuload.loader.autotune import autotune_for
 from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
-from gpuload.loader.html import loader_html
 from gpuload.loader.life import NEWER
-from gpuload.loader.names import loader_arguments
-from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_for, resolve_device, with_share
+from gpuload.loader.meter import Span
+from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
-from gpuload.loader.sampler import refuse_rebuilding, sampler_of
 from gpuload.loader.session import Session
+from gpuload.loader.session_setup import check_for, resolve_device, with_share
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
-from gpuload.loader.totals import Span
-from gpuload.loader.tuning import autotune_for
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
 from gpuload.order.place import Place
-from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, steps_of
+from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
 from gpuload.ring.gone import when_gone
 from gpuload.stage import Plan
+from gpuload.stage.html import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.interrupts import finalizing, held
 from gpuload.workers.ray.options import RayWorkers
 
-__all__ = ["BatchInfo", "Loader"]
+__all__ = ["BatchInfo", "Loader", "apply"]
 
 DEFAULT_RING_BYTES = 2 << 30
 
@@ -243,7 +246,7 @@ class Loader:
     @property
     def prefetch_factor(self) -> int:
         """How many batches ahead were asked for, or chosen; with ``"auto"`` the number of this moment."""
-        refuse_rebuilding()
+        _refuse_rebuilding()
         return self._options.workers.prefetch if self._autotune is None else self._autotune.setting.ahead
 
     @property
@@ -251,7 +254,13 @@ class Loader:
         """The sampler that was given, or that of the `batch_sampler`. Else an object that stands for gpuload's own
         order: it has ``set_epoch(epoch)``, its length is the number of samples of this rank, and iterating gives their
         indices in the epoch that the next `iter()` begins."""
-        return sampler_of(self)
+        order = self._options.order
+        if order.batch_sampler is not None:
+            sampler = getattr(order.batch_sampler, "sampler", None)
+        else:
+            sampler = _OwnSampler(self) if order.sampler is None else order.sampler
+        _refuse_rebuilding(is_sequential=isinstance(sampler, SequentialSampler))
+        return sampler
 
     @property
     def epoch(self) -> int:
@@ -367,7 +376,7 @@ class Loader:
         """
         if since is not None and not isinstance(since, Stats):
             raise TypeError(f"since must be what stats() gave before, got {type(since).__name__}: {since!r}")
-        span = self._ended if (session := self._session) is None else session.span()
+        span = self._ended if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
@@ -437,7 +446,7 @@ class Loader:
         self._cursor.end("its Loader was closed")
         if (session := self._session) is not None:
             try:
-                self._ended = self._ended if session.life.is_elsewhere else session.span()
+                self._ended = self._ended if session.life.is_elsewhere else session.meter.span()
             finally:
                 session.close()
                 self._forget()
@@ -458,11 +467,61 @@ class Loader:
             f"transforms={list(options.chain.transforms)!r}, num_workers={self.num_workers}, seed={options.order.seed})"
         )
 
-    _repr_html_ = loader_html
+    def _repr_html_(self) -> str:
+        """The options that matter, and where it stands. Starts nothing, and asks no device."""
+        options = self._options
+        device = options.stage.device if self._session is None else self._session.stage.device
+        samples = options.order.samples
+        transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
+        short = Repr()
+        short.maxother = short.maxstring = LONGEST
+        rows = [
+            ("dataset", shortened(short.repr(self.dataset))),
+            ("samples", "not known" if samples is None else f"{samples:,}"),
+            ("batch_size", str(self.batch_size)),
+            ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
+            ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),
+            ("workers", str(self.num_workers)),
+            ("device", "the current GPU, or the CPU" if device is None else str(device)),
+            ("epoch", f"{self.epoch}, {'not begun' if self._session is None else 'begun'}"),
+        ]
+        return table("gpuload.Loader", (), rows)
 
 
 # The arguments that are public attributes.
 OPTIONS = frozenset((*Loader.__annotations__, "device", "num_workers", "prefetch_factor", "sampler", "transforms"))
+
+
+def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -> Any:
+    """Apply transforms to one sample, as a `Loader` does to the first of an epoch.
+
+    Args:
+        transforms: a list of them, or one.
+        sample: an image: Pillow's, an array H×W×C or H×W, a tensor C×H×W, `gpuload.Image` or `Encoded`. Or a sample
+            with one in it, beside masks, boxes and keypoints: ``(image, gpuload.Mask(mask))``.
+        seed: of the draws.
+        device: where they are applied.
+
+    Returns:
+        The image as a tensor C×H×W, uint8 unless a transform makes floats; a list of them for a `MultiView`. A sample
+        comes back as it was, with tensors in it.
+
+    Raises:
+        SampleError: there is something that no transform can be applied to.
+        TypeError, ValueError: as for `Loader`.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> apply([T.Resize((4, 6)), T.RandomInvert(1.0)], np.zeros((8, 8, 3), np.uint8)).unique()
+        tensor([255], dtype=torch.uint8)
+    """
+    chain = list(transforms) if isinstance(transforms, list | tuple) else [transforms]
+    if isinstance(sample, np.ndarray):
+        sample = Image(sample if sample.ndim == 3 else sample[..., None], layout="HWC")
+    elif isinstance(sample, torch.Tensor):
+        sample = Image(sample.cpu(), layout="CHW")
+    with Loader([sample], batch_size=None, transforms=chain, seed=seed, num_workers=0, device=device) as loader:
+        return next(iter(loader))
 
 
 class _Lock:
@@ -479,3 +538,80 @@ class _Lock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Lock, ()
+
+
+# -- what frameworks ask for ------------------------------------------------------------------------------------------
+
+# Functions of frameworks that make a DataLoader of a loader's dataset, sampler and arguments, without its transforms.
+REBUILDING: Final = {
+    ("accelerate", "prepare_data_loader"): (
+        "leave the call out, or call accelerator.prepare(loader): a gpuload.Loader puts batches on the device and "
+        "divides samples among ranks by itself"
+    ),
+    ("accelerate", "skip_first_batches"): (
+        "leave the call out: loader.load_state_dict(state), or accelerator.load_state() after "
+        "accelerator.register_for_checkpointing(loader), goes on at the batch where the state was saved"
+    ),
+    ("lightning", "_resolve_overfit_batches"): (
+        "write Trainer(limit_train_batches=…) in place of overfit_batches, and gpuload.Loader(shuffle=False), whose "
+        "epochs all begin with the same samples"
+    ),
+}
+CALLED: Final = {"_resolve_overfit_batches": "overfit_batches"}
+
+
+def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
+    """Refuse to be asked for an attribute by a function that makes a DataLoader of a loader: its batches would come
+    without the transforms, and nothing would tell. Only the frame that reads the attribute, two above this one, shows
+    it, since other code reads the same attributes. All such functions read `sampler`; but with an iterable dataset,
+    accelerate's may read `prefetch_factor` alone.
+
+    Raises:
+        TypeError: such a function asks; not Lightning's if the sampler `is_sequential`, since it leaves the loader as
+            it is then.
+    """
+    caller = sys._getframe(2)
+    package = str(caller.f_globals.get("__name__")).partition(".")[0].removeprefix("pytorch_")
+    function = caller.f_code.co_qualname.partition(".")[0]
+    instead = REBUILDING.get((package, function))
+    if instead is not None and not (is_sequential and function in CALLED):
+        raise TypeError(
+            f"{CALLED.get(function, function)} makes a torch DataLoader of a loader, and a gpuload.Loader is none: its "
+            f"batches would come without the transforms; {instead}"
+        )
+
+
+class _OwnSampler:
+    """This rank's part of an epoch, as a `DistributedSampler` gives it: what a `Loader` has in the place of a
+    DataLoader's sampler, where gpuload itself decides the order.
+
+    Iterating gives the indices of the whole epoch that the next `iter()` of the loader begins, in their order; its
+    length is their number, the same on each rank. With ``drop_last=True`` those that are left out do not count; with
+    ``uneven="exact"`` rows that only fill up do.
+
+    Raises:
+        TypeError: when it is asked for one of these, with an iterable dataset.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        batches = self._shares().batches(self._loader._cursor.following.epoch)
+        return (index for rows in batches for index in rows.indices.tolist())
+
+    def __len__(self) -> int:
+        return self._shares().rows
+
+    def _shares(self) -> Any:
+        order = self._loader._options.order
+        if order.iterable:
+            raise TypeError("an iterable dataset says itself what comes next, so the Loader's sampler has no indices")
+        return shares_of(order)
+
+    def __repr__(self) -> str:
+        return f"<sampler of {self._loader!r}>"

@@ -27,7 +27,7 @@ logger = logging.getLogger("gpuload.loader")
 
 
 def begun(options: Options, plan: Plan, placed: str) -> None:
-    """A session has begun: its workers, and where they are placed, its decoders of JPEGs, its plan."""
+    """Say that a session has begun: its workers, and where they are placed, its decoders of JPEGs, its plan."""
     if not logger.isEnabledFor(logging.INFO):
         return
     workers = options.workers
@@ -47,29 +47,29 @@ def begun(options: Options, plan: Plan, placed: str) -> None:
 
 
 def keeping(samples: int, pixels: int, others: int, device: object) -> None:
-    """A `DeviceCached` is about to be read."""
+    """Say that a `DeviceCached` is about to be read."""
     logger.info("keeping %d samples: about %.1f MB on %s, %.1f MB besides", samples, pixels / 1e6, device, others / 1e6)
 
 
 def kept_so_far(done: int, samples: int) -> None:
-    """A part of it was read."""
+    """Say how much of a `DeviceCached` was read."""
     logger.info("keeping samples: %d of %d were read", done, samples)
 
 
 def kept_all(kept: CachedSamples, device: object, seconds: float) -> None:
-    """All of it was read."""
+    """Say that all of a `DeviceCached` was read."""
     memory, failed = kept.memory.nbytes / 1e6, len(kept.errors)
     first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""
     logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", kept.count - failed, memory, device, seconds, first)
 
 
 def changed(what: str) -> None:
-    """The user changed an attribute of the dataset."""
+    """Say that the user changed an attribute of the dataset."""
     logger.info("%s: workers apply it from the next epoch on", what)
 
 
 def resuming(state: State) -> None:
-    """A state was loaded."""
+    """Say that a state was loaded."""
     logger.info(
         "resuming in epoch %d at position %d%s",
         state.epoch,
@@ -90,15 +90,15 @@ def _workers(options: Options) -> str:
 
 
 def _decoders(options: Options) -> str:
-    """Which decoders there are, as the workers find them: of the same installation."""
+    """Say which decoders there are, as the workers find them: of the same installation."""
     usable, missing = Decoder(options.workers.decode).jpeg_decoders
     if not missing:
         return f"crops by {usable[0]}, whole images by {usable[-1]}, what they refuse by Pillow"
-    told = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
+    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
     if NvImageCodec.name in usable:
-        return told
+        return text
     return (
-        f"{told}. With nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or "
+        f"{text}. With nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or "
         "'gpuload[cu12]' for CUDA 12"
     )
 

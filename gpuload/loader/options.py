@@ -1,23 +1,26 @@
 """A `Loader`'s options, checked when the loader is made, not in epoch 3. Runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
-`WorkerOptions`, here. `Options` are the four together, and whatever needs two of them.
+`WorkerOptions`, here. `Options` are the four together, and whatever needs two of them. `loader_arguments` knows what
+arguments of other libraries' loaders are called here: for the error that `Loader` does not have one.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from gpuload import transforms
 from gpuload.batches.options import BatchOptions
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import find_resident
 from gpuload.decode import Decode
-from gpuload.loader.cpus import cpus_of_rank, default_workers, usable_cpus
-from gpuload.loader.limits import WORKER_BYTES
+from gpuload.errors import knows_arguments
+from gpuload.loader.limits import WORKER_BYTES, default_workers, usable_cpus
 from gpuload.order.options import OrderOptions, check_flag, check_integer
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
@@ -25,7 +28,15 @@ from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, RayWorkers
 
-__all__ = ["Options", "WorkerOptions", "local_ranks"]
+__all__ = [
+    "ARGUMENTS",
+    "DEFAULT_PREFETCH",
+    "LEAST_CHUNK",
+    "Options",
+    "WorkerOptions",
+    "loader_arguments",
+    "local_ranks",
+]
 
 DEFAULT_PREFETCH = 2
 # Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
@@ -109,7 +120,7 @@ class WorkerOptions:
         if decode is not None and not isinstance(decode, Decode):
             raise TypeError(f"decode must be a gpuload.Decode, got {type(decode).__name__}: {decode!r}")
         prefetch: Any = self.prefetch_factor
-        found = {
+        values = {
             "num_workers": num_workers,
             "prefetch_factor": DEFAULT_PREFETCH if prefetch is None else _number("prefetch_factor", prefetch, 1),
             "timeout": float(self.timeout),
@@ -120,14 +131,14 @@ class WorkerOptions:
             "ring_bytes": check_integer("ring_bytes", self.ring_bytes, 1),
         }
         if self.chunk_size is not None:
-            found["chunk_size"] = check_integer("chunk_size", self.chunk_size, 1, MAX_CHUNK)
-        for name, value in found.items():
+            values["chunk_size"] = check_integer("chunk_size", self.chunk_size, 1, MAX_CHUNK)
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
     def cpus(self) -> int:
-        """How many CPUs workers may use."""
-        return cpus_of_rank(usable_cpus(), local_ranks())
+        """Return this rank's share of the CPUs, at least 1."""
+        return max(1, usable_cpus() // local_ranks())
 
     @property
     def count(self) -> int:
@@ -151,7 +162,7 @@ class WorkerOptions:
         return 0 if self.workers is not None else self.count
 
     def remarks(self) -> Iterator[str]:
-        """What to warn of when a loader is made."""
+        """Yield what to warn of when a loader is made."""
         if self.processes and _context_name(self.multiprocessing_context) == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
@@ -195,14 +206,14 @@ class Options:
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the arguments of a `Loader`, by name, with defaults that depend on other groups."""
-        stage = _group(StageOptions, given)
+    def of(cls, arguments: Mapping[str, Any]) -> Options:
+        """Make the groups from the arguments of a `Loader`, by name, with defaults that depend on other groups."""
+        stage = _group(StageOptions, arguments)
         chain = stage.transforms
         mixes, neighbours = chain.group
-        order = _group(OrderOptions, given, mixes=mixes, group=neighbours)
-        num_workers, collate_fn = given["num_workers"], given["collate_fn"]
-        if isinstance(elsewhere := given["workers"], RayWorkers):
+        order = _group(OrderOptions, arguments, mixes=mixes, group=neighbours)
+        num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
+        if isinstance(elsewhere := arguments["workers"], RayWorkers):
             if num_workers is not None:
                 raise ValueError(
                     f"num_workers={num_workers!r} and workers={elsewhere!r} are both given: leave num_workers out, or "
@@ -217,12 +228,12 @@ class Options:
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
             alone = sys.platform != "linux" or order.iterable
             num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks())
-        workers = _group(WorkerOptions, given, num_workers=num_workers)
-        if collate_fn is None and callable(own := getattr(order.dataset, "_get_collate_fn", None)):
-            collate_fn = own()
+        workers = _group(WorkerOptions, arguments, num_workers=num_workers)
+        if collate_fn is None and callable(get := getattr(order.dataset, "_get_collate_fn", None)):
+            collate_fn = get()
         batches = _group(
             BatchOptions,
-            given,
+            arguments,
             collate_fn=collate_fn,
             chain=chain,
             seed=order.seed,
@@ -264,12 +275,12 @@ class Options:
         if workers.workers is not None:  # each costs this process a message, however small it is
             return min(MOST_CHUNK, size)
         row = row_bytes(self.order.dataset)
-        least = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
+        minimum = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
         if workers.num_workers == "auto":  # whatever their number becomes
-            return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), least), size)
+            return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), minimum), size)
         share = -(-size // max(1, workers.count))
         most = max(MOST_CHUNK, min(share // 2, LARGE_CHUNK))
-        return min(max(min(share, most), least), size)
+        return min(max(min(share, most), minimum), size)
 
     @property
     def plain_chunk_size(self) -> int:
@@ -282,7 +293,7 @@ class Options:
         return self.ahead_for(self.workers.count, self.workers.prefetch)
 
     def ahead_for(self, count: int, prefetch: int) -> int:
-        """The same for so many workers, and so many batches that were asked for."""
+        """Return `ahead` for so many workers, and for `prefetch` batches that were asked for."""
         workers = self.workers
         if not count:
             return 1
@@ -295,10 +306,10 @@ class Options:
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
 
-def _group(kind: type[Group], given: Mapping[str, Any], **more: Any) -> Group:
-    """A group, from those arguments that are its fields."""
+def _group(kind: type[Group], arguments: Mapping[str, Any], **more: Any) -> Group:
+    """Make a group from the arguments that are its fields."""
     names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{**{name: value for name, value in given.items() if name in names}, **more})
+    return kind(**{**{name: value for name, value in arguments.items() if name in names}, **more})
 
 
 def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
@@ -316,12 +327,12 @@ def local_ranks() -> int:
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _number(name: str, value: Any, least: int) -> int | Literal["auto"]:
+def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f"{name} must be an integer of at least {least} or 'auto', got {value!r}")
+            raise ValueError(f"{name} must be an integer of at least {minimum} or 'auto', got {value!r}")
         return "auto"
-    return check_integer(name, value, least)
+    return check_integer(name, value, minimum)
 
 
 def _context_name(context: Any) -> Any:
@@ -334,3 +345,105 @@ def _check_context(context: Any) -> None:
             f"multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got {context!r}; "
             "it has no effect, since gpuload's workers are fresh interpreters: leave it out"
         )
+
+
+# -- what other libraries' loaders call their arguments: the table of docs/howto/moving.md ----------------------------
+
+ALONE: Final = "leave it out: gpuload.Loader does so by itself"
+COUNT: Final = "write num_workers=…"
+DATASET: Final = "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset"
+LENGTH: Final = "leave it out: an epoch is as long as the dataset, and each loop begins the next"
+PREFETCH: Final = "write prefetch_factor=…, the number of batches in work besides the one in use"
+SHARES: Final = "leave it out: samples are divided among ranks and workers, as torch.distributed or torchrun say"
+TRANSFORMS: Final = "write transforms=[…], a list from gpuload.transforms"
+UNEVEN: Final = "write drop_last=True, or uneven='pad', 'drop' or 'exact'"
+
+ARGUMENTS: Final = {
+    # DataLoader, StatefulDataLoader, WebLoader
+    "pin_memory_device": "leave it out: device=… says where batches go",
+    "snapshot_every_n_steps": "leave it out: every state is exact",
+    "nodesplitter": SHARES,
+    "workersplitter": SHARES,
+    "resampled": "write weights=np.ones(len(dataset)) to draw with replacement",
+    "shardshuffle": "write shuffle=True, which is the full shuffle, or shuffle='block'",
+    # torchvision's datasets, fastai, and what else it is called
+    "transform": TRANSFORMS,
+    "augmentations": TRANSFORMS,
+    "batch_tfms": TRANSFORMS,
+    "batch_transforms": TRANSFORMS,
+    "item_tfms": TRANSFORMS,
+    "target_transform": "change the labels in the dataset",
+    "batch": "write batch_size=…",
+    "bs": "write batch_size=…",
+    "buffer_size": "write shuffle=True, which is the full shuffle, or shuffle='block'",
+    "n_workers": COUNT,
+    "num_processes": COUNT,
+    "prefetch": PREFETCH,
+    "random_state": "write seed=…",
+    "rng": "write seed=…",
+    # timm
+    "batch_size_choices": "write T.by_epoch({0: 128, 10: 224}) as a size, for sizes that change from epoch to epoch",
+    "input_size_choices": "write T.by_epoch({0: 128, 10: 224}) as a size, for sizes that change from epoch to epoch",
+    "distributed": SHARES,
+    "fp16": "write dtype='float16'",
+    "img_dtype": "write dtype=…",
+    "input_size": "write transforms=T.from_timm(config, is_training=…), whose config has it",
+    "is_training": "write transforms=T.from_timm(config, is_training=…), and shuffle=True, drop_last=True for training",
+    "mean": "write transforms=[…, T.Normalize(mean, std)]",
+    "num_aug_repeats": "write repeats=…",
+    "num_aug_splits": "write transforms=[T.MultiView([…, …])], with a chain for each",
+    "num_batches": LENGTH,
+    "std": "write transforms=[…, T.Normalize(mean, std)]",
+    "tf_preprocessing": "leave it out: TensorFlow's preprocessing is not in gpuload",
+    "use_multi_epochs_loader": "leave it out: workers stay from epoch to epoch",
+    "use_prefetcher": "leave it out: batches come on the device",
+    "worker_seeding": "leave it out: what is drawn depends on seed, epoch and position alone",
+    # DALI
+    "auto_reset": LENGTH,
+    "device_id": "write device=…, such as 0 or 'cuda:0'",
+    "dynamic_shape": "write ragged='list' or ragged='pad'",
+    "exec_async": ALONE,
+    "exec_dynamic": ALONE,
+    "exec_pipelined": ALONE,
+    "file_list": "write gpuload.Loader(gpuload.FileList(manifest), …)",
+    "file_root": DATASET,
+    "fill_last_batch": UNEVEN,
+    "initial_fill": "leave it out: shuffle=True is the full shuffle",
+    "last_batch_padded": UNEVEN,
+    "last_batch_policy": UNEVEN,
+    "num_shards": "write world_size=…, or leave it out under torchrun",
+    "num_threads": COUNT,
+    "output_map": "leave it out: a batch has the structure of a sample, so let the dataset return dicts",
+    "pad_last_batch": UNEVEN,
+    "pipelines": f"{TRANSFORMS}; images are decoded, and labels put together, without being declared",
+    "prefetch_queue_depth": PREFETCH,
+    "prepare_first_batch": ALONE,
+    "py_num_workers": COUNT,
+    "py_start_method": "leave it out: workers are fresh interpreters",
+    "random_shuffle": "write shuffle=True",
+    "reader_name": LENGTH,
+    "set_affinity": "leave it out, or write affinity='none'",
+    "shard_id": "write rank=…, or leave it out under torchrun",
+    "size": LENGTH,
+    "stick_to_shard": SHARES,
+    # FFCV
+    "batches_ahead": PREFETCH,
+    "custom_fields": "leave it out: a dataset returns what it likes",
+    "fname": f"{DATASET}; a .beton file is not read, gpuload.pack makes sets of the same use",
+    "indices": "write gpuload.Loader(torch.utils.data.Subset(dataset, indices), …)",
+    "order": "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL",
+    "os_cache": "leave it out, or write gpuload.Loader(gpuload.Cached(dataset, bytes_limit), …)",
+    "recompile": "leave it out: nothing is compiled",
+}
+
+
+def _instead(argument: str) -> str | None:
+    if argument in ARGUMENTS:
+        return ARGUMENTS[argument]
+    if argument in inspect.signature(transforms.from_timm).parameters:
+        return f"write transforms=T.from_timm(config, {argument}=…)"
+    return None
+
+
+loader_arguments = knows_arguments(_instead)
+"""Decorates the ``__init__`` of `Loader`: the error for an argument of another library's loader says what to write."""

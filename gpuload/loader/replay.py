@@ -31,7 +31,7 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One sample, made again.
+    """A sample that was made again.
 
     Attributes:
         epoch, position: of the sample.
@@ -59,7 +59,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     position = check_integer("position", position, 0, last)
     if index is not None and not (order.planned and order.mixes):
         keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-        return _made(options, epoch, np.array([position]), keys)
+        return _replay(options, epoch, np.array([position]), keys)
     if index is None and not order.planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
@@ -71,10 +71,12 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     row, indices = position % size, rows.indices.copy()
     if index is not None:
         indices[row] = index
-    return _made(options, epoch, rows.positions, indices, row)
+    return _replay(options, epoch, rows.positions, indices, row)
 
 
-def _made(options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0) -> Replay:
+def _replay(
+    options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0
+) -> Replay:
     """Make one sample; SampleError if it cannot be loaded.
 
     Args:
@@ -127,20 +129,20 @@ def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Rep
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
         # Of the first image; all images share what does not depend on their sizes.
-        draws=tuple(entry for view in finished.drawn for entry in _told(view.take(np.array([row])))),
+        draws=tuple(entry for view in finished.drawn for entry in _draws(view.take(np.array([row])))),
     )
 
 
 def _plain(value: Any) -> Any:
-    """A tensor as an array, if numpy has its type."""
+    """Return a tensor as an array, if numpy has its type."""
     if not isinstance(value, TensorBits):
         return value
     return value.tensor() if value.dtype or value.tv is not None else value.array
 
 
-def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The draws for one image, as plain values; a transform that holds others shows as those that it chose."""
-    told = []
+def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Return the draws for one image, as plain values; a transform that holds others shows as those that it chose."""
+    draws = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.told)
         plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
@@ -150,5 +152,5 @@ def _told(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
             plain["operations"] = [OPS[code] for code in plain.pop("codes") if code != NOTHING]
         name = record.name if not isinstance(record, Mix) or record.names is None else record.names[0]
         if plain and name:
-            told.append((name, plain))
-    return tuple(told)
+            draws.append((name, plain))
+    return tuple(draws)

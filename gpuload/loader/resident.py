@@ -23,11 +23,10 @@ import torch
 from gpuload.datasets.kinds import draws_nothing
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.errors import LimitError
-from gpuload.loader import log, prepare
-from gpuload.loader.chunks import engine_for, job_for
+from gpuload.loader import log, session_setup
 from gpuload.loader.limits import available_bytes, memory_left_bytes
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, placement_for, resolve_device
+from gpuload.loader.session_setup import check_limits, engine_for, job_for, placement_for, resolve_device
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
@@ -150,7 +149,7 @@ def keep(options: Options) -> CachedSamples | None:
 
 def plan_for(options: Options) -> Plan:
     """Which backend runs which transform, and where samples come from."""
-    plan, device, found = prepare.plan_for(options), resolve_device(options.stage.device), find_kept(options)
+    plan, device, found = session_setup.plan_for(options), resolve_device(options.stage.device), find_kept(options)
     if found is None:
         return plan
     cached, _, kept = found

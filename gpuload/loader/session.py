@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import threading
 import warnings
 import weakref
@@ -24,19 +23,23 @@ import torch.utils._device  # torch would load it at the first `with torch.devic
 from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
-from gpuload.datasets.cache.dataset import Cached
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
 from gpuload.loader import log
-from gpuload.loader.autotune import Autotune, Setting
-from gpuload.loader.chunks import engine_for, job_for
+from gpuload.loader.autotune import Autotune, Setting, tuner_for
 from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.prepare import check_limits, choose_decoder, compile_for, placement_for, resolve_device
-from gpuload.loader.totals import Span, Totals, found_in, untried_of
-from gpuload.loader.tuning import tuner_for
+from gpuload.loader.session_setup import (
+    check_limits,
+    choose_decoder,
+    compile_for,
+    engine_for,
+    job_for,
+    placement_for,
+    resolve_device,
+)
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
@@ -149,12 +152,20 @@ class Session:
         self._follows = False  # whether the epoch's first batch is still to be launched
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
         self.life = Life()
-        self.caches = tuple(found_in(options.order.dataset, Cached))
-        self.untried = untried_of(options)
-        self.meter, self.number = Meter(self.engine, self.transfer), next(_numbers)
-        self._born = self._begun = Totals.of(self)  # as it began, and as its epoch did
+        self.meter = Meter(
+            options,
+            feed=self.feed,
+            assembly=self.assembly,
+            transfer=self.transfer,
+            decoder=self.decoder,
+            errors=errors,
+            stage=self.stage,
+            placement=self.placement,
+            launched=self.launched,
+            resident_bytes=self.resident_bytes,
+        )
         _sessions.add(self)
-        log.begun(options, self.stage.plan, self.placement.told(start.workers if workers.processes else 0))
+        log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
     @property
     def usable(self) -> bool:
@@ -176,8 +187,6 @@ class Session:
             epoch = self.life.epoch = object()
             self.ready = None
             self.launched.clear()
-            self.meter.end()
-            self._begun = Totals.of(self)
             self.meter.begin()
             if self.changes is not None:
                 self.changes.skip()  # what iter() itself changed
@@ -211,10 +220,6 @@ class Session:
             if self.tuner is not None and self.ready is not None:
                 self.tuner.batch(self.meter.waited_s - waited_s)
         return self.ready is not None
-
-    def span(self) -> Span:
-        """What it did so far; also after `close`."""
-        return Span(self._born, self._begun, Totals.of(self))
 
     def where_it_begins(self) -> IterablePlace | None:
         """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
@@ -460,7 +465,6 @@ def _forget_tables() -> None:
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-_numbers = itertools.count()
 
 
 @atexit.register

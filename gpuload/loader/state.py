@@ -1,8 +1,12 @@
 """The state of a `Loader`, from which another goes on: a place in an epoch, and everything that the place depends on.
 
 Small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training may go on
-with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save. What a user's
-sampler or dataset has as its own state is kept with its types (`own_state`). All of a state is checked when it is read.
+with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save. All of a state
+is checked when it is read.
+
+What a user's own sampler or dataset has as its state keeps its types. What JSON has is written as it is; all else
+becomes a dict with one key, its kind, such as ``{"$tuple": [1, 2]}``: so both `json` and ``torch.save`` with
+``weights_only=True`` carry it, and nothing of it is ever unpickled. Main process; pure functions.
 """
 
 from __future__ import annotations
@@ -10,22 +14,21 @@ from __future__ import annotations
 import base64
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 
-from gpuload.loader.own_state import from_json, to_json
 from gpuload.order.place import IterablePlace, Place
 from gpuload.workers.source import own_state
 
-__all__ = ["State", "begun", "first_states", "for_workers", "one_worker", "with_first_states"]
+__all__ = ["State", "begun", "for_workers", "from_json", "to_json", "with_first_states"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream", "device_share"})
-MOST: Final = 2**63  # above all numbers that `set_epoch` takes, and that orders count
-COUNT: Final = "an integer in 0 … 2**63 - 1"
-LIMITS: Final = {"seed": 2**64}
+BITS: Final = {"seed": 64}  # of other numbers, 63: those that `set_epoch` takes, and that orders count
 KINDS: Final[dict[str, type]] = {
     "epoch": int,
     "position": int,
@@ -37,6 +40,11 @@ KINDS: Final[dict[str, type]] = {
     "stream": dict,
     "device_share": float,
 }
+# The kinds of a user's own state.
+SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
+BYTES: Final[dict[str, type]] = {"$bytes": bytes, "$bytearray": bytearray}
+NAMES: Final = {kind: name for table in (SEQUENCES, MAPPINGS, BYTES) for name, kind in table.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class State:
         return Place(self.epoch, self.position, self.sampler, self.stream)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
+        """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
         state: dict[str, Any] = {"version": self.VERSION}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -88,7 +96,7 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """From JSON; TypeError or ValueError if this version of gpuload did not write it."""
+        """Read JSON; TypeError or ValueError if this version of gpuload did not write it."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict, as state_dict() gives it, got {type(state).__name__}")
         version = state.get("version")
@@ -98,26 +106,24 @@ class State:
                 "load it with the gpuload that wrote it"
             )
         names = [field.name for field in fields(cls)]
-        found = {name: state[name] for name in names if name in state}
-        if missing := set(names) - found.keys() - OPTIONAL:
+        values = {name: state[name] for name in names if name in state}
+        if missing := set(names) - values.keys() - OPTIONAL:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}; it is not what state_dict() gave")
-        for name, value in found.items():
+        for name, value in values.items():
             kind = KINDS[name]
             if value is None and (name == "samples" or name in OPTIONAL):
                 continue
-            if type(value) is not kind or (isinstance(value, int) and not 0 <= value < LIMITS.get(name, MOST)):
-                raise ValueError(
-                    f"the state's {name} must be an integer in 0 … 2**{64 if name in LIMITS else 63} - 1, got {value!r}"
-                    if kind is int
-                    else f"the state's {name} must be of type {kind.__name__}, got {value!r}"
-                )
-        if (share := found.get("device_share")) is not None:
-            _expect(0 < share < 1, "decoding", "device_share", "above 0 and below 1", share)
-        if found.get("sampler") is not None:
-            found["sampler"] = _read_sampler(found["sampler"])
-        if found.get("stream") is not None:
-            found["stream"] = _read_stream(found["stream"])
-        return cls(**found)
+            if kind is int:
+                _expect_count(name, value, BITS.get(name, 63))
+            else:
+                _expect(type(value) is kind, name, f"of type {kind.__name__}", value)
+        if (share := values.get("device_share")) is not None:
+            _expect(0 < share < 1, "decoding: device_share", "above 0 and below 1", share)
+        if values.get("sampler") is not None:
+            values["sampler"] = _read_sampler(values["sampler"])
+        if values.get("stream") is not None:
+            values["stream"] = _read_stream(values["stream"])
+        return cls(**values)
 
     def check(self, now: State, *, strict: bool) -> None:
         """Raise a ValueError if `now` has other data and `strict`, else warn."""
@@ -141,29 +147,25 @@ class State:
         warnings.warn(f"{text}; going on all the same, since strict=False", RuntimeWarning, stacklevel=3)
 
 
-def first_states(dataset: Any) -> dict[str, bytes | str] | None:
-    """The own state of an iterable dataset that nobody has iterated over yet, or None."""
-    state = own_state(dataset, "dataset")
-    return {"dataset": state} if isinstance(state, bytes) else None  # some have one only once they are iterated over
-
-
 def with_first_states(place: Place, dataset: Any) -> Place:
-    """A place that nobody has left yet, with the own state of the iterable dataset: it may be its own iterator, and
-    nobody else puts it back to its beginning."""
-    states = first_states(dataset)
-    return place if states is None else replace(place, iterable=one_worker(states))
+    """Return a place that nobody has left yet, with the own state of the iterable dataset: it may be its own iterator,
+    and nobody else puts it back to its beginning."""
+    state = own_state(dataset, "dataset")
+    if not isinstance(state, bytes):  # some have one only once they are iterated over
+        return place
+    return replace(place, iterable=_one_worker({"dataset": state}))
 
 
-def one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:
-    """The place of a single iterator that has given nothing."""
+def _one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:
+    """Return the place of a single iterator that has given nothing."""
     return {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": states}]}
 
 
 def begun(place: Place, begin: IterablePlace | None) -> Place:
-    """The place where a single iterator begins, with the own state that it and the dataset have there."""
+    """Return the place where a single iterator begins, with the own state that it and the dataset have there."""
     if begin is None or begin.state is None:
         return place
-    entry = place.iterable or one_worker({})
+    entry = place.iterable or _one_worker({})
     if entry["workers"][0]["samples"] != begin.samples:  # it has to run through the samples before
         return place
     workers = [{**entry["workers"][0], "state": begin.state}]
@@ -171,8 +173,8 @@ def begun(place: Place, begin: IterablePlace | None) -> Place:
 
 
 def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:
-    """The same for this loader's workers; ValueError if they are more or fewer, and the state is not the same for all
-    of them, from before the first sample."""
+    """Return an entry for each of this loader's workers; ValueError if they are more or fewer than those of the state,
+    and the state is not the same for all of them, from before the first sample."""
     workers, wanted = stream["workers"], max(1, num_workers)
     if len(workers) == wanted:
         return stream
@@ -186,64 +188,168 @@ def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:
 
 
 def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """The own states of a dataset and its iterator as JSON; in a `Place` they are pickled, or say what went wrong."""
+    """Return the own states of a dataset and its iterator as JSON; in a `Place` they are pickled, or say what went
+    wrong."""
     if states is None:
         return None
-    found = {}
+    unpacked = {}
     for whose, packed in states.items():
         if isinstance(packed, str):
             raise TypeError(packed)
         # Pickled in this program, from the user's own object. What `from_dict` reads is never unpickled.
-        found[whose] = to_json(pickle.loads(packed), f"the state_dict() of the {whose}")
-    return found
+        unpacked[whose] = to_json(pickle.loads(packed), f"the state_dict() of the {whose}")
+    return unpacked
 
 
 def _read_stream(stream: Any) -> dict[str, Any]:
-    workers = stream.get("workers")
-    _expect(
-        isinstance(workers, list) and len(workers) > 0, "stream", "workers", "a list with an entry for each", workers
-    )
-    read = []
-    for number, worker in enumerate(workers):
-        where = f"stream, worker {number}"
-        _expect(isinstance(worker, dict), "stream", f"worker {number}", "a dict", worker)
-        samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
-        _expect(_is_count(samples), where, "samples", COUNT, samples)
-        _expect(isinstance(ended, bool), where, "ended", "true or false", ended)
-        known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
-        _expect(known, where, "state", "None, or a dict of iterator and dataset", states)
-        own = states and {
-            whose: pickle.dumps(from_json(state, f"the state's {where}: {whose}"), 5) for whose, state in states.items()
-        }
-        read.append({"samples": samples, "ended": ended, "state": own})
-    turn, step = stream.get("turn"), stream.get("step")
-    _expect(_is_count(turn) and turn < len(workers), "stream", "turn", f"an integer below {len(workers)}", turn)
-    _expect(_is_count(step), "stream", "step", COUNT, step)
+    workers, turn, step = (stream.get(name) for name in ("workers", "turn", "step"))
+    is_list = isinstance(workers, list) and len(workers) > 0
+    _expect(is_list, "stream: workers", "a list with an entry for each", workers)
+    read = [_read_worker(number, worker) for number, worker in enumerate(workers)]
+    _expect(_is_count(turn) and turn < len(workers), "stream: turn", f"an integer below {len(workers)}", turn)
+    _expect_count("stream: step", step)
     return {"turn": turn, "step": step, "workers": read}
+
+
+def _read_worker(number: int, worker: Any) -> dict[str, Any]:
+    _expect(isinstance(worker, dict), f"stream: worker {number}", "a dict", worker)
+    where = f"stream, worker {number}"
+    samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
+    _expect_count(f"{where}: samples", samples)
+    _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
+    known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
+    _expect(known, f"{where}: state", "None, or a dict of iterator and dataset", states)
+    packed = states and {
+        whose: pickle.dumps(from_json(state, f"the state's {where}: {whose}"), 5) for whose, state in states.items()
+    }
+    return {"samples": samples, "ended": ended, "state": packed}
 
 
 def _read_sampler(entry: Any) -> dict[str, Any]:
     batches, own, generator = (entry.get(name) for name in ("batches", "own", "generator"))
-    _expect(_is_count(batches), "sampler", "batches", COUNT, batches)
+    _expect_count("sampler: batches", batches)
     if own is not None:
         known = isinstance(own, dict) and own.get("of") in ("iterator", "sampler", "inner") and "state" in own
-        _expect(known, "sampler", "own", 'None, or a dict of "of" and "state"', own)
+        _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', own)
         own = {**own, "state": from_json(own["state"], "the state's sampler: own")}
     if generator is not None:
         try:
             bits = bytearray(base64.b64decode(generator, validate=True))
             torch.Generator().set_state(torch.frombuffer(bits, dtype=torch.uint8))
         except Exception:
-            _expect(False, "sampler", "generator", "the state of a torch.Generator", generator)
+            _expect(False, "sampler: generator", "the state of a torch.Generator", generator)
     return {**entry, "batches": batches, "own": own, "generator": generator}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST
+def _is_count(value: Any, bits: int = 63) -> bool:
+    return type(value) is int and 0 <= value < 2**bits
 
 
-def _expect(condition: bool, where: str, name: str, expected: str, got: Any) -> None:
+def _expect_count(what: str, value: Any, bits: int = 63) -> None:
+    _expect(_is_count(value, bits), what, f"an integer in 0 … 2**{bits} - 1", value)
+
+
+def _expect(condition: bool, what: str, expected: str, value: Any) -> None:
     if not condition:
-        shown = repr(got)
+        shown = repr(value)
         shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
-        raise ValueError(f"the state's {where}: {name} must be {expected}, got {shown}")
+        raise ValueError(f"the state's {what} must be {expected}, got {shown}")
+
+
+# -- a user's own state -------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any, path: str) -> Any:
+    """Return a user's own state as JSON.
+
+    Args:
+        value: numbers, strings, None, bytes, arrays, tensors on the CPU, and tuples, lists, sets and dicts of these.
+        path: where it is, for the error.
+
+    Raises:
+        TypeError: something else is in it; the message says where.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [to_json(entry, f"{path}[{number}]") for number, entry in enumerate(value)]
+    if (
+        kind is dict
+        and all(type(key) is str for key in value)
+        and not (len(value) == 1 and next(iter(value))[:1] == "$")
+    ):
+        return {key: to_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
+    name = NAMES.get(kind, "")
+    if name in MAPPINGS:
+        pairs = value.items()
+        return {
+            name: [[to_json(key, f"{path}, key {key!r}"), to_json(entry, f"{path}[{key!r}]")] for key, entry in pairs]
+        }
+    if name in SEQUENCES:
+        entries = value if kind is tuple else sorted(value, key=repr)
+        return {name: [to_json(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]}
+    if name in BYTES:
+        return {name: base64.b64encode(value).decode()}
+    if kind is complex:
+        return {"$complex": [value.real, value.imag]}
+    if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
+        bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _text(bits)]}
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
+        name = "$array" if kind is np.ndarray else "$scalar"
+        return {name: [value.dtype.str, list(value.shape), _text(value)]}
+    where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
+    raise TypeError(
+        f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which a state does not keep; let it hold "
+        "numbers, strings, bytes, arrays, tensors on the CPU, and tuples, lists, sets and dicts of these"
+    )
+
+
+def from_json(value: Any, path: str) -> Any:
+    """Return what `to_json` was given.
+
+    Raises:
+        ValueError: `to_json` did not write this; the message says where.
+    """
+    if isinstance(value, list):
+        return [from_json(entry, f"{path}[{number}]") for number, entry in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    name = next(iter(value)) if len(value) == 1 else ""
+    if not (isinstance(name, str) and name[:1] == "$"):
+        return {key: from_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
+    try:
+        return _of_kind(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
+    except Exception as error:
+        raise ValueError(f"{path} is not what state_dict() gave: {name} cannot be read ({error})") from None
+
+
+def _of_kind(name: str, content: Any, inner: Callable[[Any], Any]) -> Any:
+    if name in SEQUENCES:
+        return SEQUENCES[name](inner(content))
+    if name in MAPPINGS:
+        return MAPPINGS[name]((inner(key), inner(entry)) for key, entry in content)
+    if name in BYTES:
+        return BYTES[name](_bytes(content))
+    if name == "$complex":
+        return complex(*content)
+    if name == "$tensor":
+        dtype, shape, text = content
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        if bits := _bytes(text):
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bits, dtype=torch.uint8))
+        return tensor
+    if name in ("$array", "$scalar"):
+        dtype, shape, text = content
+        array = np.frombuffer(_bytes(text), np.dtype(dtype)).reshape(shape)
+        return array if name == "$array" else array[()]
+    raise ValueError("no such kind")
+
+
+def _text(bits: Any) -> str:
+    return base64.b64encode(bits.tobytes()).decode()
+
+
+def _bytes(text: str) -> bytearray:
+    return bytearray(base64.b64decode(text, validate=True))

@@ -1,20 +1,55 @@
-"""What `Loader.stats` gives: a frozen snapshot of what loading took, in numbers and as a table. Plain values; it refers
-to nothing of its loader, and can be kept, compared and pickled.
+"""What `Loader.stats` gives: a frozen snapshot of what loading took, as numbers, as a table, and as HTML.
 
-How the numbers come about: `gpuload.loader.totals`. What is said of them at the end: `gpuload.loader.advice`.
+Plain values, which refer to nothing of their loader, and can be kept, compared and pickled. A snapshot is made of the
+difference of two `Counters`; `gpuload.loader.meter` reads these, and `gpuload.loader.advice` writes the last sentence.
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from itertools import zip_longest
+from typing import Any, Final, Literal
 
-if TYPE_CHECKING:
-    from gpuload.loader.totals import Totals
+from gpuload.stage.html import paragraph, table
 
-__all__ = ["NOTHING", "Part", "Stats", "WorkerStats"]
+__all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
 
 NOTHING: Final = "nothing was loaded yet: ask again after some batches"
+COLUMNS: Final = 80  # the width of the table
+HEADS: Final = ("part", "where", "share", "total", "each", "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a session counted up to a moment: numbers by name, which only grow, so two moments can be subtracted.
+
+    Attributes:
+        session: the session's number in this process.
+        main: of the main process.
+        decoded, refused: images for the device's decoder, by decoder, and by the reason why it refused them.
+        workers: of each worker, by `gpuload.workers.counters.FIELDS`.
+    """
+
+    session: int
+    main: Counter[str] = field(default_factory=Counter)
+    decoded: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    workers: tuple[Counter[str], ...] = ()
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """Return what was counted since an earlier moment of the session. Numbers that do not grow are 0: the rows of
+        workers are read while these write them."""
+        rows = zip_longest(self.workers, earlier.workers[: len(self.workers)], fillvalue=Counter())
+        return Counters(
+            self.session,
+            self.main - earlier.main,
+            self.decoded - earlier.decoded,
+            self.refused - earlier.refused,
+            tuple(now - before for now, before in rows),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +189,16 @@ class Stats:
     workers_queued_s: float = 0.0
     untried: tuple[str, ...] = ()
     advice: str = NOTHING
-    totals: Totals | None = field(default=None, repr=False, compare=False)  # for `since=`
+    totals: Counters | None = field(default=None, repr=False, compare=False)  # for `since=`
 
     def part(self, name: str, where: str | None = None) -> Part:
-        """The part of this name; one of 0 seconds if there is none. Several (of workers and main) are summed up, unless
-        `where` says which."""
-        found = [part for part in self.parts if part.name == name and where in (None, part.where)]
-        if len(found) == 1:
-            return found[0]
-        seconds, count = sum(part.seconds for part in found), sum(part.count for part in found)
-        return Part(name, found[0].where if found else "main", seconds, count)
+        """Return the part of this name; one of 0 seconds if there is none. Several (of workers and main) are summed up,
+        unless `where` says which."""
+        parts = [part for part in self.parts if part.name == name and where in (None, part.where)]
+        if len(parts) == 1:
+            return parts[0]
+        seconds, count = sum(part.seconds for part in parts), sum(part.count for part in parts)
+        return Part(name, parts[0].where if parts else "main", seconds, count)
 
     @property
     def busy(self) -> float:
@@ -177,18 +212,113 @@ class Stats:
         return max(0.0, self.waiting * self.seconds - self.first_s) / later_s if later_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
-        found = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "totals"}
-        for name in ("parts", "workers"):
-            found[name] = [{own.name: getattr(one, own.name) for own in fields(one)} for one in found[name]]
-        return found | {"decoders": dict(self.decoders), "device_refused": dict(self.device_refused)}
+        """Return all of it as JSON can hold it."""
+        values = {name: value for name, value in _values(self) if name != "totals"}
+        lists = {name: [dict(_values(entry)) for entry in values[name]] for name in ("parts", "workers")}
+        return values | lists | {name: dict(values[name]) for name in ("decoders", "device_refused")}
 
     def __str__(self) -> str:
-        from gpuload.loader.table import table_of
-
-        return table_of(self)
+        lines = [_headline(self), ""]
+        if self.seconds:
+            rows = [HEADS, *_rows(self)]
+            width = max(11, *(len(part) + 1 for part, *_ in rows))
+            lines += [*(_line(row, width) for row in rows), ""]
+            lines += [*(f"{name:<9} {text}" for name, text in _facts(self)), ""]
+        return "\n".join([*lines, *textwrap.wrap(self.advice, COLUMNS)])
 
     def _repr_html_(self) -> str:
-        from gpuload.loader.html import stats_html
+        tables = [table(_headline(self), HEADS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
+        return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
 
-        return stats_html(self)
+
+def _values(record: Any) -> Iterator[tuple[str, Any]]:
+    return ((entry.name, getattr(record, entry.name)) for entry in fields(record))
+
+
+def size_of(nbytes: float) -> str:
+    """Write a number of bytes in the unit that leaves up to four digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 9_999.5:
+            return f"{nbytes:,.0f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.0f} TB"
+
+
+def _headline(stats: Stats) -> str:
+    return (
+        f"epoch {stats.epoch}: {stats.seconds:,.1f} s, {_count(stats.batches, 'batch')}, "
+        f"{_count(stats.images, 'image')}, "
+        f"{stats.images_per_s:,.0f} images/s"
+    )
+
+
+def _line(cells: Sequence[str], width: int) -> str:
+    part, where, share, total, each, rate = cells
+    return f"{part:<{width}}{where:<9}{share:>6}{total:>11}{each:>13}{rate:>16}"
+
+
+def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each part: the cells under `HEADS`."""
+    workers = max(1, stats.num_workers)
+    for part in stats.parts:
+        time = stats.seconds * (workers if part.where == "workers" else 1)
+        share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
+        yield part.name, part.where, share, _seconds(part.seconds), _each(part), _rate(part)
+
+
+def _each(part: Part) -> str:
+    return _seconds(part.seconds / part.count) if part.count else ""
+
+
+def _rate(part: Part) -> str:
+    return f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:,.0f} s"
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.2f} {unit}"
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of all other figures; a text without a name continues the one before."""
+    yield "next()", f"waited {stats.waiting:.1%} of the time; besides that it takes {stats.next_ms:.2f} ms"
+    if stats.first_s:
+        yield "", f"after the first batch it waited {stats.waiting_later:.1%}"
+    if stats.num_workers:
+        shown = " ".join(f"{worker.busy:.0%}" for worker in stats.workers[:8])
+        more = " …" if len(stats.workers) > 8 else ""
+        yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{more}"
+        yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
+    if stats.placement:
+        first, *others = textwrap.wrap(stats.placement, COLUMNS - 10)
+        yield from (("placed", first), *(("", line) for line in others))
+    yield (
+        "ring",
+        (
+            f"{size_of(stats.ring_used_bytes)} in use of {size_of(stats.ring_bytes)}, at most "
+            f"{size_of(stats.ring_limit_bytes)}; {stats.ring_segments} slots, {stats.ring_grown} new"
+        ),
+    )
+    if stats.device != "cpu":
+        refused = ": the driver refused more" if stats.pinning_refused else ""
+        yield "", f"{size_of(stats.pinned_bytes)} page-locked{refused}"
+    rate = stats.bytes_read / stats.seconds if stats.seconds else 0.0
+    yield "read", f"{size_of(stats.bytes_read)}, {size_of(rate)}/s; decoded {size_of(stats.bytes_decoded)}"
+    if stats.decoders:
+        yield "decoders", ", ".join(f"{name} {count:,}" for name, count in stats.decoders.items())
+    for why, count in stats.device_refused.items():
+        yield "refused", f"{count:,} by the device's decoder: {why}"
+    if stats.resident_bytes:
+        yield "kept", f"{size_of(stats.resident_bytes)} on {stats.device}"
+    if stats.cache_hits or stats.cache_misses:
+        share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
+        yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
+    yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"

@@ -23,7 +23,7 @@ from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.store import needed
 from gpuload.errors import GpuloadError
-from gpuload.loader.cpus import usable_cpus
+from gpuload.loader.limits import usable_cpus
 from gpuload.packing import manifest as set_manifest
 from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, write_json, write_whole
 from gpuload.packing.expected import differences

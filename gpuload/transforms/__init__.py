@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = "gpuload.loader.apply" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
+    home = "gpuload.loader.loader" if name == "apply" else f"{__name__}.{_HOMES[name]}" if name in _HOMES else None
     if home is None:
         from gpuload.transforms.names import missing
 

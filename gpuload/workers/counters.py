@@ -2,7 +2,7 @@
 
 Memory layout: a row of 256 bytes for each worker, native int64, in the order of `FIELDS`; behind the notes on the
 *board* (`gpuload.workers.protocol`). Each worker writes only its own row, whole, when a chunk ends or something took
-long; the parent writes to it only after the worker's death. A new worker goes on from its predecessor's numbers. With
+long; the parent writes to it only after the worker's death. A new worker continues its predecessor's numbers. With
 ``num_workers=0`` the row is ordinary memory of the main process.
 
 Numbers only grow. A reader may find a row half written: then a few of its numbers are a chunk younger than the others.
@@ -15,35 +15,20 @@ import mmap
 import os
 import struct
 import time
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
 from gpuload.decode.decoder import COUNTED
 
-__all__ = ["FIELDS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
+__all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_S", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
-# "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it.
-# "start" is the time from the start of the process until it can take a chunk; "queued" the time that a busy worker was
-# runnable while others had the CPUs.
-FIELDS: Final = (
-    "busy_since", "idle_since", "start_since", "busy_ns", "idle_ns", "start_ns", "cpu_ns", "queued_ns",
-    "read_ns", "header_ns", "decode_ns", "pack_ns", "collate_ns", "plan_ns",
-    "chunks", "samples", "collated", "plans", "bytes_read", "bytes_decoded", "restarts",
-    *COUNTED,
-)  # fmt: skip
-_ROW: Final = struct.Struct(f"{len(FIELDS)}q")
 ROW_BYTES: Final = 256
 # What takes long is written down before its chunk ends, so that a snapshot shows it: a sample that is read for so long,
 # and so many bytes that were decoded.
 FLUSH_S: Final = 0.02
 FLUSH_BYTES: Final = 4_000_000
-
-place_of: Final = {name: place for place, name in enumerate(FIELDS)}
-assert _ROW.size <= ROW_BYTES
-
-STATES: Final = 3
-_STATE: Final = struct.Struct("6q")  # the first of them: since when, and how long
 _clock = time.perf_counter_ns  # on Linux that of all processes: CLOCK_MONOTONIC
 
 
@@ -52,17 +37,14 @@ class Counters:
     down.
 
     Args:
-        memory: where the row lies; None: ordinary memory, in the main process.
+        memory: where the row is; default: ordinary memory, in the main process.
         at: its offset.
 
     Attributes:
+        start_ns: the time from the start of the process until it can take a chunk.
+        queued_ns: the time that a busy worker was runnable while others had the CPUs.
         decoded: images by decoder; a decoder counts here (`gpuload.decode.decoder.COUNTED`).
     """
-
-    __slots__ = (
-        *FIELDS[STATES : -len(COUNTED)], "_at", "_cpu_at", "_memory", "_queue_fd", "_queued_at", "_start_since",
-        "_state_at", "decoded",
-    )  # fmt: skip
 
     busy_ns: int
     idle_ns: int
@@ -91,13 +73,13 @@ class Counters:
         self._state_at = _clock()
         numbers = _ROW.unpack_from(self._memory, at)
         self._start_since = numbers[place_of["start_since"]]
-        for name, number in zip(FIELDS[STATES : -len(COUNTED)], numbers[STATES:], strict=False):
+        for name, number in zip(_NAMES, numbers[STATES:], strict=False):
             setattr(self, name, number)
         self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
 
     @property
     def table(self) -> CounterTable:
-        """The row, for who reads it."""
+        """The row, for whoever reads it."""
         return CounterTable(self._memory, self._at, 1)
 
     def count_queue(self) -> None:
@@ -110,7 +92,7 @@ class Counters:
         return int(os.pread(self._queue_fd, 64, 0).split()[1]) if self._queue_fd >= 0 else 0  # 2 µs
 
     def begin(self) -> None:
-        """From now on there is something to do."""
+        """Note that there is something to do from now on."""
         now = _clock()
         if self._start_since:
             self.start_ns += now - self._start_since
@@ -122,11 +104,11 @@ class Counters:
         _STATE.pack_into(self._memory, self._at, now, 0, 0, self.busy_ns, self.idle_ns, self.start_ns)
 
     def end(self) -> None:
-        """From now on there is nothing to do."""
+        """Note that there is nothing to do from now on."""
         self._write(0, self._count_busy())
 
     def leave(self) -> None:
-        """The worker ends: from now on it is neither busy nor idle."""
+        """Note that the worker ends: from now on it is neither busy nor idle."""
         self.idle_ns += _clock() - self._state_at
         self._write(0, 0)
 
@@ -147,20 +129,27 @@ class Counters:
 
     def _write(self, busy_since: int, idle_since: int) -> None:
         self._state_at = busy_since or idle_since
-        _ROW.pack_into(
-            self._memory, self._at, busy_since, idle_since, self._start_since, self.busy_ns, self.idle_ns,
-            self.start_ns, self.cpu_ns, self.queued_ns,
-            self.read_ns, self.header_ns, self.decode_ns, self.pack_ns, self.collate_ns, self.plan_ns,
-            self.chunks, self.samples, self.collated, self.plans, self.bytes_read, self.bytes_decoded, self.restarts,
-            *self.decoded.values(),
-        )  # fmt: skip
+        states = busy_since, idle_since, self._start_since
+        _ROW.pack_into(self._memory, self._at, *states, *_numbers_of(self), *self.decoded.values())
+
+
+_NAMES: Final = tuple(Counters.__annotations__)
+_numbers_of = attrgetter(*_NAMES)
+# "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it
+# to the numbers of the same order that follow.
+FIELDS: Final = ("busy_since", "idle_since", "start_since", *_NAMES, *COUNTED)
+STATES: Final = 3
+place_of: Final = {name: place for place, name in enumerate(FIELDS)}
+_ROW: Final = struct.Struct(f"{len(FIELDS)}q")
+_STATE: Final = struct.Struct(f"{2 * STATES}q")  # the first of them: since when, and how long
+assert _ROW.size <= ROW_BYTES
 
 
 class CounterTable:
-    """The rows of all workers, for who reads them.
+    """The rows of all workers, for whoever reads them.
 
     Args:
-        memory: where they lie.
+        memory: where the rows are.
         at: the offset of the first.
         workers: how many there are.
         first: the number of the first worker.
@@ -172,12 +161,12 @@ class CounterTable:
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
     def of(self, worker: int) -> Counters:
-        """A worker's own row, in its process."""
+        """Return a worker's own row, in its process."""
         assert self._memory is not None
         return Counters(self._memory, self._at + ROW_BYTES * (worker - self._first))
 
     def read(self) -> np.ndarray:
-        """All numbers up to now: int64 (workers, `FIELDS`). Once it is closed, those of its end."""
+        """Return all numbers up to now, int64 (workers, `FIELDS`); once the table is closed, up to then."""
         if self._memory is None:
             return self._last
         whole = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
@@ -188,11 +177,11 @@ class CounterTable:
         return rows
 
     def starting(self, worker: int) -> None:
-        """A worker's process is about to be started."""
+        """Note that a worker's process is about to be started."""
         self._change(worker, start_since=_clock())
 
     def bury(self, worker: int, *, died: bool = True) -> None:
-        """No process has this number any more; what it was at ends now. `died`: it counts as a restart."""
+        """Note that no process has this number any more; what it was at ends now. `died`: it counts as a restart."""
         self._change(worker, restarts=died)
 
     def _change(self, worker: int, *, start_since: int = 0, restarts: int = 0) -> None:

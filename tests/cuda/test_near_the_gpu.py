@@ -14,7 +14,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.placement import find_placement, near, numa_nodes
+from gpuload.loader.limits import find_placement, near, numa_nodes
 from gpuload.ring.affinity import cpus_in
 from gpuload.stage import accelerator
 

@@ -47,7 +47,7 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def _in_their_words(worker: dict[str, Any]) -> dict[str, Any]:
-    from gpuload.loader.own_state import from_json
+    from gpuload.loader.state import from_json
 
     own = {whose: from_json(state, whose) for whose, state in (worker["state"] or {}).items()}
     fetcher = {"dataset_iter_state": own.get("iterator"), "fetcher_ended": worker.get("ended")}

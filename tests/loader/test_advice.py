@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuload.loader.advice import RULES, View, advice
-from gpuload.loader.cpus import Machine
+from gpuload.loader.limits import Machine
 from gpuload.loader.stats import Part, Stats, WorkerStats
 
 EIGHT = Machine(cpus=16)
@@ -355,9 +355,3 @@ def test_each_rule_is_tested():
     names = {rule.__name__ for rule in RULES}
     text = Path(__file__).read_text()
     assert {name for name in names if f'"{name}"' not in text} == set()
-
-
-def test_this_machine():
-    here = Machine.here()
-    assert here.cpus >= 1
-    assert here.memlock_bytes is None or here.memlock_bytes >= 0

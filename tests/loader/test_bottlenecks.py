@@ -27,7 +27,7 @@ from simulated.runtime import simulated
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.cpus import Machine
+from gpuload.loader.limits import Machine
 
 
 class Sleeping:

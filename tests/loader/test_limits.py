@@ -1,26 +1,46 @@
-"""Open files and memory limits, read from a made-up tree of control groups. For real: tests/faults/test_limits.py."""
+"""CPUs, open files, processes and memory, read from a made-up tree of control groups; and workers near their GPU.
+
+For real: tests/faults/test_limits.py.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import re
 import resource
+import signal
 import threading
+from functools import partial
 from pathlib import Path
 
+import lacking
+import numpy as np
 import pytest
+import torch
+from devices import Device
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.loader import limits
 from gpuload.loader.limits import (
+    Machine,
+    Placement,
     check_descriptors,
     check_memory,
     check_processes,
     check_workers,
+    default_workers,
     descriptors_left,
+    find_placement,
     memory_left_bytes,
     processes_left,
+    usable_cpus,
 )
+from gpuload.ring.affinity import cpu_list, cpus_in
+from gpuload.stage import accelerator
+from gpuload.stage.transfer import CudaTransfer
 
 MB = 1_000_000
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -314,3 +334,289 @@ def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, 
         f"num_workers=11 takes as many processes, but 10 more are left of the 100 that the control group "
         f"{root}/sys/fs/cgroup/job may have (pids.max). Use fewer workers, end other programs, or raise the limit"
     )
+
+
+# -- CPUs -------------------------------------------------------------------------------------------------------------
+
+AFFINITY = len(os.sched_getaffinity(0))
+
+
+def test_this_machine():
+    here = Machine.here()
+    assert here.cpus >= 1
+    assert here.memlock_bytes is None or here.memlock_bytes >= 0
+
+
+def test_without_a_quota_the_affinity_mask_counts(machine):
+    assert usable_cpus(machine("0::/job\n", V2, {"job/cpu.max": "max 100000\n"})) == AFFINITY
+    assert usable_cpus("/nowhere") == AFFINITY
+
+
+def test_a_quota_of_half_a_cpu_is_one_cpu(machine):
+    assert usable_cpus(machine("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"})) == 1
+
+
+def test_the_quota_of_an_ancestor_binds(machine):
+    files = {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}
+    assert usable_cpus(machine("0::/pod/job\n", V2, files)) == 1
+
+
+@pytest.mark.parametrize("mounts", [None, "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"])
+def test_version_1_quotas_count(machine, mounts):
+    files = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
+    assert usable_cpus(machine("4:cpu,cpuacct:/job\n", mounts, files)) == 1
+    files["cpu/job/cpu.cfs_quota_us"] = "-1\n"
+    assert usable_cpus(machine("4:cpu,cpuacct:/job\n", mounts, files)) == AFFINITY
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "workers"), [(2, 1, 1), (1, 1, 1), (16, 1, 15), (64, 8, 7), (8, 8, 1), (10, 4, 1)]
+)
+def test_ranks_share_the_cpus_that_they_leave(cpus, ranks, workers):
+    assert default_workers(cpus, ranks) == workers
+
+
+# -- near the GPU -----------------------------------------------------------------------------------------------------
+
+NVIDIA, ASPEED = "0x10de", "0x1a03"
+
+
+class NumaMachine:
+    """A made-up machine: CPUs of each node, and GPUs by node, ``0000:1n:00.0`` the n-th."""
+
+    def __init__(self, root: Path, nodes: list[str], gpus: list[int], *, cpuset: str = "", version: int = 2) -> None:
+        self.root = root
+        self.cpus = frozenset().union(*map(cpus_in, nodes))
+        self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
+        self.write("sys/devices/system/cpu/online", cpu_list(self.cpus))
+        devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
+        devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]  # no GPUs
+        for address, node, vendor, kind in devices:
+            folder = f"sys/bus/pci/devices/{address}"
+            self.write(f"{folder}/numa_node", str(node))
+            self.write(f"{folder}/local_cpulist", nodes[node] if node >= 0 else cpu_list(self.cpus))
+            self.write(f"{folder}/vendor", vendor)
+            self.write(f"{folder}/class", kind)
+        if cpuset:
+            self.write("proc/self/cgroup", "0::/job" if version == 2 else "3:cpuset:/job")
+            mount = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpuset"
+            point = "/sys/fs/cgroup" if version == 2 else "/sys/fs/cgroup/cpuset"
+            self.write("proc/self/mountinfo", f"31 23 0:28 / {point} rw - {mount}")
+            name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
+            self.write(f"{point[1:]}/job/{name}", cpuset)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+    def place(self, gpu: int = 0, *, ranks: int = 1, allowed: str = "") -> Placement:
+        cpus = cpus_in(allowed) if allowed else self.cpus
+        return find_placement(f"0000:1{gpu}:00.0", device=f"cuda:{gpu}", ranks=ranks, allowed=cpus, root=str(self.root))
+
+
+TWO = ["0-15,32-47", "16-31,48-63"]
+EIGHT = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_workers_go_to_the_node_of_their_gpu(tmp_path):
+    machine = NumaMachine(tmp_path, TWO, EIGHT)
+    found = machine.place(5)
+    assert found.cpus_for(32) == cpus_in(TWO[1])
+    assert found.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
+    assert found.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
+    assert machine.place(0).cpus_for(1) == cpus_in(TWO[0])
+
+
+def test_more_workers_than_the_node_has_cpus_run_on_all(tmp_path):
+    found = NumaMachine(tmp_path, TWO, EIGHT).place(0)
+    assert found.cpus_for(33) == frozenset()
+    assert found.describe(33) == (
+        "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, as that node has 32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "most"),
+    [
+        (EIGHT, 8, 8),  # four ranks share a node's 32 CPUs
+        ([0] * 8, 8, 4),  # all eight do, and the other node is nobody's
+        (EIGHT, 2, 16),  # both may be here
+        (EIGHT, 16, 4),  # two for each GPU
+        ([0, 1], 1, 32),
+        ([0, 1], 2, 32),
+    ],
+)
+def test_ranks_whose_gpus_are_near_the_same_node_share_its_cpus(tmp_path, gpus, ranks, most):
+    found = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
+    assert found.most == most
+    assert found.cpus_for(most) == cpus_in(TWO[0])
+    assert not found.cpus_for(most + 1)
+    if most < 32:
+        assert f"{most + 1} workers run on all CPUs, as that node has 32, {most} for this rank" in found.describe(
+            most + 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "allowed", "why"),
+    [
+        (["0-63"], [0], "", "one NUMA node: nothing to place"),
+        (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is not known: nothing is placed"),
+        (
+            TWO,
+            [0],
+            "0-15",
+            "this process was put on 16 of 64 CPUs, and its workers stay there: cuda:0 is near NUMA node 0",
+        ),
+        (TWO, [0], "0-62", "this process was put on 63 of 64 CPUs, .*"),
+        (["0-63", ""], [1], "", "no CPU near cuda:0, on NUMA node 1, may be used: nothing is placed"),
+        (["", "0-63"], [1], "", "all CPUs that may be used are near cuda:0, on NUMA node 1"),
+    ],
+    ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"],
+)
+def test_nothing_is_done(tmp_path, nodes, gpus, allowed, why):
+    found = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
+    assert not found.cpus
+    assert not found.cpus_for(1)
+    assert re.fullmatch(why, found.describe(4))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_cpus_of_a_container_are_no_choice_of_the_user(tmp_path, version):
+    machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
+    assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
+    assert machine.place(0, allowed="0-3,16-31").describe(5).endswith("5 workers run on all CPUs, as that node has 4")
+    assert machine.place(0, allowed="0-3").describe(4).startswith("this process was put on 4 of 20 CPUs")
+
+
+def test_a_gpu_that_is_not_on_the_bus(tmp_path):
+    assert "is not known" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
+
+
+def test_a_device_on_the_pci_bus(monkeypatch):
+    told = type("Properties", (), {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+    assert accelerator.pci_address(torch.device("cuda", 0)) == "0000:3b:00.0"
+    assert accelerator.pci_address(torch.device("cpu")) is None
+    assert accelerator.pci_address(torch.device("xpu", 0)) is None
+    monkeypatch.delattr(told, "pci_domain_id")
+    assert accelerator.pci_address(torch.device("cuda", 0)) is None
+
+
+def test_affinity_is_checked():
+    with pytest.raises(ValueError, match=r"affinity must be 'auto' \(workers near the GPU.*\) or 'none', got 'numa'"):
+        gl.Loader([0], affinity="numa", num_workers=0)  # pyright: ignore[reportArgumentType]
+
+
+# -- for real: workers of this machine, which is told that its GPU is near its last CPU -----------------------------
+
+OWN = frozenset(os.sched_getaffinity(0))
+LAST = max(OWN)
+OTHERS = cpu_list(OWN - {LAST})
+several = lacking.mark("two CPUs", len(OWN) < 2)
+
+
+class Where:
+    """Samples that say where they are read; reading number 3 for the first time kills the worker, if asked to."""
+
+    def __init__(self, marker: str = "") -> None:
+        self.marker = marker
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int):
+        if index == 3 and self.marker and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros((4, 4, 3), np.uint8), sum(1 << cpu for cpu in os.sched_getaffinity(0)), os.getpid()
+
+
+@pytest.fixture
+def near_the_last(tmp_path, monkeypatch):
+    machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
+    monkeypatch.setattr(accelerator, "pci_address", lambda device: "0000:10:00.0")
+    here = partial(find_placement, root=str(machine.root))
+    monkeypatch.setattr("gpuload.loader.session_setup.find_placement", here)
+
+
+def masks(loader) -> set[int]:
+    return {int(mask) for _, masks, _ in loader for mask in masks}
+
+
+@several
+@pytest.mark.fresh
+@pytest.mark.processes
+def test_a_worker_and_the_one_in_its_place_run_near_the_gpu(near_the_last, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "gpuload.loader")
+    told = f"workers on CPUs {LAST}, ring in the memory of NUMA node 1, near cpu"
+    with gl.Loader(
+        Where(str(tmp_path / "died")), 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]
+    ) as loader:
+        assert str(loader.plan()).splitlines()[-1] == f"placement: {told}"
+        assert f"placement: {told}" in loader.plan()._repr_html_()
+        assert masks(loader) == {1 << LAST}
+        stats = loader.stats()
+        assert stats.restarts == 1
+        assert stats.placement == told
+        assert f"placed    {told}" in str(stats)
+        assert os.sched_getaffinity(0) == OWN
+        assert loader._session.ring._near == {LAST}
+    assert f"placement: {told}" in [record.getMessage() for record in caplog.records]
+
+
+@several
+@pytest.mark.fresh
+@pytest.mark.processes
+def test_workers_are_set_free_when_there_are_more_of_them_than_cpus_and_come_back(near_the_last):
+    with gl.Loader(Where(), 2, num_workers="auto", device="cpu") as loader:
+        assert loader.num_workers == 1
+        assert masks(loader) == {1 << LAST}
+        pool = loader._session.engine
+        pool.resize(2)
+        assert os.sched_getaffinity(pool.pids[0]) == OWN
+        while not pool.is_steady:
+            pool.gather(0.1)
+        assert [os.sched_getaffinity(pid) for pid in pool.pids] == [OWN, OWN]
+        pool.resize(1)
+        assert {frozenset(os.sched_getaffinity(pid)) for pid in pool.pids} == {frozenset({LAST})}
+
+
+@several
+@pytest.mark.fresh
+@pytest.mark.processes
+@pytest.mark.parametrize("options", [{"affinity": "none", "num_workers": 1}, {"num_workers": 2}])
+def test_workers_run_anywhere(near_the_last, options):
+    with gl.Loader(Where(), 2, device="cpu", **options) as loader:
+        assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
+        told = loader.stats().placement
+    assert told == (
+        "affinity='none': nothing is placed"
+        if "affinity" in options
+        else "ring in the memory of NUMA node 1, near cpu; 2 workers run on all CPUs, as that node has 1"
+    )
+
+
+@several
+def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
+    """Page-locking touches memory for the first time, and so decides on which node it lies."""
+    device = Device()
+    seen, lock = [], device.lock
+    monkeypatch.setattr(device, "lock", lambda *at: (seen.append(os.sched_getaffinity(0)), lock(*at))[1])
+    monkeypatch.setattr(accelerator, "accelerator", lambda asked: device)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
+    with gl.Loader(Where(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
+        assert masks(loader) == {sum(1 << cpu for cpu in OWN)}
+        assert loader.stats().placement == "ring in the memory of NUMA node 1, near cpu"
+    assert seen
+    assert all(cpus == {LAST} for cpus in seen)
+
+
+def test_a_loader_on_the_cpu_has_nothing_to_place():
+    with gl.Loader([np.zeros((4, 4, 3), np.uint8)] * 2, 2, num_workers=0, device="cpu") as loader:
+        list(loader)
+        assert loader.stats().placement == ""
+        assert loader.plan().placement is None
+        assert "place" not in str(loader.plan()) + str(loader.stats())

@@ -17,6 +17,7 @@ import torch
 from matrix import matrix
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image as PILImage
+from stage.test_html import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -851,3 +852,60 @@ def test_a_draw_that_fails_behind_a_whole_image_transform_names_the_sample():
     small_at_2 = lambda i: gl.Image(smooth_image(40 if i != 2 else 20, 50, i))  # noqa: E731
     with pytest.raises(gl.SampleError, match=r"sample 2.*RandomCrop.*smaller than the crop"):
         epoch(Samples(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
+
+
+# -- in notebooks -----------------------------------------------------------------------------------------------------
+
+SHOWN = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
+
+
+def shown(loader):
+    return dict(Cells(loader._repr_html_()).rows)
+
+
+def test_a_loader_in_a_notebook():
+    loader = gl.Loader(SHOWN, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
+    found = shown(loader)
+    assert found["samples"] == "6"
+    assert found["shuffle, seed"] == "False, 7"
+    assert found["transforms"] == "CenterCrop(size=(16, 16))"
+    assert found["epoch"] == "0, not begun"
+    with loader:
+        next(iter(loader))
+        assert shown(loader)["epoch"] == "0, begun"
+
+
+def test_names_of_the_users_own_are_escaped_and_cut():
+    class Named(list):
+        def __repr__(self):
+            return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"
+
+    loader = gl.Loader(Named(SHOWN), num_workers=0, device="cpu")
+    assert "<img" not in loader._repr_html_()
+    assert shown(loader)["dataset"].startswith("<img src=x")
+    assert shown(loader)["dataset"].endswith("the end")  # cut in the middle
+    assert len(shown(loader)["dataset"]) == 100
+
+
+def test_a_long_list_is_not_written_out():
+    class Counted:
+        calls = 0
+
+        def __repr__(self):
+            Counted.calls += 1
+            return "one"
+
+    loader = gl.Loader([Counted()] * 1000, num_workers=0, device="cpu")
+    assert shown(loader)["dataset"] == "[one, one, one, one, one, one, ...]"
+    assert Counted.calls == 6
+
+
+def test_no_device_is_asked(monkeypatch):
+    loader = gl.Loader(SHOWN, num_workers=0)
+
+    def ask(*given):
+        raise AssertionError("a device was asked")
+
+    monkeypatch.setattr(torch.accelerator, "current_device_index", ask)
+    monkeypatch.setattr(torch.cuda, "is_available", ask)
+    assert shown(loader)["device"] == "the current GPU, or the CPU"

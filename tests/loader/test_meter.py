@@ -4,18 +4,37 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import gpuload as gl
 from gpuload.loader import meter as module
 from gpuload.loader.meter import Meter
+from gpuload.workers.counters import FIELDS
 
 
 @pytest.fixture
 def rig(monkeypatch):
+    """A clock, an engine, a transfer, and the meter of a session whose other parts count nothing."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
-    engine, transfer = SimpleNamespace(waited_s=0.0), SimpleNamespace(held_s=0.0)
-    return now, engine, transfer, Meter(engine, transfer)
+    engine = SimpleNamespace(waited_s=0.0, counted=lambda: np.zeros((0, len(FIELDS)), np.int64))
+    transfer = SimpleNamespace(held_s=0.0, times=None)
+    ring = SimpleNamespace(full_s=0.0, refused=0, made=0, moved_out=0)
+    options = gl.Loader([0], num_workers=0, device="cpu")._options
+    meter = Meter(
+        options,
+        feed=SimpleNamespace(engine=engine, ring=ring),
+        assembly=SimpleNamespace(copy_s=0.0, stage_s=0.0, collate_s=0.0),
+        transfer=transfer,
+        decoder=None,
+        errors=SimpleNamespace(total=0),
+        stage=None,
+        placement=None,
+        launched=(),
+        resident_bytes=None,
+    )
+    return now, engine, transfer, meter
 
 
 def test_waiting_is_apart_from_what_next_does(rig):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
 import pickle
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from stage.test_html import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.stats import Part, Stats, WorkerStats
-from gpuload.loader.table import COLUMNS, size_of
+from gpuload.loader.stats import COLUMNS, Counters, Part, Stats, WorkerStats, size_of
 
 
 def jpeg(width: int = 60, height: int = 40) -> bytes:
@@ -204,6 +206,23 @@ def test_it_may_be_asked_while_another_thread_is_in_next():
     made.close()
 
 
+def test_counters_subtract_by_name_and_by_worker():
+    first = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=(Counter(samples=5, chunks=3),))
+    later = Counters(
+        7,
+        Counter(batches=5, next_s=0.75, errors=1),
+        Counter(Pillow=1, simplejpeg=4),
+        Counter({"too large": 2}),
+        (Counter(samples=9, chunks=2), Counter(samples=4)),  # a row that was read while it was written; a new worker
+    )
+    done = later - first
+    assert (done.session, done.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
+    assert (done.decoded, done.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
+    assert done.workers == (Counter(samples=4), Counter(samples=4))
+    assert done.main["images"] == 0
+    assert later - Counters(7) == later
+
+
 def test_a_snapshot_is_plain():
     found = drain(loader())
     again = json.loads(json.dumps(found.as_dict()))
@@ -265,3 +284,15 @@ def test_the_table():
 ])  # fmt: skip
 def test_sizes(nbytes: float, text: str):
     assert size_of(nbytes) == text
+
+
+def test_in_a_notebook_it_says_what_it_prints():
+    with loader(transforms=[T.CenterCrop(16)]) as made:
+        assert Cells(made.stats()._repr_html_()).rows == []
+        stats = drain(made)
+    found, printed = Cells(stats._repr_html_()), str(stats)
+    assert found.rows[0] == ["part", "where", "share", "total", "each", "rate"]
+    assert {row[0] for row in found.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
+    for row in found.rows:
+        assert all(cell in printed for cell in row)
+    assert stats.advice in html.unescape(stats._repr_html_())

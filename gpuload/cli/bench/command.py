@@ -68,7 +68,7 @@ def run(
     from gpuload.cli.output import busy, check_plot, context, device_of, draw_bars, opened, write_json
     from gpuload.cli.recipe import load_recipe, usual_recipe
     from gpuload.errors import GpuloadError
-    from gpuload.loader.cpus import usable_cpus
+    from gpuload.loader.limits import usable_cpus
 
     console = console or make_console(stderr=as_json == "-")
     try:

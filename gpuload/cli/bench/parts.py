@@ -23,7 +23,7 @@ from gpuload.cli.measure import forever, images_of, one_round
 from gpuload.cli.processes import cpu_seconds
 from gpuload.errors import LimitError
 from gpuload.loader.advice import better_setting
-from gpuload.loader.cpus import Machine, default_workers
+from gpuload.loader.limits import Machine, default_workers
 from gpuload.order.place import Place
 from gpuload.order.schedule import schedule_of
 

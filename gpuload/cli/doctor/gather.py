@@ -21,8 +21,7 @@ from gpuload import __version__
 from gpuload.cli.doctor import gpu, machine, packages
 from gpuload.cli.doctor.finding import Finding
 from gpuload.cli.doctor.trial import LOCKED_BYTES, STEPS, begin, sample_jpeg
-from gpuload.loader.cpus import default_workers, usable_cpus
-from gpuload.loader.placement import near, numa_nodes
+from gpuload.loader.limits import default_workers, near, numa_nodes, usable_cpus
 from gpuload.workers.process import check_platform
 
 __all__ = ["examine", "processes_left"]

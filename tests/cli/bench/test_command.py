@@ -11,7 +11,7 @@ from pictures import jpeg_bytes, smooth_image
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app
-from gpuload.loader import cpus
+from gpuload.loader import limits
 
 PARTS = [("read", "1 worker"), ("decode", "1 worker"), ("augment", "CPU"), ("copy", "within memory")]
 
@@ -24,7 +24,7 @@ def bench(*arguments: object) -> tuple[int, str, str]:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_folder_is_measured(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(limits, "usable_cpus", lambda: 1)
     (tmp_path / "recipe.py").write_text(
         "from gpuload import transforms as T\ntrain = [T.RandomResizedCrop(24), T.ToDtype('float32', True)]\n"
     )

@@ -11,8 +11,7 @@ import pytest
 
 from gpuload.cli.doctor import machine
 from gpuload.cli.doctor.finding import summary
-from gpuload.loader.cpus import usable_cpus
-from gpuload.loader.limits import descriptors_left
+from gpuload.loader.limits import descriptors_left, usable_cpus
 
 MB = 1_000_000
 

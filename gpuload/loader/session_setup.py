@@ -1,4 +1,5 @@
-"""What a session is made with: the device, the compiled stage, and whether the machine allows it all.
+"""What a session is made with: the device, the compiled stage, who decodes, whether the machine allows it all; what
+does the chunks, and what it is sent.
 
 Runs in the main process; keeps nothing.
 """
@@ -8,22 +9,34 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from gpuload.loader.limits import check_descriptors, check_memory, check_workers
+from gpuload.loader.limits import Placement, check_descriptors, check_memory, check_workers, find_placement
 from gpuload.loader.options import Options, local_ranks
-from gpuload.loader.placement import Placement, find_placement
+from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
+from gpuload.ring.ring import Ring
 from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.decode import Choice, choose
 from gpuload.stage.decode.share import measure_share
+from gpuload.stage.ranges import DECODE, named
+from gpuload.workers.changes import objects_in
+from gpuload.workers.inherited import module_values
+from gpuload.workers.inline import HomeEngine
+from gpuload.workers.job import Job
+from gpuload.workers.pool import WorkerPool
+from gpuload.workers.ray.pool import RayPool
 
 __all__ = [
     "check_for",
     "check_limits",
     "choose_decoder",
     "compile_for",
+    "engine_for",
+    "job_for",
     "placement_for",
     "plan_for",
     "resolve_device",
@@ -32,13 +45,14 @@ __all__ = [
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
-    given = options.stage
+    """Compile the transforms for a device."""
+    stage_options = options.stage
     stage = compile_stage(
         options.chain,
         device=device,
-        backend=given.backend,
-        dtype=given.dtype,
-        memory_format=given.memory_format,
+        backend=stage_options.backend,
+        dtype=stage_options.dtype,
+        memory_format=stage_options.memory_format,
         ragged=_ragged(options),
         cpu_threads=options.cpu_threads,
     )
@@ -47,7 +61,7 @@ def compile_for(options: Options, device: torch.device) -> Stage:
 
 
 def _decoding(options: Options) -> str | None:
-    """What comes of ``scale="fast"``."""
+    """Say what comes of ``scale="fast"``; None without it."""
     if options.workers.decode.scale == "exact":
         return None
     reason = options.chain.resizes_late
@@ -57,7 +71,7 @@ def _decoding(options: Options) -> str | None:
 
 
 def placement_for(options: Options, device: torch.device) -> Placement:
-    """Where workers and ring go; those of a cluster have other machines' CPUs."""
+    """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""
     address = accelerator.pci_address(device)
     if address is None or options.workers.workers is not None or sys.platform != "linux":
         return Placement()
@@ -67,12 +81,12 @@ def placement_for(options: Options, device: torch.device) -> Placement:
 
 
 def choose_decoder(options: Options, device: torch.device) -> Choice:
-    """Who decodes."""
+    """Decide who decodes."""
     return choose(options.workers.decode, device, options.cpu_threads, options.device_share, options.stage.backend)
 
 
 def with_share(options: Options) -> Options:
-    """The same with the device's share of the decoding, if it has to be measured.
+    """Return the options with the device's share of the decoding, measured if it has to be.
 
     Raises:
         ValueError: there are several ranks, each of which would find another one.
@@ -94,21 +108,21 @@ def with_share(options: Options) -> Options:
 
 
 def plan_for(options: Options) -> Plan:
-    """What runs where, and who decodes, here and now."""
+    """Return what runs where, and who decodes, here and now."""
     device = resolve_device(options.stage.device)
     choice = choose_decoder(options, device)
     if choice.decoder is not None:
         choice.decoder.close()
-    placed = placement_for(options, device).told(options.workers.processes)
+    placed = placement_for(options, device).describe(options.workers.processes)
     return replace(compile_for(options, device).plan, placement=placed or None, decoder=choice.text)
 
 
 def check_for(options: Options) -> None:
-    """Check before anything is made: the stage's options, and that so many workers can be."""
+    """Check before anything is made: the stage's options, and that this many workers can be started."""
     check_workers(options.workers.processes)
-    given, ragged = options.stage, _ragged(options)
+    stage, ragged = options.stage, _ragged(options)
     check_stage(
-        options.chain, given.device, given.backend, given.dtype, given.memory_format, ragged, options.cpu_threads
+        options.chain, stage.device, stage.backend, stage.dtype, stage.memory_format, ragged, options.cpu_threads
     )
 
 
@@ -117,7 +131,8 @@ def _ragged(options: Options) -> str:
 
 
 def resolve_device(device: torch.device | None) -> torch.device:
-    """None: the current GPU (by LOCAL_RANK if none was chosen), or the CPU. A GPU gets an index."""
+    """Return the device, a GPU with its index. None means the current GPU (by LOCAL_RANK if none was chosen), or the
+    CPU."""
     if device is None:
         device = torch.device(accelerator.usual_type())
     if device.type == "cpu" or device.index is not None:
@@ -140,3 +155,58 @@ def check_limits(options: Options, device: torch.device, count: int) -> None:
         workers=workers,
         output_bytes=0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes,
     )
+
+
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+    """Return what workers are sent.
+
+    Args:
+        options: the loader's.
+        epoch: the number of the first epoch.
+        fusing: plans batches, if workers do that.
+        whole: for images that are kept, not cropped.
+        device_share: the share of the samples that the device decodes.
+    """
+    return Job(
+        options.order.dataset,
+        options.chain,
+        options.workers.decode,
+        options.order.seed,
+        collate_fn=options.batches.collate_fn,
+        worker_init_fn=options.workers.worker_init_fn,
+        single=options.order.single,
+        plain=not len(options.chain) and options.chain.module is None,
+        moves=options.chain.moves_pixels,
+        epoch=epoch,
+        **ranks_of(options.order),
+        group=find_group(),
+        fusing=fusing,
+        whole=whole,
+        device_share=device_share,
+        module_values=_module_values(options) if options.workers.processes else {},
+    )
+
+
+def _module_values(options: Options) -> dict[str, dict[str, Any]]:
+    """Return the values of the user's modules that workers' code refers to."""
+    objects = [options.batches.collate_fn, options.workers.worker_init_fn]
+    for _, part in objects_in(options.order.dataset):
+        objects += [part, *getattr(part, "__dict__", {}).values()]
+    return module_values(user for user in objects if user is not None)
+
+
+def engine_for(
+    job: Job, options: Options, ring: Ring, count: int, placement: Placement
+) -> WorkerPool | RayPool | HomeEngine:
+    """Return what does the chunks: processes of this machine, workers of a cluster, or this process."""
+    workers = options.workers
+    watch = {
+        "timeout_s": workers.timeout,
+        "max_restarts": workers.faults.max_restarts,
+        "own_queues": options.order.iterable,
+    }
+    if workers.workers is not None:
+        return RayPool(job, workers.workers, ring, **watch)
+    if not count:
+        return HomeEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
