@@ -28,7 +28,7 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from gpuload.workers.engine import Engine
+    from gpuload.workers.protocol import Engine
 
 __all__ = ["Tuner", "autotune_for", "tuner_for"]
 

@@ -26,11 +26,10 @@ from gpuload.ring.chunk import ChunkContent, together
 from gpuload.ring.packing import read_content, write_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.rng.philox import epoch_key
-from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
+from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch
-    from gpuload.workers.engine import Engine, Event
     from gpuload.workers.job import Job
 
 __all__ = ["Planner", "make_plan", "to_plan"]
@@ -53,12 +52,12 @@ class Planner:
         self._ring = ring
         self._told_of = told_of
         self._need_bytes = 0
-        self.flying: dict[int, tuple[Slot, Batch | None]] = {}  # by chunk; None: it is lost, but may still be written
+        self.flying: dict[int, tuple[Slot, Batch]] = {}  # by chunk
 
     @property
     def working(self) -> int:
         """How many the engine has and will report on."""
-        return sum(batch is not None for _, batch in self.flying.values()) if self.flying else 0
+        return len(self.flying)
 
     def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
         """Ask for the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that does."""
@@ -92,21 +91,19 @@ class Planner:
         if event.chunk not in self.flying:
             return False
         slot, batch = self.flying.pop(event.chunk)
-        wanted = batch is not None and batch.planning == event.chunk
-        if batch is not None and wanted:
+        wanted = batch.planning == event.chunk
+        if wanted:
             batch.planning = None
-        if isinstance(event, Reply):
-            if event.status is Status.TOO_LARGE:
-                self._need_bytes = max(self._need_bytes, event.nbytes)
-            if batch is not None and wanted and event.status is Status.DONE:
-                view = self._ring.view(slot)
-                # A worker wrote this: plain values, and classes of gpuload's own.
-                batch.plan_with(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
-                return True
-        elif getattr(event, "slot_is_free", True) is False:
-            self.flying[event.chunk] = (slot, None)  # a `Freed` or its reply comes
+        if not isinstance(event, Reply):  # lost with its slot, which the engine gives back
             return True
-        self._ring.release(slot)
+        if event.status is Status.TOO_LARGE:
+            self._need_bytes = max(self._need_bytes, event.nbytes)
+        if wanted and event.status is Status.DONE:
+            view = self._ring.view(slot)
+            # A worker wrote this: plain values, and classes of gpuload's own.
+            batch.plan_with(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
+        else:
+            self._ring.release(slot)
         return True
 
 

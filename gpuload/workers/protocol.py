@@ -1,4 +1,4 @@
-"""The messages between the parent and its workers. Both sides import this; it imports no torch.
+"""The messages between the parent and its workers, and what engines tell the feed. It imports no torch.
 
 Two kinds of channel, both inherited descriptors without a name:
 
@@ -30,10 +30,12 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
+from gpuload.errors import WorkerError
 from gpuload.order.place import IterableStart
 from gpuload.ring.chunk import ChunkContent
 from gpuload.workers.counters import ROW_BYTES, CounterTable
@@ -47,6 +49,9 @@ __all__ = [
     "MESSAGE_BYTES",
     "STACK_SIGNAL",
     "Board",
+    "Engine",
+    "Event",
+    "Lost",
     "Note",
     "Queue",
     "Reply",
@@ -215,6 +220,51 @@ class Reply:
         chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
         meta, meta_at = bytes(message[_REPLY.size :]), None if offset < 0 else (offset, length)
         return cls(chunk, ended >> 8, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
+
+
+@dataclass(slots=True, frozen=True)
+class Lost:
+    """The end of a chunk whose worker died, at `row`, or before it noted a row (None).
+
+    `cause` says why, `outside` whether by SIGKILL (memory ran out, or somebody killed it), `stack` where it crashed.
+    """
+
+    chunk: int
+    attempt: int
+    row: int | None
+    cause: str
+    outside: bool = False
+    stack: str = ""
+
+
+Event = Reply | Lost
+
+
+class Engine(Protocol):
+    """Does chunks: processes, actors of a cluster, or the main process itself. Each chunk that was submitted ends by
+    one event. The slot of one that is `Lost` goes back to the ring by itself, once no worker can write there any more.
+
+    Attributes:
+        broken: why it cannot continue.
+        ready: each worker has started.
+        waited_s: how long `gather` has waited for something to be done.
+    """
+
+    waited_s: float
+
+    @property
+    def broken(self) -> WorkerError | None: ...
+    @property
+    def ready(self) -> bool: ...
+
+    def submit(self, request: Request) -> bool: ...  # False: it has enough
+    def cancel_before(self, chunk: int) -> None: ...  # earlier ones are no longer wanted
+    def reset_restart_count(self) -> None: ...
+    def gather(self, timeout_s: float) -> list[Event]: ...
+    def recover_slots(self) -> bool: ...  # of lost chunks, when nothing is in work; False: there are none
+    def counted(self) -> np.ndarray: ...  # what its workers did, as `gpuload.workers.counters` has it
+    def halt(self) -> None: ...  # `gather`, in another thread, ends soon
+    def close(self) -> None: ...
 
 
 class Queue:

@@ -18,12 +18,11 @@ from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.fusing.grid import Tile
 from gpuload.transforms.program.fusing.plan import Fusing, Images, Made
 from gpuload.workers.batch import Batch
-from gpuload.workers.engine import Event, Freed, Lost
-from gpuload.workers.feed import Feed
+from gpuload.workers.feed import Consumer, Feed
 from gpuload.workers.inline import HomeEngine
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan, to_plan
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(Tile(8, 32, 1), channels_last=True)
@@ -58,11 +57,13 @@ class Engine(HomeEngine):
         return super().gather(timeout_s)
 
 
-def told_of(batch: Batch) -> bytes:
+class Plans(Consumer):
     """As `Assembly.told_of`: of plain chunks their descriptions, of others the table."""
-    batch.starts = [100 * number for number in range(len(batch.parts))]
-    chunks = [part.told for part in batch.parts]
-    return to_plan(batch.starts, chunks) if all(chunks) else to_plan(batch.starts, (), table_of(batch))
+
+    def plan_inputs(self, batch: Batch) -> bytes:
+        batch.starts = [100 * number for number in range(len(batch.parts))]
+        chunks = [part.told for part in batch.parts]
+        return to_plan(batch.starts, chunks) if all(chunks) else to_plan(batch.starts, (), table_of(batch))
 
 
 def table_of(batch: Batch) -> np.ndarray:
@@ -75,7 +76,7 @@ def table_of(batch: Batch) -> np.ndarray:
 def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
     engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
-    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "told_of": told_of, **options})
+    feed = Feed(engine, ring, Plans(), **{"chunk_size": 2, "ahead": 2, **options})
     begin(feed, samples)
     return feed, engine
 
@@ -91,7 +92,7 @@ def pump(feed: Feed, times: int = 40) -> None:
 
 
 def busy(feed: Feed) -> int:
-    return feed.ring._busy
+    return len(feed.ring._busy)
 
 
 def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make():
@@ -185,14 +186,13 @@ def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
     feed.release(batch)
 
 
-@pytest.mark.parametrize("free", [True, False])
-def test_a_batch_whose_plan_is_lost_does_without(free):
+def test_a_batch_whose_plan_is_lost_does_without():
     feed, engine = made(SIZE)
     lost: list[Request] = []
 
     def fate(request: Request) -> list[Event]:
         lost.append(request)
-        return [Lost(request.chunk, request.attempt, None, "killed", slot_is_free=free)]
+        return [Lost(request.chunk, request.attempt, None, "killed")]
 
     engine.fate = fate
     pump(feed)
@@ -200,12 +200,8 @@ def test_a_batch_whose_plan_is_lost_does_without(free):
     assert batch is not None
     assert (batch.made, len(batch.parts), batch.errors) == (None, 2, [])
     feed.release(batch)
-    [request] = lost  # it is not asked for again
-    assert busy(feed) == (0 if free else 1)
-    if not free:  # a worker may still write there
-        assert not feed.idle()
-        feed._take_in(Freed(request.chunk, request.attempt))
-        assert (busy(feed), feed.idle()) == (0, True)
+    assert len(lost) == 1  # it is not asked for again
+    assert (busy(feed), feed.idle()) == (1, True)  # whose slot is the engine's affair
 
 
 def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():

@@ -22,10 +22,9 @@ import numpy as np
 
 from gpuload.errors import WorkerError, kinds_of
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.engine import Freed, Lost
 from gpuload.workers.job import Parcel
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import Event, Lost, Request, Status
 
 __all__ = ["DecodedBy", "Done", "Host", "HostOptions", "Report", "versions"]
 
@@ -88,7 +87,7 @@ class Host:
         self._parcel: Parcel | None = parcel
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
-        self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done] | None]] = {}
+        self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done]]] = {}
         self._told_ready = False
         self._said = 0  # deaths that were reported
         self._warnings: list[str] = []
@@ -124,10 +123,10 @@ class Host:
         self._look()
         return await done
 
-    async def disown(self, before: int) -> None:
+    async def cancel_before(self, chunk: int) -> None:
         """Chunks with a smaller number are no longer wanted."""
         if self._pool is not None:
-            self._pool.disown(before)
+            self._pool.cancel_before(chunk)
 
     async def close(self) -> None:
         """End the workers."""
@@ -198,6 +197,8 @@ class Host:
             request, done = self._waiting[0]
             slot = self._ring.acquire(request.slot_bytes)
             if slot is None:
+                if not self._flying:
+                    self._pool.recover_slots()
                 return
             sent = False
             try:
@@ -212,28 +213,20 @@ class Host:
             self._waiting.popleft()
             self._flying[request.chunk, request.attempt] = slot, done
 
-    def _take_in(self, event: Reply | Lost | Freed) -> None:
-        key = event.chunk, event.attempt
-        slot, waits = self._flying.pop(key)
-        if isinstance(event, Freed):
-            self._ring.release(slot)
-            return
+    def _take_in(self, event: Event) -> None:
+        slot, waits = self._flying.pop((event.chunk, event.attempt))
         assert self._pool is not None
         done = Done(counted=self._pool.counted())
-        if isinstance(event, Lost):
-            if event.slot_is_free:
-                self._ring.release(slot)
-            else:
-                self._flying[key] = slot, None  # a `Freed` or its reply comes
-            done.lost = replace(event, slot_is_free=True)  # the one that waits in the program
+        if isinstance(event, Lost):  # with its slot, which the pool gives back
+            done.lost = event
         else:
             done.reply = event.pack()
-            if event.status is Status.DONE and event.nbytes and waits is not None:
+            if event.status is Status.DONE and event.nbytes:
                 done.data = self._ring.view(slot)[: event.nbytes]
                 if not self._ring.lend(slot, [done.data]):
                     done.data = done.data.copy()
                     self._ring.release(slot)
             else:
                 self._ring.release(slot)
-        if waits is not None and not waits.done():
+        if not waits.done():
             waits.set_result(done)
