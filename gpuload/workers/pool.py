@@ -9,21 +9,21 @@ its own samples; one that died is restarted where the request says: if the datas
 
 The failure model. A worker notes a chunk on the board once it has taken it off its queue, and notes that it is idle
 once it has replied. If it dies with a chunk noted, that chunk is lost, and its slot free: nobody else writes there. But
-it can die between taking and noting. So after a death, once the queue is empty, all chunks of that queue are lost that
-are neither noted, nor done, nor taken back. That may be wrong in one case: a living worker has just taken such a chunk.
-It will write to the slot (or, if it is to plan a batch, read it), and reply. So the slot is *written off*, which is
-kept apart from slots in work, until no worker that was ready at that moment can have the chunk. A worker cannot have it
-once it has replied to another chunk (it has one at a time, and the lost one is on no queue), once it has replied to
-this one (a second result, which is dropped), or once it has ended. Idle workers say nothing, so in a small ring all
-slots may be written off, and none is left for a chunk that would make them speak. Then `recover_slots` closes their
-queue: they leave at its end, and others take their places on a new one.
+it can die between taking and noting. So after a death, what is still on its queue is taken back, and the other chunks
+that were sent there and are neither noted nor done are lost too. That may be wrong in one case: a living worker has
+just taken such a chunk. It will write to the slot (or, if it is to plan a batch, read it), and reply. So the slot is
+*written off*, which is kept apart from slots in work, until no worker that was ready at that moment can have the chunk.
+A worker cannot have it once it has replied to another chunk (it has one at a time, and the lost one is on no queue),
+once it has replied to this one (a second result, which is dropped), or once it has ended. Idle workers say nothing, so
+in a small ring all slots may be written off, and none is left for a chunk that would make them speak. Then
+`recover_slots` closes their queue: they leave at its end, and others take their places on a new one.
 
 These are all the races there are: a request is on one queue or with one worker, and a worker touches a slot only
 between taking its request and replying. So a slot never has two writers, each chunk ends once, and no slot is away for
 longer than the workers that were there when it was written off.
 
-What is still on the queue when a worker dies is taken back, and sent again behind what has to be done again: where many
-samples hang, one of them is known to be bad before each of the others has cost a worker.
+What was taken back is sent again behind what has to be done again: where many samples hang, one of them is known to be
+bad before each of the others has cost a worker.
 
 The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
 chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
@@ -215,11 +215,9 @@ class WorkerPool(RestartingEngine):
         check_platform()
         super().__init__(ring, max_restarts)
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
-        self._written_off: dict[
-            tuple[int, int], tuple[Request, set[int]]
-        ] = {}  # lost, and who may have it all the same
+        # Lost chunks, each with the workers that may have it all the same.
+        self._written_off: dict[tuple[int, int], tuple[Request, set[int]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
-        self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
         self._warned_of_adding = self._warned_of_modules = False
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
@@ -405,8 +403,6 @@ class WorkerPool(RestartingEngine):
         ready = self._epoll.poll(min(wait_s, self._watch.interval_s))
         if wait_s:
             self.waited_s += time.perf_counter() - start
-        # Look for empty queues before replies are read: a chunk that was taken by now is noted or done then, or lost.
-        empty = {number for number in self._audit if self._queues[number].is_empty}
         dead = []
         for fd, _ in ready:
             worker = self._by_fd.get(fd)
@@ -416,8 +412,6 @@ class WorkerPool(RestartingEngine):
                 self._drain(worker, events)
         for worker in dead:
             self._replace(worker, events)
-        for number in empty & self._audit:
-            self._declare_lost(number, events)
         if self._watch.is_due:
             requests = self._flying | {key: request for key, (request, _) in self._written_off.items()}
             self.unsaid += self._watch.look(self._team.values(), self._board, requests)
@@ -490,10 +484,8 @@ class WorkerPool(RestartingEngine):
             if (request := self._flying.get(key)) is not None:
                 where = at_sample(request, note.row)
                 events.append(self._lose(Lost(*key, note.row, cause, outside, stack)))
+            self._audit(worker.number % len(self._queues), events)
             self._board.counters.bury(worker.number)
-            number = worker.number % len(self._queues)
-            self._audit.add(number)
-            self._taken_back += self._queues[number].take_back()
             self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._wanted:
             self._start(worker.number)
@@ -501,20 +493,19 @@ class WorkerPool(RestartingEngine):
     def _queue_of(self, request: Request) -> int:
         return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
 
-    def _declare_lost(self, queue: int, events: list[Event]) -> None:
-        """A queue was empty: its chunks neither noted nor done died with a worker, or are about to be noted."""
+    def _audit(self, queue: int, events: list[Event]) -> None:
+        """Declare lost what a dead worker of this queue may have taken, and not noted: see the module's docstring."""
+        self._taken_back += self._queues[queue].take_back()
         team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
         for worker in team.values():
             self._drain(worker, events)
-        noted = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
-        noted |= {(request.chunk, request.attempt) for request in self._taken_back}
-        sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
+        known = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
+        known |= {(request.chunk, request.attempt) for request in self._taken_back}
         # A worker says hello before it takes a chunk: others cannot have one.
-        suspects = {number for number, worker in team.items() if worker.ready}
-        for key in sent:
-            if key not in noted:
+        suspects = [number for number, worker in team.items() if worker.ready]
+        for key, request in list(self._flying.items()):
+            if self._queue_of(request) == queue and key not in known:
                 events.append(self._lose(Lost(*key, None, "its worker died before it began"), suspects))
-        self._audit.discard(queue)
 
     def _lose(self, lost: Lost, suspects: Iterable[int] = ()) -> Lost:
         """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""

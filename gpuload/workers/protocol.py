@@ -281,14 +281,6 @@ class Queue:
             return False
         return True
 
-    @property
-    def is_empty(self) -> bool:
-        try:
-            self.read_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        return False
-
     def take_back(self) -> list[Request]:
         """What no worker has taken yet."""
         requests = []
