@@ -13,7 +13,7 @@ from gpuload.ring.ring import Ring
 from gpuload.stage.ranges import DECODE, named
 from gpuload.workers.changes import objects_in
 from gpuload.workers.inherited import module_values
-from gpuload.workers.inline import HomeEngine
+from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 
@@ -56,7 +56,7 @@ def _module_values(options: Options) -> dict[str, dict[str, Any]]:
 
 def engine_for(
     job: Job, options: Options, ring: Ring, count: int, placement: Placement
-) -> WorkerPool | RayPool | HomeEngine:
+) -> WorkerPool | RayPool | InProcessEngine:
     """What does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
     watch = {
@@ -69,5 +69,5 @@ def engine_for(
 
         return RayPool(job, workers.workers, ring, **watch)
     if not count:
-        return HomeEngine(job, ring, around=partial(named, DECODE))
+        return InProcessEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)

@@ -21,7 +21,7 @@ from gpuload.workers.protocol import Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.workerinfo import introduce
 
-__all__ = ["HomeEngine", "InlineEngine"]
+__all__ = ["InProcessEngine", "InlineEngine"]
 
 
 class InlineEngine:
@@ -87,7 +87,7 @@ class InlineEngine:
         self._waiting.clear()
 
 
-class HomeEngine(InlineEngine):
+class InProcessEngine(InlineEngine):
     """Does what workers do; `around`: a context for each chunk."""
 
     def __init__(

@@ -163,6 +163,10 @@ class RestartingEngine:
             if events or time.monotonic() >= deadline:
                 return events
 
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end within a second."""
+        self._halted = True
+
     def _step(self, wait_s: float, events: list[Event]) -> None:
         """Take in what has happened; wait up to `wait_s` for something, or less."""
         raise NotImplementedError
@@ -352,7 +356,7 @@ class WorkerPool(RestartingEngine):
 
     def halt(self) -> None:
         """Make workers end at their next sample, and `gather`, in another thread, within a second."""
-        self._halted = True
+        super().halt()
         self._board.wanted_from = 2**63
 
     # -- starting ---------------------------------------------------------------------------------------------------

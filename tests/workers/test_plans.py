@@ -19,7 +19,7 @@ from gpuload.transforms.program.fusing.grid import Tile
 from gpuload.transforms.program.fusing.plan import Fusing, Images, Made
 from gpuload.workers.batch import Batch
 from gpuload.workers.feed import Consumer, Feed
-from gpuload.workers.inline import HomeEngine
+from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.plans import make_plan, to_plan
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
@@ -43,7 +43,7 @@ class Pictures:
         return rng.integers(0, 256, (20 + number, 30, channels), np.uint8), number
 
 
-class Engine(HomeEngine):
+class Engine(InProcessEngine):
     """Does one thing at each call, and plans as `fate` says: None is the usual, "later" in a coming call."""
 
     fate: Any = None

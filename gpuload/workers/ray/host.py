@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from gpuload.workers.job import Parcel
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Event, Lost, Request, Status
 
-__all__ = ["DecodedBy", "Done", "Host", "HostOptions", "Report", "versions"]
+__all__ = ["DecodedBy", "Done", "Host", "Report", "versions"]
 
 LOOK_S = 0.25  # between two looks at workers, while there are chunks in work
 DECODERS = ("numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
@@ -41,18 +42,6 @@ def versions() -> DecodedBy:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-@dataclass(frozen=True)
-class HostOptions:
-    """Which workers an actor has: from number `first` on, `workers` of `total`; and the options of their pool."""
-
-    first: int
-    workers: int
-    total: int
-    ring_bytes: int
-    timeout_s: float
-    own_queues: bool
 
 
 @dataclass
@@ -80,11 +69,11 @@ class Report:
 
 
 class Host:
-    """The actor's class."""
+    """The actor's class: it has so many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
 
-    def __init__(self, options: HostOptions, parcel: Parcel) -> None:
-        self._options = options
+    def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._parcel: Parcel | None = parcel
+        self._workers, self._ring_bytes, self._pool_options = workers, ring_bytes, pool_options
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
         self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done]]] = {}
@@ -147,19 +136,12 @@ class Host:
     def _start(self) -> None:
         # Ray's own modules lie open on the import path of its processes.
         sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
-        options, parcel = self._options, self._parcel
-        assert parcel is not None
+        assert self._parcel is not None
         try:
-            self._ring = Ring(options.ring_bytes)
+            self._ring = Ring(self._ring_bytes)
+            # The program counts the deaths of all actors.
             self._pool = WorkerPool(
-                parcel,
-                options.workers,
-                self._ring,
-                timeout_s=options.timeout_s,
-                max_restarts=sys.maxsize,  # the program counts those of all actors
-                own_queues=options.own_queues,
-                first=options.first,
-                total=options.total,
+                self._parcel, self._workers, self._ring, max_restarts=sys.maxsize, **self._pool_options
             )
         except Exception as error:
             self._broken = error if isinstance(error, WorkerError) else WorkerError(str(error), kinds_of(error))

@@ -34,7 +34,7 @@ from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.job import Job, pack
 from gpuload.workers.pool import RestartingEngine
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
-from gpuload.workers.ray.host import Done, Host, HostOptions, Report, versions
+from gpuload.workers.ray.host import Done, Host, Report, versions
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
 
 __all__ = ["RayPool", "connected"]
@@ -190,10 +190,6 @@ class RayPool(RestartingEngine):
             else:
                 self._waiting.append(request)
 
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end within a second."""
-        self._halted = True
-
     def close(self) -> None:
         """End all actors. Idempotent; takes a few seconds at most."""
         if self._closed:
@@ -223,10 +219,15 @@ class RayPool(RestartingEngine):
 
     def _start(self, first: int, at: int | None = None) -> None:
         workers = min(self._per_actor, self._workers.count - first)
-        watch = self._ring.ring_bytes, self._timeout_s, self._own_queues
+        pool_options = {
+            "first": first,
+            "total": self._workers.count,
+            "timeout_s": self._timeout_s,
+            "own_queues": self._own_queues,
+        }
         options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
         maker = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
-        handle = maker.remote(HostOptions(first, workers, self._workers.count, *watch), self._parcel)
+        handle = maker.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
         now = time.monotonic()
         actor = _Actor(handle, first, workers, now, now)
         if at is None:
