@@ -11,6 +11,7 @@ import pytest
 from workers.ray.cluster import Cluster, RayError
 
 import gpuload as gl
+from gpuload.ring.ring import GRANULE_BYTES
 from gpuload.workers.ray import pool as module
 from gpuload.workers.ray.host import Host
 
@@ -254,3 +255,41 @@ def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
         monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
         with pytest.raises(RuntimeWarning, match=told):
             list(epoch)
+
+
+class Unnoted(Numbers):
+    """Its workers die at the second chunk that they take, before they note it, until twenty have died."""
+
+    def __init__(self, folder):
+        super().__init__(32)
+        self.folder = str(folder)
+
+    @property
+    def deaths(self):
+        return len(os.listdir(self.folder))
+
+    def __setstate__(self, state):
+        from gpuload.workers import main
+
+        self.__dict__.update(state)
+        do, taken = main._do, []
+
+        def die_or_do(request, *others):
+            taken.append(request.chunk)
+            if len(taken) == 2 and self.deaths < 20:
+                open(f"{self.folder}/{os.getpid()}", "w").close()
+                leave()
+            return do(request, *others)
+
+        main._do = die_or_do
+
+
+def test_workers_that_die_between_taking_a_chunk_and_noting_it_cost_no_slot_of_an_actors_two(cluster, tmp_path):
+    dataset, faults = Unnoted(tmp_path), gl.Faults(max_restarts=1000)
+    with loader(dataset, per_actor=2, ring_bytes=2 * GRANULE_BYTES, faults=faults) as loader_:
+        while dataset.deaths < 20:
+            assert numbers(loader_) == list(range(32))
+        assert numbers(loader_) == list(range(32))
+        assert len(loader_.errors) == 0
+        [actor] = cluster.actors
+        assert actor.host._ring.slots <= 2
