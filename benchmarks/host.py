@@ -58,6 +58,7 @@ from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, plans
+from gpuload.workers.protocol import next_request
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
@@ -299,7 +300,8 @@ def _batch_times(
 def _wait_for_workers(own: Any) -> None:
     """Sleep until nobody has a chunk left to do."""
     while (own.feed._flying or own.feed.plans.flying) and not (
-        own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
+        next_request(own.engine._queues[0].read_end, own.engine._memory) is None
+        and all(_is_idle(own.engine, worker) for worker in own.engine._team)
     ):
         time.sleep(0.002)
     time.sleep(0.002)
