@@ -57,7 +57,8 @@ from gpuload.loader import session
 from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer, rounded
-from gpuload.workers import feed, plans
+from gpuload.workers import feed, planned
+from gpuload.workers.protocol import next_request
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
@@ -81,8 +82,8 @@ PARTS: Final = (
     (feed.Feed, "take_if_ready", "feed"),
     (feed.Feed, "pump", "feed"),
     (feed, "read_content", "descriptions"),
-    (plans, "read_content", "descriptions"),
-    (assemble, "Columns", "columns"),
+    (planned, "read_content", "descriptions"),
+    (assemble, "columns_of", "columns"),
     (T.Chain, "draw", "draws"),
     (segments.SegmentRunner, "__call__", "jobs"),
     (runner.FusedRunner, "launch", "launches"),
@@ -299,7 +300,8 @@ def _batch_times(
 def _wait_for_workers(own: Any) -> None:
     """Sleep until nobody has a chunk left to do."""
     while (own.feed._flying or own.feed.plans.flying) and not (
-        own.engine._queues[0].is_empty and all(_is_idle(own.engine, worker) for worker in own.engine._team)
+        next_request(own.engine._queues[0].read_end, own.engine._memory) is None
+        and all(_is_idle(own.engine, worker) for worker in own.engine._team)
     ):
         time.sleep(0.002)
     time.sleep(0.002)

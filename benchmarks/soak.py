@@ -96,6 +96,7 @@ class Figures:
     lost: int = 0
     repeated: int = 0
     unaccounted: int = 0
+    slots_away: int = 0  # at the end
     memory_mb: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
@@ -182,7 +183,16 @@ def main(arguments: list[str] | None = None) -> int:
                 )
         assert killer is not None
         killer.stop()
+        figures.slots_away = slots_away(loader)
     return report(console, figures, killer, options, time.monotonic() - started)
+
+
+def slots_away(loader: gl.Loader) -> int:
+    """How many slots of the ring nothing can use after an epoch, once no worker can write to any."""
+    session: Any = loader._session
+    while not session.feed.idle() or session.engine.recover_slots():
+        session.feed.pump(0.01)
+    return len(session.ring._busy)
 
 
 def report(console: Console, figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
@@ -194,6 +204,7 @@ def report(console: Console, figures: Figures, killer: Killer, options: argparse
             figures.lost == figures.repeated == 0
         ),
         f"every damaged one decoded or listed, once: {figures.unaccounted} not": figures.unaccounted == 0,
+        f"every slot of the ring usable at the end: {figures.slots_away} not": figures.slots_away == 0,
         f"memory flat: {figures.growth_mb():+.0f} MB from the second to the last quarter": (
             figures.growth_mb() < FLAT_MB
         ),

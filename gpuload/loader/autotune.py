@@ -38,9 +38,9 @@ from gpuload.loader.limits import (
 )
 from gpuload.loader.options import DEFAULT_PREFETCH, Options
 from gpuload.stage import Stage
-from gpuload.workers.engine import Engine
 from gpuload.workers.feed import Feed
 from gpuload.workers.pool import WorkerPool
+from gpuload.workers.protocol import Engine
 
 __all__ = ["LEAP", "MOST_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for", "tuner_for"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from gpuload.loader.cursor import Progress
-from gpuload.loader.life import OVER
-from gpuload.loader.session import Session
+from gpuload.loader.session import OVER, Session
 from gpuload.order.schedule import Schedule
-from gpuload.workers.interrupts import finalizing
+from gpuload.workers.signals import deferred_signals
 
 __all__ = ["Epoch"]
 
@@ -104,4 +102,5 @@ class Epoch(Iterator[Any]):
         if sys is None or sys.is_finalizing():
             return
         if self._ended is None and hasattr(self, "_token"):
-            finalizing(partial(self._session.drop_epoch, self._token))
+            with deferred_signals():
+                self._session.drop_epoch(self._token)

@@ -27,12 +27,11 @@ from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
 from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
-from gpuload.loader.life import NEWER
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
-from gpuload.loader.session import Session
+from gpuload.loader.session import NEWER, Session
 from gpuload.loader.session_setup import check_for, resolve_device, with_share
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
@@ -41,13 +40,13 @@ from gpuload.order.options import check_integer
 from gpuload.order.place import Place
 from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on, schedule_of, shares_of, steps_of
 from gpuload.order.shares import Uneven
-from gpuload.ring.gone import when_gone
+from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
 from gpuload.stage.html import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
-from gpuload.workers.interrupts import finalizing, held
 from gpuload.workers.ray.options import RayWorkers
+from gpuload.workers.signals import deferred_signals
 
 __all__ = ["BatchInfo", "Loader", "apply"]
 
@@ -426,9 +425,9 @@ class Loader:
         self._new_workers = False
         if self._session is None:
             kept = keep(options)
-            with held():  # nothing is started and then forgotten
+            with deferred_signals():  # nothing is started and then forgotten
                 self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
-                self._forget = when_gone(self, finalizing, self._session.ending())
+                self._forget = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
         given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}
         iterator = Epoch(self, self._session, schedule, progress, **given)
@@ -439,14 +438,14 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
-        with held():  # a ctrl-C has to wait until all is closed
+        with deferred_signals():  # a ctrl-C has to wait until all is closed
             self._close()
 
     def _close(self) -> None:
         self._cursor.end("its Loader was closed")
         if (session := self._session) is not None:
             try:
-                self._ended = self._ended if session.life.is_elsewhere else session.meter.span()
+                self._ended = self._ended if session.steps.in_forked_child else session.meter.span()
             finally:
                 session.close()
                 self._forget()
@@ -457,7 +456,7 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        with held(deaf=kind is KeyboardInterrupt):  # a second ctrl-C is ignored
+        with deferred_signals(drop_sigint=kind is KeyboardInterrupt):  # a second ctrl-C is ignored
             self._close()
 
     def __repr__(self) -> str:

@@ -37,8 +37,8 @@ from gpuload.workers.box_fields import read_differently
 from gpuload.workers.device_cache import CachedSamples
 from gpuload.workers.faults import Faults
 from gpuload.workers.feed import Feed
-from gpuload.workers.interrupts import held
 from gpuload.workers.job import Job
+from gpuload.workers.signals import deferred_signals
 
 __all__ = ["keep", "plan_for"]
 
@@ -207,7 +207,7 @@ def _feed(options: Options, job: Job, device: torch.device) -> Iterator[Feed]:
     check_limits(options, device, workers.count)
     stack = contextlib.ExitStack()
     try:
-        with held():  # nothing is started and then forgotten
+        with deferred_signals():  # nothing is started and then forgotten
             ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=placement.cpus)
             stack.callback(ring.close)
             engine = engine_for(job, options, ring, workers.count, placement)
@@ -224,7 +224,7 @@ def _feed(options: Options, job: Job, device: torch.device) -> Iterator[Feed]:
         stack.callback(feed.abandon)  # its views of the ring would keep the memory
         yield feed
     finally:
-        with held():
+        with deferred_signals():
             stack.close()
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
+import os
 import threading
 import warnings
 import weakref
@@ -24,10 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly
 from gpuload.decode.decoder import UNUSABLE
-from gpuload.errors import ErrorRecord, SampleError, TooManyErrors
+from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, tuner_for
-from gpuload.loader.life import Life
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
@@ -55,13 +56,84 @@ from gpuload.workers.box_fields import REMARK
 from gpuload.workers.changes import DatasetChanges
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
-from gpuload.workers.feed import LAUNCHED_AHEAD, Feed
-from gpuload.workers.interrupts import held
+from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.signals import deferred_signals
 
-__all__ = ["Session"]
+__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
+OVER = "this iterator is over: {}"
+NEWER = (
+    "a newer iter() of its Loader was started. A Loader gives one epoch at a time: for two at once, as in "
+    "zip(loader, loader) or nested loops, make a second Loader"
+)
+
+
+class SessionState(enum.Enum):
+    """What a session can do: another step, nothing but to be closed, nothing."""
+
+    OPEN = enum.auto()
+    BROKEN = (
+        enum.auto()
+    )  # a step was interrupted with an event or a batch in hand: the next iter() starts a new session
+    CLOSED = enum.auto()  # or about to be
+
+
+class Steps:
+    """The steps of a session, and its state, which is right at every line: a ctrl-C, a finalizer, a fork or another
+    thread may come in between. So it is derived from facts that are each set in one operation; those of the end stay.
+
+    Shared with the finalizer of the session's `Loader`, so it refers to neither. Steps are taken under the session's
+    lock; a session may be closed without it.
+
+    Attributes:
+        broken_by: what interrupted a step; empty: nothing.
+        closed: the end has begun; ended: all is freed, or about to be.
+    """
+
+    def __init__(self) -> None:
+        self.broken_by = ""
+        self.closed = self.ended = False
+        self._pid = os.getpid()
+
+    @property
+    def state(self) -> SessionState:
+        if self.closed:
+            return SessionState.CLOSED
+        return SessionState.BROKEN if self.broken_by else SessionState.OPEN
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Whether this process was forked from the session's own."""
+        return os.getpid() != self._pid
+
+    def begin(self, *, engine_broken: bool) -> Steps:
+        """Begin a step, which is a context: what interrupts it breaks the session, but for errors that are raised on
+        purpose, with nothing in hand. `engine_broken`: the engine itself says why it cannot go on."""
+        if self.closed:
+            raise RuntimeError(OVER.format("its Loader was closed"))
+        if self.broken_by and not engine_broken:
+            raise RuntimeError(
+                OVER.format(
+                    f"it was broken off by {self.broken_by}, and a batch may be lost. Begin a new epoch with iter()"
+                )
+            )
+        self.broken_by = "an interrupt"
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None and self.closed:  # by a signal handler: the feed is empty, as at the end of an epoch
+            error = RuntimeError("closed")
+        if error is None or isinstance(error, GpuloadError | Warning):
+            self.broken_by = ""
+            return
+        self.broken_by = type(error).__name__
+        if self.closed and isinstance(error, Exception):
+            raise RuntimeError(OVER.format("its Loader was closed meanwhile")) from error
 
 
 @dataclass(slots=True)
@@ -135,15 +207,12 @@ class Session:
         self.feed = Feed(
             self.engine,
             self.ring,
+            _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
             chunk_size=options.chunk_size if kept is None else options.order.size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
             ahead=options.ahead_for(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
-            candidates=partial(_candidates, options),
-            plan_inputs=self.assembly.plan_inputs if fusing is not None else lambda batch: None,
-            reclaim=self.transfer.reclaim,
-            decode=self.decoder,
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
         self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
@@ -151,7 +220,8 @@ class Session:
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self._follows = False  # whether the epoch's first batch is still to be launched
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
-        self.life = Life()
+        self.steps = Steps()
+        self._epoch: object = None  # the token of the current one; None between two
         self.meter = Meter(
             options,
             feed=self.feed,
@@ -170,7 +240,7 @@ class Session:
     @property
     def usable(self) -> bool:
         """Whether another epoch can begin here."""
-        return self.life.is_open and self.engine.broken is None
+        return self.steps.state is SessionState.OPEN and self.engine.broken is None
 
     @property
     def knows_ranks(self) -> bool:
@@ -183,8 +253,8 @@ class Session:
         `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
         a `worker_init_fn` raises an exception.
         """
-        with self.lock, self.life.work(broken=self.engine.broken is not None):
-            epoch = self.life.epoch = object()
+        with self.lock, self.steps.begin(engine_broken=self.engine.broken is not None):
+            epoch = self._epoch = object()
             self.ready = None
             self.launched.clear()
             self.meter.begin()
@@ -207,7 +277,7 @@ class Session:
 
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
-        with self.life.work(broken=self.engine.broken is not None):
+        with self.steps.begin(engine_broken=self.engine.broken is not None):
             waited_s = self.meter.waited_s
             with self.meter:
                 self.ready = self._next_launched(info)
@@ -298,7 +368,7 @@ class Session:
 
     def check_process(self) -> None:
         """Refuse to go on in a forked child: ring and workers are its parent's."""
-        if self.life.is_elsewhere:
+        if self.steps.in_forked_child:
             raise RuntimeError(
                 "this Loader's shared memory and workers belong to the process that this one was forked from; make a "
                 "new Loader in the child"
@@ -306,14 +376,13 @@ class Session:
 
     def drop_epoch(self, epoch: object) -> None:
         """Drop all work for this epoch, if it is still the current one."""
-        life = self.life
-        if life.is_closed or life.epoch is not epoch or life.is_elsewhere:
+        if self.steps.closed or self._epoch is not epoch or self.steps.in_forked_child:
             return
         with self.lock:
-            if life.is_torn:
+            if self.steps.state is SessionState.BROKEN:
                 self.close()
-            elif not life.is_closed and life.epoch is epoch:
-                life.epoch = self.ready = None
+            elif self.steps.state is SessionState.OPEN and self._epoch is epoch:
+                self._epoch = self.ready = None
                 self.meter.end()
                 self.launched.clear()
                 self.feed.abandon()
@@ -321,16 +390,15 @@ class Session:
     def ending(self) -> Callable[[], None]:
         """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
         pool = self.engine if self.feed.workers else None
-        return partial(_end, weakref.ref(self), self.life, pool, self.transfer, self.ring)
+        return partial(_end, weakref.ref(self), self.steps, pool, self.transfer, self.ring)
 
     def close(self) -> None:
         """End the workers and free the memory, at any time. Idempotent. The caller holds interrupts off."""
-        if self.life.is_elsewhere:
+        if self.steps.in_forked_child:
             self.ring.close()  # a child's copy of the descriptor; the rest is the parent's
             return
-        if self.life.is_buried:
-            return
-        if self.life.close():
+        if not self.steps.closed:
+            self.steps.closed = True
             self.engine.halt()
         # Another thread leaves its next() now; but a dataset may hang there (num_workers=0).
         locked = self.lock.acquire(timeout=THREAD_WAIT_S)
@@ -341,10 +409,11 @@ class Session:
                 self.lock.release()
 
     def _end(self) -> None:
-        if not self.life.end():
+        if self.steps.ended:
             return
+        self.steps.ended = True
+        self._epoch = self.ready = None
         self.meter.end()
-        self.ready = None
         self.launched.clear()
         with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
             stack.callback(_forget_tables)
@@ -442,25 +511,26 @@ def _decoder(choice: Choice, options: Options, device: torch.device, transfer: A
     return ImageDecoder(choice.decoder, options.workers.decode, device, transfer)
 
 
-def _end(session_of: weakref.ref[Session], life: Life, pool: Any, transfer: Any, ring: Ring) -> None:
-    session = session_of()
-    if session is not None:
-        session.close()
-    elif life.is_elsewhere:
-        ring.close()
-    else:  # it goes together with its Loader, and so does everything that views the ring
-        life.bury()
-        with contextlib.ExitStack() as stack:
-            stack.callback(_forget_tables)
-            stack.callback(ring.close)
-            stack.callback(transfer.close)
-            if pool is not None:
-                stack.callback(pool.close)
+def _end(session_of: weakref.ref[Session], steps: Steps, pool: Any, transfer: Any, ring: Ring) -> None:
+    with deferred_signals():
+        session = session_of()
+        if session is not None:
+            session.close()
+        elif steps.in_forked_child:
+            ring.close()
+        else:  # it goes together with its Loader, and so does everything that views the ring
+            steps.closed = steps.ended = True
+            with contextlib.ExitStack() as stack:
+                stack.callback(_forget_tables)
+                stack.callback(ring.close)
+                stack.callback(transfer.close)
+                if pool is not None:
+                    stack.callback(pool.close)
 
 
 def _forget_tables() -> None:
     """Let go of what sessions share on devices, if none is open."""
-    if not any(session.life.is_open for session in list(_sessions)):
+    if not any(session.steps.state is SessionState.OPEN for session in list(_sessions)):
         forget_tables()
 
 
@@ -470,7 +540,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """At the interpreter's exit. A daemon thread may still be iterating: it must not end with a traceback."""
-    with held(deaf=True):
+    with deferred_signals(drop_sigint=True):
         for session in list(_sessions):
             # If that thread is in its next(), the kernel ends the workers with the process. Else it never gets into
             # the next one: the lock is never released.
@@ -478,11 +548,29 @@ def _close_all() -> None:
                 session.close()
 
 
-def _candidates(options: Options, batch: Batch, position: int, index: Any) -> Iterator[Any]:
-    """Substitutes for a sample: any of the dataset or, if a sampler chose the keys, others of its batch."""
-    order = options.order
-    if not order.sampled:
-        return substitutes(order.seed, batch.spec.epoch, position, index, len(order.dataset))
-    keys = list(batch.spec.indices)
-    rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
-    return (keys[row] for row in rows if keys[row] != index)
+class _Consumer(Consumer):
+    """What the feed asks of a session, to which it does not refer: a circle would wait for the collector."""
+
+    def __init__(
+        self, options: Options, transfer: Any, decoder: ImageDecoder | None, planning: Assembly | None
+    ) -> None:
+        self._options, self._transfer, self._decoder, self._planning = options, transfer, decoder, planning
+
+    def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
+        """Return substitutes for a sample: any of the dataset or, if a sampler chose the keys, others of its batch."""
+        order = self._options.order
+        if not order.sampled:
+            return substitutes(order.seed, batch.spec.epoch, position, index, len(order.dataset))
+        keys = list(batch.spec.indices)
+        rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
+        return (keys[row] for row in rows if keys[row] != index)
+
+    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
+        return None if self._planning is None else self._planning.plan_inputs(batch)
+
+    def reclaim(self, wait: bool) -> bool:
+        return self._transfer.reclaim(wait)
+
+    def decode(self, batch: Batch) -> Failed:
+        assert self._decoder is not None, "only with a device's decoder workers leave it images"
+        return self._decoder(batch)

@@ -25,7 +25,7 @@ from gpuload.stage.decode.share import measure_share
 from gpuload.stage.ranges import DECODE, named
 from gpuload.workers.changes import objects_in
 from gpuload.workers.inherited import module_values
-from gpuload.workers.inline import HomeEngine
+from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.ray.pool import RayPool
@@ -197,7 +197,7 @@ def _module_values(options: Options) -> dict[str, dict[str, Any]]:
 
 def engine_for(
     job: Job, options: Options, ring: Ring, count: int, placement: Placement
-) -> WorkerPool | RayPool | HomeEngine:
+) -> WorkerPool | RayPool | InProcessEngine:
     """Return what does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
     watch = {
@@ -208,5 +208,5 @@ def engine_for(
     if workers.workers is not None:
         return RayPool(job, workers.workers, ring, **watch)
     if not count:
-        return HomeEngine(job, ring, around=partial(named, DECODE))
+        return InProcessEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)

@@ -15,6 +15,7 @@ killed process leaves nothing behind.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -33,9 +34,8 @@ import numpy as np
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 from gpuload.ring.affinity import running_on
-from gpuload.ring.gone import when_gone
 
-__all__ = ["Ring", "Slot", "align", "is_inherited", "map_ring", "standard_streams_taken"]
+__all__ = ["Ring", "Slot", "align", "is_inherited", "map_ring", "on_collected", "standard_streams_taken"]
 
 GRANULE_BYTES = 64 * 1024
 MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
@@ -144,7 +144,7 @@ class Ring:
         self.bytes = np.frombuffer(self._map, np.uint8)
         self._free: list[Slot] = []  # the most recently released last
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
-        self._busy = 0
+        self._busy: dict[int, Slot] = {}  # by offset
         self.made = self.moved_out = self.refused = 0
         self.full_s, self._full_since = 0.0, 0.0
         self._lent: dict[int, Slot] = {}
@@ -155,7 +155,7 @@ class Ring:
     @property
     def slots(self) -> int:
         """How many slots exist now, free and in use."""
-        return len(self._free) + self._busy
+        return len(self._free) + len(self._busy)
 
     @property
     def slot_bytes(self) -> int:
@@ -183,8 +183,7 @@ class Ring:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
         for i in range(len(self._free) - 1, -1, -1):
             if self._free[i].capacity_bytes >= nbytes:
-                self._busy += 1
-                return self._free.pop(i)
+                return self._take(self._free.pop(i))
         least = nbytes if least_bytes is None else min(least_bytes, nbytes)
         while self._free:  # all too small, as the next ones that are needed will find
             self._retire(self._free.pop())
@@ -194,7 +193,7 @@ class Ring:
         slot = Slot(offset, size)
         if (lacking := self._lacking()) is not None:
             self._add_gap(slot)
-            if self._busy > len(self._lent) + self._kept_slots:
+            if len(self._busy) > len(self._lent) + self._kept_slots:
                 return self._refuse()
             if nbytes <= max(least, 1):
                 raise LimitError(lacking)
@@ -206,9 +205,13 @@ class Ring:
             except BaseException:
                 self._add_gap(slot)
                 raise
-        self._busy += 1
         self.made += 1
+        self._take(slot)
         self._log_growth(slot)
+        return slot
+
+    def _take(self, slot: Slot) -> Slot:
+        self._busy[slot.offset] = slot
         return slot
 
     def _refuse(self) -> None:
@@ -217,10 +220,13 @@ class Ring:
 
     def release(self, slot: Slot) -> None:
         """Give a slot back: nobody reads or writes it any more."""
-        self._busy -= 1
-        self._free.append(slot)
+        self._free.append(self._busy.pop(slot.offset))
         if self._full_since:
             self.full_s, self._full_since = self.full_s + time.perf_counter() - self._full_since, 0.0
+
+    def release_at(self, offset: int) -> None:
+        """Give back the slot in use that begins here, as a request names it."""
+        self.release(self._busy[offset])
 
     def move_out(self, slot: Slot, nbytes: int) -> np.ndarray:
         """The first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
@@ -254,7 +260,7 @@ class Ring:
         # One mark for each array but the last: finalizers may run in any thread, and a list's pop is atomic.
         marks = [number] * (len(arrays) - 1)
         for array in arrays:
-            when_gone(array, _come_back, marks, self._returned, number)
+            on_collected(array, _come_back, marks, self._returned, number)
         return True
 
     def collect(self) -> bool:
@@ -340,6 +346,26 @@ class Ring:
             else:
                 merged.append((offset, room))
         self._gaps = merged
+
+
+_watched: dict[int, weakref.ref] = {}
+atexit.register(_watched.clear)
+
+
+def on_collected(thing: object, function: Callable[..., object], *args: object) -> Callable[[], object]:
+    """Call ``function(*args)`` when `thing` is collected, in whatever thread lets go of it; return what calls this off.
+
+    As `weakref.finalize`, but without a registry that the interpreter walks as it ends: there it complains if a daemon
+    thread, which may iterate a loader, adds to it meanwhile. Nothing is called once the interpreter ends.
+    """
+
+    def call(ref: weakref.ref, watched: dict[int, weakref.ref] = _watched) -> None:
+        if watched.pop(id(ref), None) is not None:
+            function(*args)
+
+    ref = weakref.ref(thing, call)
+    _watched[id(ref)] = ref  # its own hash is that of what it refers to: arrays have none
+    return lambda: _watched.pop(id(ref), None)
 
 
 def _come_back(marks: list[int], returned: deque[int], number: int) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpuload.ring.gone import when_gone
+from gpuload.ring.ring import on_collected
 
 __all__ = ["OutputPool"]
 
@@ -59,7 +59,7 @@ class OutputPool:
             return torch.empty(*shape, dtype=dtype, device="cpu")
         mapping = self._take(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
-        when_gone(owner, _give_back, self._free, self._max_free, mapping)
+        on_collected(owner, _give_back, self._free, self._max_free, mapping)
         return torch.from_numpy(owner).view(dtype).view(*shape)
 
     def _take(self, nbytes: int) -> mmap.mmap:

@@ -16,9 +16,9 @@ failed samples are asked for as a further chunk of the same batch; their rows co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from gpuload.errors import ErrorRecord, LimitError
 from gpuload.order.spec import BatchSpec
@@ -26,18 +26,39 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
-from gpuload.workers.engine import Engine, Event, Freed, Lost
 from gpuload.workers.faults import Faults, Tally
 from gpuload.workers.planned import PlannedBatch, Planner
-from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.slot_size import SlotSize
-from gpuload.workers.spill import spill
+from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
-__all__ = ["LAUNCHED_AHEAD", "Feed"]
+__all__ = ["LAUNCHED_AHEAD", "Consumer", "Feed"]
 
 Failed = list[tuple[Part, list[ErrorRecord]]]
 LAUNCHED_AHEAD = 2  # batches, beside the one that is due; their plans are made meanwhile
-READY_S = 0.01  # between two looks at whether workers have started
+READY_S = 0.01  # between two looks at whether workers have started, or left
+FIRST_GUESS_BYTES: Final = 320 * 1024  # for one sample, until one has come
+HEADROOM: Final = 1.4
+LEAST_HEADROOM: Final = 1.2  # with less, slots grow: by so much at once that few have to be made anew
+FIRST_CHUNKS: Final = 64  # they say how large a slot has to be: later growth costs a new slot for each chunk in work
+
+
+class Consumer:
+    """What a feed asks of whoever takes its batches; this one lacks everything."""
+
+    def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
+        """Return the indices to try instead of this one, whose sample failed."""
+        return iter(())
+
+    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
+        """Return a plan to be made, and what a worker reads for it; None: the batch is planned here."""
+        return None
+
+    def reclaim(self, wait: bool) -> bool:
+        """Release batches whose copies have ended; `wait`: for one, if there is one. False if there was none."""
+        return False
+
+    def decode(self, batch: Batch) -> Failed:
+        """Have the device decode what workers left of a batch. Return the samples that failed, by part."""
+        return []
 
 
 class Feed:
@@ -46,41 +67,34 @@ class Feed:
     Args:
         engine: does the chunks.
         ring: holds their pixels.
+        consumer: takes the batches.
         chunk_size: samples in a chunk, at most.
         plain_chunk_size: the same once the samples turn out to be plain arrays: a batch in one slot need not be copied.
         ahead: batches in work beyond the one that was passed on last.
         workers: how many there are; if batches are one chunk each, more of these are in work.
         faults: what happens to samples that fail.
-        candidates: for (batch, position, index) of a failed sample, the indices to try instead.
-        plan_inputs: what a worker plans a batch from; see `gpuload.workers.planned`.
-        reclaim: called when the ring is full; True if it made the consumer give slots back (waiting if told to).
-        decode: has the device decode what workers left of a batch; gives the samples that failed, by part.
     """
 
     def __init__(
         self,
         engine: Engine,
         ring: Ring,
+        consumer: Consumer | None = None,
         *,
         chunk_size: int,
         ahead: int,
         workers: int = 1,
         plain_chunk_size: int = 1,
         faults: Faults | None = None,
-        candidates: Callable[[Batch, int, object], Iterator[Any]] = lambda batch, position, index: iter(()),
-        plan_inputs: Callable[[Batch], tuple[PlannedBatch, bytes] | None] = lambda batch: None,
-        reclaim: Callable[[bool], bool] = lambda wait: False,
-        decode: Callable[[Batch], Failed] | None = None,
     ) -> None:
-        self.engine, self.ring = engine, ring
+        self.engine, self.ring, self._consumer = engine, ring, consumer or Consumer()
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self.ahead = self._ahead_now = ahead
         self.workers = workers
         self._told_epoch, self._changes = -1, b""
         self.faults = faults or Faults()
-        self._candidates, self._reclaim, self._decode = candidates, reclaim, decode
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._next_chunk = Planner(engine, ring, plan_inputs), 1
+        self.plans, self._next_chunk = Planner(engine, ring, self._consumer.plan_inputs), 1
         self._awaited = False  # the batch that is due is waited for
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
@@ -88,7 +102,6 @@ class Feed:
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
         self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
-        self._limbo: set[tuple[int, int]] = set()  # in `_flying`, lost, but a worker may still write there
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -101,7 +114,7 @@ class Feed:
         self._told_epoch, self._changes = told_epoch, changes
         self._coming = batches
         self._tally = Tally(self.faults.max_error_rate)
-        self.engine.forgive()
+        self.engine.reset_restart_count()
 
     def abandon(self) -> None:
         """Drop the epoch in work; its slots come back as workers end their chunks."""
@@ -111,7 +124,7 @@ class Feed:
             self.release(batch)
         self._batches.clear()
         self._flying = {key: (slot, None) for key, (slot, _) in self._flying.items()}
-        self.engine.disown(self._next_chunk)
+        self.engine.cancel_before(self._next_chunk)
 
     def first(self) -> Request | None:
         """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
@@ -169,8 +182,8 @@ class Feed:
     def _pop(self, *, planned: bool = False) -> Batch | None:
         if (batch := self._next_done(planned=planned)) is None:
             return None
-        self._reclaim(False)  # it may raise: a batch that is popped must be given
-        if (decode := self._decode) and batch.waits_for_device and not self._end_decoding(batch, decode):
+        self._consumer.reclaim(False)  # it may raise: a batch that is popped must be given
+        if batch.waits_for_device and not self._end_decoding(batch):
             return None
         self._batches.remove(batch)
         if batch.planned is not None and batch.planned.plan is None:
@@ -180,9 +193,9 @@ class Feed:
         self._hand_out(waited_for=False)
         return batch
 
-    def _end_decoding(self, batch: Batch, decode: Callable[[Batch], Failed]) -> bool:
+    def _end_decoding(self, batch: Batch) -> bool:
         """Have the device decode the rest of a batch; False if it is not complete then, or may not be given."""
-        batch.open_parts += len(failed := decode(batch))
+        batch.open_parts += len(failed := self._consumer.decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
             self._end(part, errors)
@@ -191,7 +204,7 @@ class Feed:
     def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
         """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
         self._awaited = waited_for
-        self._reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
+        self._consumer.reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
         self._hand_out(waited_for=waited_for)
         self._events.extend(self.engine.gather(timeout_s if self._working and not self._events else 0.0))
         while self._events:
@@ -218,11 +231,11 @@ class Feed:
     @property
     def _working(self) -> int:
         """How many chunks and plans the engine will report on."""
-        return len(self._flying) - len(self._limbo) + self.plans.working
+        return len(self._flying) + self.plans.working
 
     def idle(self) -> bool:
         """Whether no chunk is in work, of this epoch or an earlier one."""
-        return not self._flying and not self.plans.flying
+        return not self._working
 
     # -- handing out ------------------------------------------------------------------------------------------------
 
@@ -274,29 +287,48 @@ class Feed:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
         # Only for a chunk that did not fit is the size known; else it is a guess.
         while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
-            if self._reclaim(False):
+            if self._consumer.reclaim(False):
                 continue
             if self._working or not waited_for or part.batch is not self._batches[0]:
                 return None
             # The consumer waits for this batch and holds no slot, and nothing in work will free one.
-            if self._reclaim(True) or self._spill():
+            if self._consumer.reclaim(True) or self._spill():
                 continue
-            # Slots of lost chunks are in the way, for an unknown time.
+            if self.engine.recover_slots():
+                self._events.extend(self.engine.gather(READY_S))
+                continue
+            # The user's own arrays are in the way, to which slots were lent.
             if part.need_bytes or size <= 1:
                 self._waiting.popleft()
-                self._divide(part, f"its slot of {size:,} bytes does not fit beside those of lost chunks")
+                self._divide(part, f"its slot of {size:,} bytes does not fit beside batches that are still referred to")
                 return None
             size //= 2
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: drop a plan, which is made again more easily than memory; else move the latest done
-        chunk out of the ring or, if memory is short, do it again later."""
+        """Make room in the ring: drop a plan, which is easily made again; else move the latest done chunk out of the
+        ring or, if memory is short, do it again later. False: there is no such chunk.
+
+        Raises:
+            LimitError: there is no memory, and the chunk is one of the first batch, which is waited for.
+        """
         if any(self.plans.drop(batch) for batch in reversed(self._batches)):
             return True
-        if (part := spill(self.ring, self._batches)) is not None and part.slot is not None:
-            self._do_again(part)
-        return part is not None
+        for batch in reversed(self._batches):
+            for part in reversed(batch.parts):
+                if part.slot is None or part.data is None:
+                    continue
+                try:
+                    part.data, part.slot = self.ring.move_out(part.slot, part.used_bytes), None
+                except LimitError:
+                    if batch is self._batches[0]:
+                        raise
+                    failed = not part.description and (part.content is None or part.content.errors)
+                    if failed or batch.spec.iterable is not None:
+                        continue  # its failures are already settled, or its iterator cannot give the samples again
+                    self._do_again(part)
+                return True
+        return False
 
     def _do_again(self, part: Part) -> None:
         """Forget the result of a chunk, and queue it again."""
@@ -313,17 +345,8 @@ class Feed:
     def _take_in(self, event: Event) -> None:
         if self.plans.take(event):
             return
-        key = (event.chunk, event.attempt)
-        slot, part = self._flying.pop(key)
-        self._limbo.discard(key)
-        if isinstance(event, Freed):
-            self.ring.release(slot)
-        elif isinstance(event, Lost):
-            if event.slot_is_free:
-                self.ring.release(slot)
-            else:
-                self._flying[key] = (slot, None)  # a worker may still write there; a `Freed` or its reply comes
-                self._limbo.add(key)
+        slot, part = self._flying.pop((event.chunk, event.attempt))
+        if isinstance(event, Lost):  # with its slot, which the engine gives back
             if part is not None:
                 self._again(part, event)
         elif part is None or event.status is Status.UNWANTED:
@@ -451,6 +474,44 @@ class Feed:
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Ask for other samples instead of these, as one more chunk of the batch."""
-        part = batch.substitute(errors, self._candidates)
+        part = batch.substitute(errors, self._consumer.candidates)
         if part is not None:
             self._requeue(part, [part])
+
+
+class SlotSize:
+    """The bytes that a slot will need for so many rows, in a ring of `ring_bytes` and chunks of up to `chunk_size`.
+
+    Guessed for the first chunks, and learned from them: a slot that is made in mid-epoch stops the loop, since its
+    memory has to be page-locked.
+    """
+
+    def __init__(self, ring_bytes: int, chunk_size: int) -> None:
+        self._ring_bytes = ring_bytes
+        self._learning = FIRST_CHUNKS
+        self._limit(chunk_size)
+        self._row_bytes = min(FIRST_GUESS_BYTES, self._most)
+
+    def of(self, rows: int) -> int:
+        """Return the bytes for a chunk of so many samples."""
+        return min(rows * self._row_bytes, self._ring_bytes)
+
+    def learn(self, nbytes: int, rows: int) -> None:
+        """A chunk took so much: one of the first counts."""
+        if self._learning:
+            self._learning -= 1
+            if nbytes * LEAST_HEADROOM > self.of(rows):
+                self.expect(nbytes, rows)
+
+    def expect(self, nbytes: int, rows: int) -> None:
+        """From now on, slots are large enough for chunks that take more than this one does."""
+        self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._most))
+
+    def restart(self, chunk_size: int, nbytes: int, rows: int) -> None:
+        """Chunks are larger from now on, and of samples like those that took so much."""
+        self._limit(chunk_size)
+        self._row_bytes = 0
+        self.expect(nbytes, rows)
+
+    def _limit(self, chunk_size: int) -> None:
+        self._most = max(1, self._ring_bytes // (4 * chunk_size))  # of typical chunks at least four fit a small ring

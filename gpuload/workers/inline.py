@@ -15,13 +15,12 @@ from gpuload.errors import WorkerError
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import Counters
-from gpuload.workers.engine import Event
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Reply, Request
+from gpuload.workers.protocol import Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import worker_info
 
-__all__ = ["HomeEngine", "InlineEngine"]
+__all__ = ["InProcessEngine", "InlineEngine"]
 
 
 class InlineEngine:
@@ -46,11 +45,14 @@ class InlineEngine:
         self._waiting.append(request)
         return True
 
-    def disown(self, before: int) -> None:
-        self._wanted_from = before
+    def cancel_before(self, chunk: int) -> None:
+        self._wanted_from = chunk
 
-    def forgive(self) -> None:
+    def reset_restart_count(self) -> None:
         """Nothing dies here."""
+
+    def recover_slots(self) -> bool:
+        return False
 
     def gather(self, timeout_s: float) -> list[Event]:
         if self._halted:
@@ -78,13 +80,13 @@ class InlineEngine:
     def halt(self) -> None:
         """Make `gather`, in another thread, end at the next sample."""
         self._halted = True
-        self.disown(2**63)
+        self.cancel_before(2**63)
 
     def close(self) -> None:
         self._waiting.clear()
 
 
-class HomeEngine(InlineEngine):
+class InProcessEngine(InlineEngine):
     """Does what workers do; `around`: a context for each chunk."""
 
     def __init__(

@@ -28,11 +28,10 @@ from gpuload.ring.ring import Ring, Slot
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.fusing.plan import Plan
-from gpuload.workers.protocol import MAX_INLINE_BYTES, Reply, Request, Status
+from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch
-    from gpuload.workers.engine import Engine, Event
     from gpuload.workers.job import Job
 
 __all__ = ["PlannedBatch", "Planner", "make_plan"]
@@ -92,7 +91,7 @@ class PlannedBatch:
         launches, self.spans, self.size_hw, self.images = columns.plan
         self.plan = Plan.of_plain(launches)
         self.columns = columns if self.columns is None else self.columns
-        self.slot, self.data, self.used_bytes = slot, data, len(data)
+        self.chunk, self.slot, self.data, self.used_bytes = None, slot, data, len(data)
 
 
 class Planner:
@@ -111,12 +110,12 @@ class Planner:
         self._ring = ring
         self._plan_inputs = plan_inputs
         self._need_bytes = 0
-        self.flying: dict[int, tuple[Slot, Batch | None]] = {}  # by chunk; None: it is lost, but may still be written
+        self.flying: dict[int, tuple[Slot, Batch]] = {}  # by chunk
 
     @property
     def working(self) -> int:
         """How many the engine has and will report on."""
-        return sum(batch is not None for _, batch in self.flying.values()) if self.flying else 0
+        return len(self.flying)
 
     def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
         """Ask for the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that does."""
@@ -152,24 +151,19 @@ class Planner:
         if event.chunk not in self.flying:
             return False
         slot, batch = self.flying.pop(event.chunk)
-        planned = None if batch is None else batch.planned
+        planned = batch.planned
         if planned is None or planned.chunk != event.chunk:
-            planned = batch = None  # nobody wants it any more
-        if isinstance(event, Reply):
-            if event.status is Status.TOO_LARGE:
-                self._need_bytes = max(self._need_bytes, event.nbytes)
-            if planned is not None and event.status is Status.DONE:
-                view = self._ring.view(slot)
-                # A worker wrote this: plain values, and classes of gpuload's own.
-                planned.take(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
-                planned.chunk = None
-                return True
-        elif getattr(event, "slot_is_free", True) is False:
-            self.flying[event.chunk] = (slot, None)  # a `Freed` or its reply comes
-            slot = None
-        if batch is not None:
+            planned = None  # nobody waits for it any more
+        if isinstance(event, Reply) and event.status is Status.TOO_LARGE:
+            self._need_bytes = max(self._need_bytes, event.nbytes)
+        if planned is not None and isinstance(event, Reply) and event.status is Status.DONE:
+            view = self._ring.view(slot)
+            # A worker wrote this: plain values, and classes of gpuload's own.
+            planned.take(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
+            return True
+        if planned is not None:
             batch.planned = None
-        if slot is not None:
+        if isinstance(event, Reply):  # the engine gives back what is lost
             self._ring.release(slot)
         return True
 

@@ -1,24 +1,32 @@
 """The parent's side of the worker processes: starts, feeds, watches and ends them.
 
 Runs in the main process, in whichever thread iterates the loader; it starts no thread. It owns the processes and the
-descriptors between them and the parent; slots and chunks belong to the caller, who gets *events*:
-
-- `Reply`: a worker has done a chunk;
-- `Lost`: the worker that had taken the chunk died; do it again, in another slot, under the next attempt number;
-- `Freed`: nobody can write to the slot of a lost chunk any more.
+descriptors between them and the parent. The caller submits chunks, each with a slot of the ring, and gets one event for
+each: a `Reply`, whose slot is the caller's again, or `Lost`, whose slot goes back to the ring from here.
 
 All workers take their chunks off one queue. Workers of an iterable dataset have a queue each, since each is asked for
 its own samples; one that died is restarted where the request says: if the dataset repeats itself, nothing is lost.
 
-A worker can die between taking a chunk off its queue and noting it on the board. So after a death, once the queue is
-empty, its chunks that are neither noted nor done are declared lost as well. A living worker may still be about to note
-such a chunk: its slot is freed only when each worker of that queue alive at that moment has replied to something since.
+The failure model. A worker notes a chunk on the board once it has taken it off its queue, and notes that it is idle
+once it has replied. If it dies with a chunk noted, that chunk is lost, and its slot free: nobody else writes there. But
+it can die between taking and noting. So after a death, what is still on its queue is taken back, and the other chunks
+that were sent there and are neither noted nor done are lost too. That may be wrong in one case: a living worker has
+just taken such a chunk. It will write to the slot (or, if it is to plan a batch, read it), and reply. So the slot is
+*written off*, which is kept apart from slots in work, until no worker that was ready at that moment can have the chunk.
+A worker cannot have it once it has replied to another chunk (it has one at a time, and the lost one is on no queue),
+once it has replied to this one (a second result, which is dropped), or once it has ended. Idle workers say nothing, so
+in a small ring all slots may be written off, and none is left for a chunk that would make them speak. Then
+`recover_slots` closes their queue: they leave at its end, and others take their places on a new one.
+
+These are all the races there are: a request is on one queue or with one worker, and a worker touches a slot only
+between taking its request and replying. So a slot never has two writers, each chunk ends once, and no slot is away for
+longer than the workers that were there when it was written off.
+
+What was taken back is sent again behind what has to be done again: where many samples hang, one of them is known to be
+bad before each of the others has cost a worker.
 
 The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
 chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
-
-What is still on the queue when a worker dies is taken back, and sent again behind what has to be done again: where many
-samples hang, one of them is known to be bad before each of the others has cost a worker.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
 workers: it closes its copies of the descriptors.
@@ -32,19 +40,17 @@ import select
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from logging import getLogger
 
 import numpy as np
 
-from gpuload.errors import WorkerError
+from gpuload.errors import WorkerError, visible
 from gpuload.ring.affinity import move, running_on
 from gpuload.ring.ring import Ring, standard_streams_taken
 from gpuload.workers.counters import place_of
-from gpuload.workers.deaths import Deaths
-from gpuload.workers.engine import Event, Lost
-from gpuload.workers.interrupts import held, let_through
 from gpuload.workers.job import Job
-from gpuload.workers.limbo import Limbo
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for
 from gpuload.workers.protocol import (
     HELLO,
@@ -52,20 +58,131 @@ from gpuload.workers.protocol import (
     LEFT,
     MESSAGE_BYTES,
     Board,
+    Event,
+    Lost,
+    Note,
     Queue,
     Reply,
     Request,
 )
 from gpuload.workers.shipping import Parcel, ship, warning_of_copies
-from gpuload.workers.watch import Watch, at_sample
+from gpuload.workers.signals import deferred_signals, signals_enabled
 
-__all__ = ["WorkerPool", "running_workers"]
+__all__ = ["Deaths", "RestartingEngine", "WorkerPool", "running_workers"]
 
 CLOSE_GRACE_S = 1.0
+SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
+WATCH_INTERVAL_S = 1.0
+logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-class WorkerPool:
+class Deaths:
+    """The deaths of workers in an epoch; more than `max_restarts` of them are an error.
+
+    Attributes:
+        causes: of each, with the sample that its worker was at.
+        stack: where the last one was, if that is known.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self.causes: list[str] = []
+        self.stack = ""
+
+    def add(self, cause: str, stack: str = "", who: str = "") -> None:
+        """Count one, and log it; `who` it was, where `cause` does not say so.
+
+        Raises:
+            WorkerError: it was one too many.
+        """
+        self.causes.append(cause)
+        self.stack = stack
+        if len(self.causes) <= self._max_restarts:
+            logger.warning(
+                "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
+                f"{who}: {cause}" if who else cause,
+                len(self.causes),
+                self._max_restarts,
+            )
+            return
+        counted = Counter(self.causes)
+        causes = "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in counted.items())
+        raise WorkerError(
+            f"worker processes died {len(self.causes)} times in this epoch, more than "
+            f"max_restarts={self._max_restarts} allows: {causes}. Look at these samples with "
+            "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
+            + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
+        )
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.causes, self.stack = [], ""
+
+
+class RestartingEngine:
+    """What engines share whose workers can die: whether they can go on, the count of deaths, and warnings to give.
+
+    Attributes:
+        broken: why it cannot continue.
+        waited_s: how long `gather` has waited for something to be done.
+        unsaid: warnings; the next `gather` gives them, before it has events that a warning which raises would lose.
+    """
+
+    def __init__(self, ring: Ring, max_restarts: int) -> None:
+        self.deaths = Deaths(max_restarts)
+        self.broken: WorkerError | None = None
+        self.waited_s = 0.0
+        self.unsaid: list[str] = []
+        self._ring = ring
+        self._pid = os.getpid()
+        self._halted = self._closed = False
+
+    def reset_restart_count(self) -> None:
+        """Forget the deaths so far, for a new epoch."""
+        self.deaths.reset()
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        """Return the events since the last call; wait up to `timeout_s` seconds for one.
+
+        Raises:
+            WorkerError: a worker could not start, or workers died too often.
+        """
+        events: list[Event] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._check_usable()
+            while self.unsaid:
+                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            try:
+                self._step(max(0.0, deadline - time.monotonic()), events)
+            except WorkerError as error:
+                self.broken = error
+                raise
+            if events or time.monotonic() >= deadline:
+                return events
+
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end within a second."""
+        self._halted = True
+
+    def _step(self, wait_s: float, events: list[Event]) -> None:
+        """Take in what has happened; wait up to `wait_s` for something, or less."""
+        raise NotImplementedError
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this Loader's workers belong to the process that this one was forked from; "
+                "make a new Loader in the child"
+            )
+        if self._closed or self._halted:
+            raise RuntimeError("this Loader's workers are closed")
+        if self.broken is not None:
+            raise WorkerError(f"this epoch is over: {self.broken}")
+
+
+class WorkerPool(RestartingEngine):
     """`workers` processes that do chunks of one job.
 
     Args:
@@ -73,7 +190,7 @@ class WorkerPool:
         workers: how many processes, at least 1.
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
-        max_restarts: after this many deaths between two calls of `forgive`, the next is an error.
+        max_restarts: after this many deaths between two calls of `reset_restart_count`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
         most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
@@ -99,17 +216,12 @@ class WorkerPool:
         cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
         check_platform()
-        self.deaths = Deaths(max_restarts)
-        self._pid = os.getpid()
-        self._ring = ring
+        super().__init__(ring, max_restarts)
         self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
-        self._limbo = Limbo()
+        # Lost chunks, each with the workers that may have it all the same.
+        self._written_off: dict[tuple[int, int], tuple[Request, set[int]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
-        self._audit: set[int] = set()  # queues of dead workers: some chunks may be taken but not noted
-        self.broken: WorkerError | None = None  # why it cannot continue
-        self.waited_s = 0.0
-        self._halted = self._closed = self._told = False  # the last: that no more workers can be added
-        self._told_differences = False  # between modules here and in workers
+        self._warned_of_adding = self._warned_of_modules = False
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
@@ -119,8 +231,7 @@ class WorkerPool:
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
         self._watch = Watch(timeout_s)
-        self.unsaid: list[str] = []  # warnings; `gather` gives them
-        with let_through(), standard_streams_taken():  # pickling may take long, and can be interrupted
+        with signals_enabled(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings_for(most, first, total or most, ring.ring_bytes))
         if copies := warning_of_copies(self._job_fds[0], job, workers):
             self.unsaid.append(copies)
@@ -192,70 +303,35 @@ class WorkerPool:
         if not self._queues[self._queue_of(request)].send(request):
             return False
         self._flying[request.chunk, request.attempt] = request
-        if self._taken_back:
-            self._send_again()
+        self._send_again()
         return True
 
     def _send_again(self) -> None:
         while self._taken_back and self._queues[self._queue_of(self._taken_back[0])].send(self._taken_back[0]):
             self._taken_back.pop(0)
 
-    def disown(self, before: int) -> None:
-        """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
-        self._board.wanted_from = before
+    def cancel_before(self, chunk: int) -> None:
+        """Chunks with a smaller number are no longer wanted; workers stop theirs at the next sample."""
+        self._board.wanted_from = chunk
 
     def counted(self) -> np.ndarray:
         """What each worker did, as `gpuload.workers.counters` has it; after `close`, until then."""
         return self._board.counters.read()
 
-    def forgive(self) -> None:
-        """Forget the deaths so far, for a new epoch."""
-        self.deaths.forgive()
+    def recover_slots(self) -> bool:
+        """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
 
-    def gather(self, timeout_s: float) -> list[Event]:
-        """The events since the last call; waits up to `timeout_s` seconds for one.
-
-        Raises:
-            WorkerError: a worker could not start, or workers died too often.
+        To be called when nothing is in work, and again until the slots are free: see the module's docstring. Workers
+        leave at the end of their queue, those that wait there at once.
         """
-        self._check_usable()
-        try:
-            return self._gather(timeout_s)
-        except WorkerError as error:
-            self.broken = error
-            raise
-
-    def _gather(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
-        deadline = time.monotonic() + timeout_s
-        self._send_again()
-        if self.size < self._wanted:
-            self._add()
-        while True:
-            while self.unsaid and not events:  # a warning may raise, and would lose events
-                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
-            wait = max(0.0, min(deadline - time.monotonic(), self._watch.interval_s))
-            start = time.perf_counter()
-            ready = self._epoll.poll(wait)
-            if wait:
-                self.waited_s += time.perf_counter() - start
-            # Check for empty queues before reading replies: see the module's docstring.
-            empty = {number for number in self._audit if self._queues[number].is_empty}
-            dead = []
-            for fd, _ in ready:
-                worker = self._by_fd.get(fd)
-                if worker is not None and fd == worker.pidfd:
-                    dead.append(worker)
-                elif worker is not None:
-                    self._drain(worker, events)
-            for worker in dead:
-                self._bury(worker, events)
-            for number in empty & self._audit:
-                self._declare_lost(number, events)
-            if self._watch.is_due:
-                self.unsaid += self._watch.look(self._team.values(), self._board, self._flying)
-            if events or time.monotonic() >= deadline:
-                return events
+        suspects = {number for _, numbers in self._written_off.values() for number in numbers}
+        for index in {number % len(self._queues) for number in suspects - self._leaving}:
+            with deferred_signals(), standard_streams_taken():
+                queue, self._queues[index] = self._queues[index], Queue()
+                self._taken_back += queue.take_back()
+                queue.close()
+            self._leaving |= {number for number in self._team if number % len(self._queues) == index}
+        return bool(suspects)
 
     def close(self) -> None:
         """End all workers and free all descriptors. Idempotent; takes about a second at most."""
@@ -279,7 +355,7 @@ class WorkerPool:
 
     def halt(self) -> None:
         """Make workers end at their next sample, and `gather`, in another thread, within a second."""
-        self._halted = True
+        super().halt()
         self._board.wanted_from = 2**63
 
     # -- starting ---------------------------------------------------------------------------------------------------
@@ -288,8 +364,8 @@ class WorkerPool:
         self._board.clear(number)
         queue = self._queues[number % len(self._queues)]
         shared = (self._job_fds[0], self._ring.fd, self._board.fd, queue.read_end.fileno())
-        # Held: a process that was started must get into the team.
-        with held(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
+        # Else a ctrl-C may come before a process that was started is in the team.
+        with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
             worker = self._team[number] = WorkerProcess(number, shared, self._job_fds[1:])
             for fd in worker.descriptors:
                 self._by_fd[fd] = worker
@@ -316,11 +392,32 @@ class WorkerPool:
         if self._wanted > self.size:
             self.most = max(1, self.size)
             self.resize(self.most)
-        if not self._told:
+        if not self._warned_of_adding:
+            self._warned_of_adding = True
             self.unsaid.append(f"a worker could not be added: {why}. {self.size} go on with the work, and no more come")
-        self._told = True
 
     # -- listening --------------------------------------------------------------------------------------------------
+
+    def _step(self, wait_s: float, events: list[Event]) -> None:
+        self._send_again()
+        if self.size < self._wanted:
+            self._add()
+        start = time.perf_counter()
+        ready = self._epoll.poll(min(wait_s, self._watch.interval_s))
+        if wait_s:
+            self.waited_s += time.perf_counter() - start
+        dead = []
+        for fd, _ in ready:
+            worker = self._by_fd.get(fd)
+            if worker is not None and fd == worker.pidfd:
+                dead.append(worker)
+            elif worker is not None:
+                self._drain(worker, events)
+        for worker in dead:
+            self._replace(worker, events)
+        if self._watch.is_due:
+            requests = self._flying | {key: request for key, (request, _) in self._written_off.items()}
+            self.unsaid += self._watch.look(self._team.values(), self._board, requests)
 
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
@@ -333,35 +430,44 @@ class WorkerPool:
                     self._epoll.unregister(worker.replies.fileno())
                 return
             if not worker.ready:
-                if message[: len(HELLO)] != HELLO:
-                    text = str(message[len(HELLO_FAILED) :], errors="replace")
-                    kinds, _, text = text.partition("\n")
-                    if worker.number in self._added:
-                        self._added[worker.number] = f"it {text.rstrip()}\n"
-                        continue
-                    raise WorkerError(f"worker {worker.number} {text}", kinds.split())
-                worker.ready = True
-                self._added.pop(worker.number, None)
-                if (found := str(message[len(HELLO) :], errors="replace")) and not self._told_differences:
-                    self._told_differences = True
-                    self.unsaid.append(
-                        f"{found}. Workers import modules anew, so they do not see what was set since: keep such "
-                        "values on the dataset, or set them in worker_init_fn"
-                    )
+                self._greet(worker, message)
                 continue
             reply = Reply.unpack(message)
-            self._flying.pop((reply.chunk, reply.attempt), None)
-            events.append(reply)
-            if self._limbo.suspects:
-                events += self._limbo.clear(worker.number, (reply.chunk, reply.attempt))
+            key = reply.chunk, reply.attempt
+            if self._flying.pop(key, None) is not None:
+                events.append(reply)
+            elif key in self._written_off:
+                self._written_off[key][1].clear()
+            if self._written_off:
+                self._acquit(worker.number)
+
+    def _greet(self, worker: WorkerProcess, message: memoryview) -> None:
+        """Take in the first message of a worker."""
+        if message[: len(HELLO)] != HELLO:
+            text = str(message[len(HELLO_FAILED) :], errors="replace")
+            kinds, _, text = text.partition("\n")
+            if worker.number not in self._added:
+                raise WorkerError(f"worker {worker.number} {text}", kinds.split())
+            self._added[worker.number] = f"it {text.rstrip()}\n"
+            return
+        worker.ready = True
+        self._added.pop(worker.number, None)
+        differences = str(message[len(HELLO) :], errors="replace")
+        if differences and not self._warned_of_modules:
+            self._warned_of_modules = True
+            self.unsaid.append(
+                f"{differences}. Workers import modules anew, so they do not see what was set since: keep such "
+                "values on the dataset, or set them in worker_init_fn"
+            )
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
-    def _bury(self, worker: WorkerProcess, events: list[Event]) -> None:
+    def _replace(self, worker: WorkerProcess, events: list[Event]) -> None:
+        """A worker's process has ended: its chunk is lost, and another one takes its place."""
         self._drain(worker, events)
         note = self._board.read(worker.number)
         cause, outside, stack = worker.wait()
-        with held():  # a worker that is forgotten must not stay in the team
+        with deferred_signals():  # a worker whose descriptors are free must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
             self._leaving.discard(worker.number)
@@ -375,40 +481,49 @@ class WorkerPool:
                 f"worker {worker.number} could not start: {cause}. Its standard error says more; "
                 "num_workers=0 does the same work in this process, where it can be debugged"
             )
-        request = self._flying.pop((note.chunk, note.attempt), None)
-        where = ""
-        if request is not None:
-            where = at_sample(request, note.row)
-            events.append(Lost(note.chunk, note.attempt, note.row, cause, True, outside, stack))
-        events += self._limbo.clear(worker.number)
-        if note.chunk == LEFT:
-            return
-        self._board.counters.bury(worker.number)
-        number = worker.number % len(self._queues)
-        self._audit.add(number)
-        self._taken_back += self._queues[number].take_back()
-        self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
+        self._acquit(worker.number)
+        if note.chunk != LEFT:
+            where, key = "", (note.chunk, note.attempt)
+            if (request := self._flying.get(key)) is not None:
+                where = at_sample(request, note.row)
+                events.append(self._lose(Lost(*key, note.row, cause, outside, stack)))
+            self._audit(worker.number % len(self._queues), events)
+            self._board.counters.bury(worker.number)
+            self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._wanted:
             self._start(worker.number)
 
     def _queue_of(self, request: Request) -> int:
         return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
 
-    def _declare_lost(self, queue: int, events: list[Event]) -> None:
-        """A queue was empty: its chunks neither noted nor done died with a worker, or are about to be noted."""
+    def _audit(self, queue: int, events: list[Event]) -> None:
+        """Declare lost what a dead worker of this queue may have taken, and not noted: see the module's docstring."""
+        self._taken_back += self._queues[queue].take_back()
         team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
         for worker in team.values():
             self._drain(worker, events)
-        noted = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
-        noted |= {(request.chunk, request.attempt) for request in self._taken_back}
-        sent = [key for key, request in self._flying.items() if self._queue_of(request) == queue]
-        for key in [key for key in sent if key not in noted]:
-            del self._flying[key]
-            # A worker says hello before it takes a chunk: others cannot have this one.
-            suspects = {number for number, worker in team.items() if worker.ready}
-            events.append(Lost(*key, row=None, cause="its worker died before it began", slot_is_free=False))
-            events += self._limbo.add(*key, suspects)
-        self._audit.discard(queue)
+        known = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
+        known |= {(request.chunk, request.attempt) for request in self._taken_back}
+        # A worker says hello before it takes a chunk: others cannot have one.
+        suspects = [number for number, worker in team.items() if worker.ready]
+        for key, request in list(self._flying.items()):
+            if self._queue_of(request) == queue and key not in known:
+                events.append(self._lose(Lost(*key, None, "its worker died before it began"), suspects))
+
+    def _lose(self, lost: Lost, suspects: Iterable[int] = ()) -> Lost:
+        """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""
+        key = lost.chunk, lost.attempt
+        self._written_off[key] = self._flying.pop(key), set(suspects)
+        self._acquit()
+        return lost
+
+    def _acquit(self, worker: int = -1) -> None:
+        """Free the slots of lost chunks that nobody can have any more: `worker` has ended, or replied."""
+        for key, (request, suspects) in list(self._written_off.items()):
+            suspects.discard(worker)
+            if not suspects:
+                del self._written_off[key]
+                self._ring.release_at(request.slot_offset)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -417,17 +532,6 @@ class WorkerPool:
             self._by_fd.pop(fd, None)
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "this Loader's workers belong to the process that this one was forked from; "
-                "make a new Loader in the child"
-            )
-        if self._closed or self._halted:
-            raise RuntimeError("this Loader's workers are closed")
-        if self.broken is not None:
-            raise WorkerError(f"this epoch is over: {self.broken}")
 
     def _close_job(self) -> None:
         while self._job_fds:
@@ -445,8 +549,83 @@ class WorkerPool:
         self._board.close()
 
 
+class Watch:
+    """Looks now and then at workers that stay at one sample: kills them after a timeout, warns of them without one.
+
+    Args:
+        timeout_s: a worker that stays at one sample longer is killed; 0: never.
+
+    Attributes:
+        interval_s: between two looks.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
+        self._looked_at = time.monotonic()
+        self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._looked_at > self.interval_s
+
+    def forget(self, worker: int) -> None:
+        """Its process is gone; the next one with its number is another."""
+        self._warned.pop(worker, None)
+
+    def look(
+        self, team: Iterable[WorkerProcess], board: Board, requests: Mapping[tuple[int, int], Request]
+    ) -> list[str]:
+        """Kill workers that are over the timeout. Return the warnings to give: of slow ones, if there is none."""
+        self._looked_at = time.monotonic()
+        now, texts = time.monotonic_ns(), []
+        for worker in team:
+            if worker.killed_for:
+                continue
+            if not worker.ready:
+                texts += self._slow_start(worker)
+                continue
+            note = board.read(worker.number)
+            request = requests.get((note.chunk, note.attempt))
+            if request is None or note.row >= len(request.positions):
+                continue  # time counts only while it has a chunk
+            seconds = (now - note.since_ns) / 1e9
+            if seconds <= (self._timeout_s or SLOW_SAMPLE_S):
+                continue
+            if not self._timeout_s and self._warned.get(worker.number) == note:
+                continue
+            stack = worker.stack()
+            if board.read(worker.number) != note:
+                continue  # it has gone on
+            if self._timeout_s:
+                worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
+            else:
+                self._warned[worker.number] = note
+                texts.append(
+                    f"worker {worker.number} (process {worker.pid}) has been{at_sample(request, note.row)} for "
+                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
+                )
+        return texts
+
+    def _slow_start(self, worker: WorkerProcess) -> list[str]:
+        if time.monotonic() - worker.started_at <= SLOW_SAMPLE_S or worker.number in self._warned:
+            return []
+        self._warned[worker.number] = None
+        return [
+            f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
+            f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
+        ]
+
+
+def at_sample(request: Request, row: int) -> str:
+    """Say where a worker is, as a part of a sentence; empty if at no sample."""
+    if row >= len(request.positions):
+        return ""
+    return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"
+
+
 def running_workers() -> tuple[int, int]:
-    """How many pools this process has, and how many workers are in them."""
+    """Count the pools of this process, and the workers in them."""
     return len(_pools), sum(len(pool.pids) for pool in _pools)
 
 

@@ -1,4 +1,4 @@
-"""The messages between the parent and its workers. Both sides import this; it imports no torch.
+"""The messages between the parent and its workers, and what engines tell the feed. It imports no torch.
 
 Two kinds of channel, both inherited descriptors without a name:
 
@@ -34,12 +34,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
-from gpuload.errors import LINES, DecodeError, ErrorRecord, kinds_of, one_line, visible
+from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, kinds_of, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
 from gpuload.workers.counters import ROW_BYTES, CounterTable
@@ -54,6 +54,9 @@ __all__ = [
     "MESSAGE_BYTES",
     "STACK_SIGNAL",
     "Board",
+    "Engine",
+    "Event",
+    "Lost",
     "Note",
     "Queue",
     "Reply",
@@ -240,6 +243,51 @@ class Reply:
         return cls(chunk, ended >> 8, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
 
 
+@dataclass(slots=True, frozen=True)
+class Lost:
+    """The end of a chunk whose worker died, at `row`, or before it noted a row (None).
+
+    `cause` says why, `outside` whether by SIGKILL (memory ran out, or somebody killed it), `stack` where it crashed.
+    """
+
+    chunk: int
+    attempt: int
+    row: int | None
+    cause: str
+    outside: bool = False
+    stack: str = ""
+
+
+Event = Reply | Lost
+
+
+class Engine(Protocol):
+    """Does chunks: processes, actors of a cluster, or the main process itself. Each chunk that was submitted ends by
+    one event. The slot of one that is `Lost` goes back to the ring by itself, once no worker can write there any more.
+
+    Attributes:
+        broken: why it cannot continue.
+        ready: each worker has started.
+        waited_s: how long `gather` has waited for something to be done.
+    """
+
+    waited_s: float
+
+    @property
+    def broken(self) -> WorkerError | None: ...
+    @property
+    def ready(self) -> bool: ...
+
+    def submit(self, request: Request) -> bool: ...  # False: it has enough
+    def cancel_before(self, chunk: int) -> None: ...  # earlier ones are no longer wanted
+    def reset_restart_count(self) -> None: ...
+    def gather(self, timeout_s: float) -> list[Event]: ...
+    def recover_slots(self) -> bool: ...  # of lost chunks, when nothing is in work; False: there are none
+    def counted(self) -> np.ndarray: ...  # what its workers did, as `gpuload.workers.counters` has it
+    def halt(self) -> None: ...  # `gather`, in another thread, ends soon
+    def close(self) -> None: ...
+
+
 class Queue:
     """Where requests wait: this process sends, and one worker, or all, read the same end."""
 
@@ -253,14 +301,6 @@ class Queue:
         except BlockingIOError:
             return False
         return True
-
-    @property
-    def is_empty(self) -> bool:
-        try:
-            self.read_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        return False
 
     def take_back(self) -> list[Request]:
         """What no worker has taken yet."""

@@ -15,7 +15,7 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
 from gpuload.workers.feed import Feed
-from gpuload.workers.inline import HomeEngine
+from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 
 
@@ -38,7 +38,7 @@ def columns(make, count: int = 6, *, chunk: int = 2, transforms=(), spread: bool
     """The columns of a batch of this dataset, done here in chunks of so many."""
     ring = Ring(1 << 22)
     job = Job(Made(make), Chain(transforms), Decode(), 0)
-    feed = Feed(HomeEngine(job, ring), ring, chunk_size=chunk, ahead=1)
+    feed = Feed(InProcessEngine(job, ring), ring, chunk_size=chunk, ahead=1)
     feed.begin(iter([BatchSpec(0, 0, np.arange(count), np.arange(count))]))
     batch = feed.take()
     assert batch is not None

@@ -64,7 +64,7 @@ def test_no_memory_for_a_batch_is_the_error_of_that_batch(limited):
         assert seen == sorted(seen)
         torch.cuda.synchronize()
         loader._session.transfer.reclaim(False)
-        assert loader._session.ring._busy == 0
+        assert not loader._session.ring._busy
 
 
 # On fake devices a program's operations are queued as a test's are (fakecuda/running.py).

@@ -15,7 +15,8 @@ from faults.programs import wait_until
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.workers import watch
+from gpuload.ring.ring import GRANULE_BYTES
+from gpuload.workers import pool as pool_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
 
@@ -152,6 +153,7 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
 
         monotonic = staticmethod(lambda: time.monotonic() + 3600)
         monotonic_ns = staticmethod(lambda: time.monotonic_ns() + 3600 * 10**9)
+        perf_counter = staticmethod(time.perf_counter)
 
     dataset = Deadly(64, tmp_path, -1, leave)
     with loader(dataset, timeout=60, batch_size=4) as loader_:
@@ -162,7 +164,7 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
             feed.await_engine()  # a worker that is slow to start is another matter
             wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._flying, "workers wait for chunks")
             with monkeypatch.context() as patch:
-                patch.setattr(watch, "time", Later)
+                patch.setattr(pool_module, "time", Later)
                 looks = pool._watch._looked_at
                 pool.gather(0.0)
                 assert pool._watch._looked_at > looks + 3500
@@ -206,3 +208,44 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
             assert sorted(seen) == list(range(len(dataset)))
         assert len(loader_.errors) == 0
     assert deaths >= 18
+
+
+KILLS = 100
+
+
+class Unnoted(Deadly):
+    """Its workers die at the second chunk that they take, before they note it, until a hundred have died."""
+
+    def __getitem__(self, index):
+        return np.full((4, 4, 3), index % 251, np.uint8), index
+
+    def __setstate__(self, state):
+        from gpuload.workers import main
+
+        self.__dict__.update(state)
+        do, taken = main._do, []
+
+        def die_or_do(request, *others):
+            taken.append(request.chunk)
+            if len(taken) == 2 and self.calls < KILLS:
+                Path(self.folder, str(os.getpid())).touch()
+                kill_from_outside()
+            return do(request, *others)
+
+        main._do = die_or_do
+
+
+@pytest.mark.slow
+def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two(tmp_path):
+    dataset = Unnoted(48, tmp_path, -1, leave)
+    options = {"ring_bytes": 2 * GRANULE_BYTES, "chunk_size": 4, "faults": gl.Faults(max_restarts=10**6)}
+    with loader(dataset, **options) as loader_:
+        while dataset.calls < KILLS:
+            assert numbers(loader_) == list(range(48))
+        assert numbers(loader_) == list(range(48))
+        assert len(loader_.errors) == 0
+        pool, ring = loader_._session.engine, loader_._session.ring
+        wait_until(lambda: pool.gather(0.01) or not pool.recover_slots(), "no slot is written off")
+        assert ring.used_bytes == 0
+        slots = [ring.acquire(GRANULE_BYTES) for _ in range(3)]
+        assert [slot is None for slot in slots] == [False, False, True]

@@ -86,9 +86,9 @@ def test_close_ends_a_next_in_another_thread_which_says_so(succeed, workers):
         wait_for_the_hang()
         wait_until(lambda: len(seen) == 2, "the thread has all batches that there are")
         if {workers} == 0:  # it is in next(), for the sample that hangs, and goes on once it is to end
-            life = loader._session.life
+            steps = loader._session.steps
             def go():
-                wait_until(lambda: life.is_closed, "close() has begun")
+                wait_until(lambda: steps.closed, "close() has begun")
                 open(f"{{tmp}}/go", "w").close()
             threading.Thread(target=go).start()
         else:

@@ -17,6 +17,7 @@ from torch import nn
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.loader import session
+from gpuload.loader.session import SessionState, Steps
 from gpuload.ring.ring import Ring
 from gpuload.stage import accelerator
 from gpuload.stage.transfer import CudaTransfer
@@ -211,7 +212,7 @@ def test_no_memory_for_a_batch_is_the_error_of_that_batch(device, monkeypatch):
             next(batches)
         seen += [labels.tolist() for _, labels in batches]
         ring: Ring = loader._session.ring
-        assert ring._busy == 0
+        assert not ring._busy
     assert seen == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
 
 
@@ -321,3 +322,41 @@ def test_no_warning_where_a_memory_format_has_its_effect(sample):
     samples = [sample(np.full((4, 4, 3), i, np.uint8)) for i in range(4)]
     with gl.Loader(samples, 2, memory_format="channels_last", num_workers=0, device="cpu") as loader:
         assert len(list(loader)) == 2  # a warning would be an error
+
+
+# -- the state of a session ------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_ends_leaves_a_session_open_and_so_does_what_was_raised_on_purpose():
+    steps = Steps()
+    with steps.begin(engine_broken=False):
+        assert steps.state is SessionState.BROKEN  # for whoever comes in between
+    assert steps.state is SessionState.OPEN
+    with pytest.raises(gl.WorkerError, match="a reason"), steps.begin(engine_broken=False):
+        raise gl.WorkerError("a reason")
+    assert steps.state is SessionState.OPEN
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_step_that_was_interrupted_is_told_by_the_next(error):
+    steps = Steps()
+    with pytest.raises(error), steps.begin(engine_broken=False):
+        raise error
+    assert steps.state is SessionState.BROKEN
+    expected = f"over: it was broken off by {error.__name__}, and a batch may be lost. Begin a new epoch"
+    with pytest.raises(RuntimeError, match=expected), steps.begin(engine_broken=False):
+        raise AssertionError("no work is done")
+    with steps.begin(engine_broken=True):  # the engine's own reason is told
+        pass
+
+
+def test_closed_before_or_in_the_midst_of_a_step_it_stays_closed():
+    steps = Steps()
+    with pytest.raises(RuntimeError, match="its Loader was closed meanwhile"), steps.begin(engine_broken=False):
+        steps.closed = True
+    assert steps.state is SessionState.CLOSED
+    with (
+        pytest.raises(RuntimeError, match="this iterator is over: its Loader was closed"),
+        steps.begin(engine_broken=False),
+    ):
+        raise AssertionError("no work is done")

@@ -10,7 +10,8 @@ import pytest
 from descriptors import descriptors
 
 import gpuload as gl
-from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring
+from gpuload.ring import ring as ring_module
+from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring, on_collected
 
 
 @pytest.fixture
@@ -252,3 +253,43 @@ def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
         machine.ring.move_out(slot, 4 << 20)
     assert machine.ring.acquire(1) is not slot
     assert machine.ring.move_out(slot, 2 << 20).nbytes == 2 << 20
+
+
+# -- on_collected ----------------------------------------------------------------------------------------------------
+
+
+def test_on_collected_calls_once_with_its_arguments():
+    called, array = [], np.zeros(3)
+    on_collected(array, called.append, 1)
+    on_collected(array, called.append, 2)
+    assert called == []
+    del array
+    assert sorted(called) == [1, 2]
+
+
+def test_what_is_called_off_is_not_called():
+    called, arrays = [], [np.zeros(3), np.zeros(3)]
+    off = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
+    off[0]()
+    off[0]()
+    arrays.clear()
+    assert called == [1]
+    off[1]()  # too late, and no error
+
+
+def test_on_collected_keeps_nothing():
+    gc.collect()  # what earlier tests left behind would be taken off the list meanwhile
+    before = len(ring_module._watched)
+    for _ in range(100):
+        on_collected(np.zeros(3), list)
+    gc.collect()
+    assert len(ring_module._watched) == before
+
+
+def test_nothing_is_called_once_the_interpreter_ends():
+    called, array, others = [], np.zeros(3), dict(ring_module._watched)
+    on_collected(array, called.append, 1)
+    ring_module._watched.clear()  # which it does at exit
+    ring_module._watched.update(others)
+    del array
+    assert called == []

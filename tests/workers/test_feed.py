@@ -16,9 +16,8 @@ from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
-from gpuload.workers.engine import Event, Freed, Lost
-from gpuload.workers.feed import Feed
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.feed import Consumer, Feed
+from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
 class Engine:
@@ -38,10 +37,18 @@ class Engine:
         self.queue.append(request)
         return True
 
-    def disown(self, before: int) -> None:
-        self.wanted_from = before
+    def cancel_before(self, chunk: int) -> None:
+        self.wanted_from = chunk
 
-    def forgive(self) -> None: ...
+    def reset_restart_count(self) -> None: ...
+
+    def recover_slots(self) -> bool:
+        return False
+
+    def lose(self, request: Request, row: int | None, cause: str) -> Lost:
+        """A worker died with this chunk."""
+        self.ring.release_at(request.slot_offset)
+        return Lost(request.chunk, request.attempt, row, cause)
 
     def close(self) -> None: ...
 
@@ -194,7 +201,12 @@ def test_chunks_of_an_epoch_that_was_broken_off_are_not_taken_for_the_next_ones(
 def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
     """As on a GPU: the consumer has its batch while the copies out of the slots go on; they end one batch later."""
     ended = []
-    feed, _ = make(reclaim=lambda wait: [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != [])
+
+    class Later(Consumer):
+        def reclaim(self, wait: bool) -> bool:
+            return [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != []
+
+    feed, _ = make(consumer=Later())
     feed.begin(batches(800, 8))
     most = 0
     while (batch := feed.take()) is not None:
@@ -217,7 +229,7 @@ def test_a_lost_chunk_is_done_again_its_suspect_alone():
         if 35 in request.indices and not lost_once:
             lost_once.append(request)
             row = list(request.indices).index(35)
-            return [Lost(request.chunk, request.attempt, row, "killed by SIGKILL", slot_is_free=True)]
+            return [engine.lose(request, row, "killed by SIGKILL")]
         return None
 
     feed, engine = make(fate=fate)
@@ -231,7 +243,7 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
     def fate(request):
         if 35 in request.indices:
             row = list(request.indices).index(35)
-            return [Lost(request.chunk, request.attempt, row, "killed by SIGSEGV", slot_is_free=True)]
+            return [engine.lose(request, row, "killed by SIGSEGV")]
         return None
 
     feed, engine = make(fate=fate)
@@ -244,29 +256,44 @@ def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
     assert sum(len(part.content.rows) for part in batch.parts) == 7
 
 
-@pytest.mark.parametrize("late_reply", [True, False])
-def test_a_chunk_taken_but_not_noted_is_done_again_in_a_fresh_slot_and_a_late_duplicate_dropped(late_reply):
-    held = []
+def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
+    lost = []
 
     def fate(request):
-        if 0 in request.indices and not held:
-            held.append(request)
-            return [Lost(request.chunk, request.attempt, None, "died", slot_is_free=False)]
+        if 0 in request.indices and not lost:
+            lost.append(request)
+            return [Lost(request.chunk, request.attempt, None, "died")]
         if 0 in request.indices:
-            assert request.slot_offset != held[0].slot_offset
+            assert request.slot_offset != lost[0].slot_offset
         return None
 
-    feed, engine = make(fate=fate)
+    feed, _ = make(fate=fate)
     feed.begin(batches(16, 8))
-    first = feed.take()
-    assert read(feed, first) == expected(16, 8)[0]
-    assert not feed.idle()
-    late = engine.do(held[0]) if late_reply else Freed(held[0].chunk, held[0].attempt)
-    feed._take_in(late)
-    assert read(feed, first) == expected(16, 8)[0]
-    feed.release(first)
-    assert drain(feed) == expected(16, 8)[1:]
-    assert feed.idle()
+    assert drain(feed) == expected(16, 8)
+    assert len(feed.ring._busy) == 1
+
+
+def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fails():
+    lost = []
+
+    def fate(request):
+        if len(lost) < 2:
+            lost.append(request)
+            return [Lost(request.chunk, request.attempt, None, "died")]
+        return None
+
+    feed, engine = make(dict.fromkeys(range(0, 7000, 7), 10_000), fate=fate, ring_bytes=2 * GRANULE_BYTES)
+
+    def recover_slots():
+        if lost and engine.ring._busy:
+            engine.ring.release_at(lost[0].slot_offset)
+        return bool(engine.ring._busy)
+
+    engine.recover_slots = recover_slots
+    feed.begin(batches(16, 8))
+    batch = feed.take()
+    assert read(feed, batch) == expected(16, 8)[0]
+    assert batch.errors == []
 
 
 class Declaring(Engine):

@@ -19,12 +19,11 @@ from gpuload.transforms.program.draws import concat_tables, image_table
 from gpuload.transforms.program.fusing.grid import Tile
 from gpuload.transforms.program.fusing.plan import Fusing, Plan
 from gpuload.workers.batch import Batch
-from gpuload.workers.engine import Event, Freed, Lost
-from gpuload.workers.feed import Feed
-from gpuload.workers.inline import HomeEngine
+from gpuload.workers.feed import Consumer, Feed
+from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch, make_plan
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(Tile(8, 32, 1), channels_last=True)
@@ -45,7 +44,7 @@ class Pictures:
         return rng.integers(0, 256, (20 + number, 30, channels), np.uint8), number
 
 
-class Engine(HomeEngine):
+class Engine(InProcessEngine):
     """Does one thing at each call, and plans as `fate` says: None is the usual, "later" in a coming call."""
 
     fate: Any = None
@@ -59,13 +58,15 @@ class Engine(HomeEngine):
         return super().gather(timeout_s)
 
 
-def plan_inputs(batch: Batch) -> tuple[PlannedBatch, bytes]:
+class Plans(Consumer):
     """As `Assembly.plan_inputs`: of plain chunks their descriptions, of others the table."""
-    planned = PlannedBatch([100 * number for number in range(len(batch.pieces))])
-    chunks = [part.description for part in batch.parts]
-    if not all(chunks):
-        chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
-    return planned, planned.request(chunks)
+
+    def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes]:
+        planned = PlannedBatch([100 * number for number in range(len(batch.pieces))])
+        chunks = [part.description for part in batch.parts]
+        if not all(chunks):
+            chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
+        return planned, planned.request(chunks)
 
 
 def table_of(batch: Batch) -> np.ndarray:
@@ -78,7 +79,7 @@ def table_of(batch: Batch) -> np.ndarray:
 def made(samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
     engine = Engine(Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING), ring)
-    feed = Feed(engine, ring, **{"chunk_size": 2, "ahead": 2, "plan_inputs": plan_inputs, **options})
+    feed = Feed(engine, ring, Plans(), **{"chunk_size": 2, "ahead": 2, **options})
     begin(feed, samples)
     return feed, engine
 
@@ -94,7 +95,7 @@ def pump(feed: Feed, times: int = 40) -> None:
 
 
 def busy(feed: Feed) -> int:
-    return feed.ring._busy
+    return len(feed.ring._busy)
 
 
 def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make():
@@ -182,14 +183,13 @@ def test_a_plan_that_is_there_already_is_taken_by_who_waits_for_the_batch():
     feed.release(batch)
 
 
-@pytest.mark.parametrize("free", [True, False])
-def test_a_batch_whose_plan_is_lost_does_without(free):
+def test_a_batch_whose_plan_is_lost_does_without():
     feed, engine = made(SIZE)
     lost: list[Request] = []
 
     def fate(request: Request) -> list[Event]:
         lost.append(request)
-        return [Lost(request.chunk, request.attempt, None, "killed", slot_is_free=free)]
+        return [Lost(request.chunk, request.attempt, None, "killed")]
 
     engine.fate = fate
     pump(feed)
@@ -197,12 +197,8 @@ def test_a_batch_whose_plan_is_lost_does_without(free):
     assert batch is not None
     assert (batch.planned, len(batch.pieces), batch.errors) == (None, 2, [])
     feed.release(batch)
-    [request] = lost  # it is not asked for again
-    assert busy(feed) == (0 if free else 1)
-    if not free:  # a worker may still write there
-        assert not feed.idle()
-        feed._take_in(Freed(request.chunk, request.attempt))
-        assert (busy(feed), feed.idle()) == (0, True)
+    assert len(lost) == 1  # it is not asked for again
+    assert (busy(feed), feed.idle()) == (1, True)  # whose slot is the engine's affair
 
 
 def test_a_batch_that_cannot_be_planned_is_left_to_the_main_process():

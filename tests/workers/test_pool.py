@@ -20,11 +20,10 @@ from gpuload.order.place import IterableStart
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
-from gpuload.workers.engine import Freed, Lost
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import Lost, Reply, Request, Status
 
 pytestmark = pytest.mark.processes
 
@@ -246,7 +245,7 @@ def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):
     team_.ask(1, range(100))
     team_.ask(2, [0])
     wait_until(lambda: team_.pool._board.read(0).chunk == 1, "the worker takes the chunk")
-    team_.pool.disown(2)
+    team_.pool.cancel_before(2)
     go.touch()
     replies = team_.wait(2)
     assert [(reply.chunk, reply.status) for reply in replies] == [(1, Status.UNWANTED), (2, Status.DONE)]
@@ -268,7 +267,8 @@ def test_the_chunk_of_a_worker_that_dies_is_reported_lost_at_its_sample_and_the_
     [before] = team_.pool.pids
     team_.ask(1, [5, 6, 7, 8])
     [lost] = team_.wait(1, Lost)
-    assert (lost.chunk, lost.row, lost.cause, lost.slot_is_free) == (1, 2, "killed by SIGSEGV", True)
+    assert (lost.chunk, lost.row, lost.cause) == (1, 2, "killed by SIGSEGV")
+    assert not team_.ring._busy
     assert team_.values([1, 2], chunk=2) == [1, 2]
     assert team_.pool.pids != [before]
 
@@ -289,15 +289,91 @@ def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
     os.kill(first, signal.SIGKILL)
     os.kill(second, signal.SIGCONT)
     [lost] = team_.wait(1, Lost)
-    assert (lost.chunk, lost.row, lost.slot_is_free) == (2, None, False)
-    # The slot is free as soon as each worker that lived then has said something since.
-    freed = []
+    assert (lost.chunk, lost.row) == (2, None)
+    slot = team_.slots[2, 0]
+    assert slot in team_.ring._busy.values()
+    # The slot is free as soon as each worker that was ready then has said something since.
     for chunk in range(3, 200):
-        team_.ask(chunk, [0])
-        freed += [event for event in team_.wait(1, (Reply, Freed)) if isinstance(event, Freed)]
-        if freed:
+        if slot not in team_.ring._busy.values():
             break
-    assert [(event.chunk, event.attempt) for event in freed] == [(2, 0)]
+        team_.ask(chunk, [0])
+        team_.ring.release(team_.slots[team_.wait(1)[0].chunk, 0])
+    else:
+        raise AssertionError("the slot is still written off")
+
+
+class Hesitates:
+    """A dataset whose workers wait between taking a chunk of this number and noting it, until there is a file `go`."""
+
+    def __init__(self, chunk: int, folder: Path) -> None:
+        self.chunk, self.folder = chunk, str(folder)
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return index
+
+    def __setstate__(self, state):
+        import os
+        import time
+
+        from gpuload.workers import main
+
+        self.__dict__.update(state)
+        do = main._do
+
+        def hesitate(request, *others):
+            if request.chunk == self.chunk:
+                with open(f"{self.folder}/taking", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename(f"{self.folder}/taking", f"{self.folder}/taken")
+                while not os.path.exists(f"{self.folder}/go"):
+                    time.sleep(0.002)
+            return do(request, *others)
+
+        main._do = hesitate
+
+
+def test_a_chunk_that_is_done_after_all_is_told_of_once_and_its_slot_is_free(team, tmp_path):
+    team_ = team(Hesitates(2, tmp_path), workers=2)
+    while not team_.pool.ready:
+        team_.pool.gather(0.01)
+    team_.ask(2, [5])
+    wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
+    [idle] = set(team_.pool.pids) - {int((tmp_path / "taken").read_text())}
+    os.kill(idle, signal.SIGKILL)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.row) == (2, None)
+    assert len(team_.ring._busy) == 1
+    (tmp_path / "go").touch()
+    wait_until(lambda: team_.pool.gather(0.01) or not team_.ring._busy, "the late reply comes")
+    assert team_.values([1, 2], chunk=3) == [1, 2]
+    assert len(team_.ring._busy) == 1  # that of the last chunk
+
+
+def test_idle_workers_are_replaced_where_the_slots_that_they_might_write_to_are_needed(team):
+    team_ = team(Calls(lambda index: index), workers=2)
+    team_.values([1], chunk=1)
+    while not team_.pool.ready:
+        team_.pool.gather(0.01)
+    wait_until(lambda: 1 not in chunks_on_board(team_), "nobody is at the first chunk")
+    assert not team_.pool.recover_slots()
+    for pid in team_.pool.pids:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
+    team_.ask(2, [5])
+    team_.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken it, and died before it noted so
+    first, second = team_.pool.pids
+    os.kill(first, signal.SIGKILL)
+    os.kill(second, signal.SIGCONT)
+    team_.wait(1, Lost)
+    assert len(team_.ring._busy) == 2
+    wait_until(lambda: team_.pool.gather(0.01) or not team_.pool.recover_slots(), "the other one has left")
+    assert len(team_.ring._busy) == 1
+    assert not alive(second)
+    assert team_.values([3, 4], chunk=3) == [3, 4]
+    assert len(team_.pool.deaths.causes) == 1
 
 
 def chunks_on_board(team_) -> set[int]:
@@ -394,7 +470,7 @@ def test_without_a_timeout_a_slow_sample_is_named_with_its_stack(team, monkeypat
     team_.ask(1, [7])
     while not (team_.pool.ready and begun.exists()):  # a worker that is slow to start is warned of, too
         team_.pool.gather(0.1)
-    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     expected = r"worker 0 .* has been at sample 7 \(position 7\) for [\s\S]*timeout=…[\s\S]*in hang"
 
     def gather_until_it_is_told() -> None:
@@ -417,7 +493,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
     team_ = team(Slow())
     while not begun.exists():  # a worker that is slow to start is warned of, too
         time.sleep(0.01)
-    monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import") as warned:
         wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
 
@@ -569,6 +645,7 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
 
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
     team_.pool.resize(4)
+    team_.pool.gather(0.0)
     text = r"^a worker could not be added: \[Errno 24\] Too many open files\. 1 go on with the work, and no more come$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
         team_.pool.gather(0.0)

@@ -17,17 +17,17 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 
 from gpuload.errors import WorkerError, kinds_of
 from gpuload.ring.ring import Ring, Slot
-from gpuload.workers.engine import Freed, Lost
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.protocol import Reply, Request, Status
+from gpuload.workers.protocol import Event, Lost, Request, Status
 from gpuload.workers.shipping import Parcel
 
-__all__ = ["DecodedBy", "Done", "Host", "HostOptions", "Report", "versions"]
+__all__ = ["DecodedBy", "Done", "Host", "Report", "versions"]
 
 LOOK_S = 0.25  # between two looks at workers, while there are chunks in work
 DECODERS = ("numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
@@ -42,18 +42,6 @@ def versions() -> DecodedBy:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-@dataclass(frozen=True)
-class HostOptions:
-    """Which workers an actor has: from number `first` on, `workers` of `total`; and the options of their pool."""
-
-    first: int
-    workers: int
-    total: int
-    ring_bytes: int
-    timeout_s: float
-    own_queues: bool
 
 
 @dataclass
@@ -81,14 +69,14 @@ class Report:
 
 
 class Host:
-    """The actor's class."""
+    """The actor's class: it has so many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
 
-    def __init__(self, options: HostOptions, parcel: Parcel) -> None:
-        self._options = options
+    def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._parcel: Parcel | None = parcel
+        self._workers, self._ring_bytes, self._pool_options = workers, ring_bytes, pool_options
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
-        self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done] | None]] = {}
+        self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done]]] = {}
         self._told_ready = False
         self._said = 0  # deaths that were reported
         self._warnings: list[str] = []
@@ -124,10 +112,10 @@ class Host:
         self._look()
         return await done
 
-    async def disown(self, before: int) -> None:
+    async def cancel_before(self, chunk: int) -> None:
         """Chunks with a smaller number are no longer wanted."""
         if self._pool is not None:
-            self._pool.disown(before)
+            self._pool.cancel_before(chunk)
 
     async def close(self) -> None:
         """End the workers."""
@@ -148,19 +136,12 @@ class Host:
     def _start(self) -> None:
         # Ray's own modules lie open on the import path of its processes.
         sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
-        options, parcel = self._options, self._parcel
-        assert parcel is not None
+        assert self._parcel is not None
         try:
-            self._ring = Ring(options.ring_bytes)
+            self._ring = Ring(self._ring_bytes)
+            # The program counts the deaths of all actors.
             self._pool = WorkerPool(
-                parcel,
-                options.workers,
-                self._ring,
-                timeout_s=options.timeout_s,
-                max_restarts=sys.maxsize,  # the program counts those of all actors
-                own_queues=options.own_queues,
-                first=options.first,
-                total=options.total,
+                self._parcel, self._workers, self._ring, max_restarts=sys.maxsize, **self._pool_options
             )
         except Exception as error:
             self._broken = error if isinstance(error, WorkerError) else WorkerError(str(error), kinds_of(error))
@@ -198,6 +179,8 @@ class Host:
             request, done = self._waiting[0]
             slot = self._ring.acquire(request.slot_bytes)
             if slot is None:
+                if not self._flying:
+                    self._pool.recover_slots()
                 return
             sent = False
             try:
@@ -212,28 +195,20 @@ class Host:
             self._waiting.popleft()
             self._flying[request.chunk, request.attempt] = slot, done
 
-    def _take_in(self, event: Reply | Lost | Freed) -> None:
-        key = event.chunk, event.attempt
-        slot, waits = self._flying.pop(key)
-        if isinstance(event, Freed):
-            self._ring.release(slot)
-            return
+    def _take_in(self, event: Event) -> None:
+        slot, waits = self._flying.pop((event.chunk, event.attempt))
         assert self._pool is not None
         done = Done(counted=self._pool.counted())
-        if isinstance(event, Lost):
-            if event.slot_is_free:
-                self._ring.release(slot)
-            else:
-                self._flying[key] = slot, None  # a `Freed` or its reply comes
-            done.lost = replace(event, slot_is_free=True)  # the one that waits in the program
+        if isinstance(event, Lost):  # with its slot, which the pool gives back
+            done.lost = event
         else:
             done.reply = event.pack()
-            if event.status is Status.DONE and event.nbytes and waits is not None:
+            if event.status is Status.DONE and event.nbytes:
                 done.data = self._ring.view(slot)[: event.nbytes]
                 if not self._ring.lend(slot, [done.data]):
                     done.data = done.data.copy()
                     self._ring.release(slot)
             else:
                 self._ring.release(slot)
-        if waits is not None and not waits.done():
+        if not waits.done():
             waits.set_result(done)

@@ -1,9 +1,10 @@
 """The program's side of workers on other machines: an engine, as a `WorkerPool` is, over the actors of a Ray cluster.
 
 Runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). It owns the
-actors; slots and chunks belong to the caller. A chunk is one call of an actor, and its result one object: the packed
-reply and the bytes of the slot, which are copied from the object store to the slot here and freed there. Each actor has
-two chunks for each of its workers at most, so the object store never holds more than that, nor more than the ring.
+actors. A chunk is one call of an actor, and its result one object: the packed reply and the bytes of the slot, which
+are copied from the object store to the slot here and freed there. Each actor has two chunks for each of its workers at
+most, so the object store never holds more than that, nor more than the ring. Only this program writes to slots here, so
+that of a lost chunk is free at once; those on other machines follow the rule of `gpuload.workers.pool`.
 
 Beside its chunks each actor has a call for a report in work, which comes back after some seconds even if there is
 nothing to tell. So an actor that died is noticed by an error, and one that hangs, or whose machine does, by a report
@@ -20,7 +21,6 @@ import logging
 import math
 import os
 import time
-import warnings
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,11 +31,10 @@ from gpuload.datasets.stores.store import needed
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import FIELDS, place_of
-from gpuload.workers.deaths import Deaths
-from gpuload.workers.engine import Event, Lost
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.ray.host import Done, Host, HostOptions, Report, versions
+from gpuload.workers.pool import RestartingEngine
+from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
+from gpuload.workers.ray.host import Done, Host, Report, versions
 from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
 from gpuload.workers.shipping import pack
 
@@ -72,7 +71,7 @@ class _Actor:
         return f"the Ray actor of {numbers}" + (f" on {self.said.address}" if self.said else "")
 
 
-class RayPool:
+class RayPool(RestartingEngine):
     """Workers of a Ray cluster that do chunks of one job.
 
     Args:
@@ -97,24 +96,17 @@ class RayPool:
         max_restarts: int = 10,
         own_queues: bool = False,
     ) -> None:
-        self.broken: WorkerError | None = None
-        self.deaths = Deaths(max_restarts)
-        self._pid = os.getpid()
-        self._ring = ring
+        super().__init__(ring, max_restarts)
         self._timeout_s = timeout_s
         self._own_queues = own_queues
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
         self._wanted_from = 0
-        self._closed = self._halted = False
-        self.waited_s = 0.0
         self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
-        self._unsaid: list[str] = []  # warnings
         self._known: set[str] = set()  # what was warned of once and for all
         self._actors: list[_Actor] = []
-        self._calls: dict[
-            Any, tuple[_Actor, Request | None]
-        ] = {}  # in work, by the reference to the result; None: a report
+        # In work, by the reference to the result; None: a report.
+        self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
         self._waiting: deque[Request] = deque()  # for an actor that starts
         self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
         parcel = pack(job)
@@ -160,56 +152,33 @@ class RayPool:
         self._calls[actor.handle.do.remote(request.pack())] = actor, request
         actor.chunks += 1
 
-    def disown(self, before: int) -> None:
-        """Chunks with a number below `before` are no longer wanted; workers stop theirs at the next sample."""
-        self._wanted_from = before
+    def cancel_before(self, chunk: int) -> None:
+        """Chunks with a smaller number are no longer wanted; workers stop theirs at the next sample."""
+        self._wanted_from = chunk
         if self._is_connected and not self._closed:
             for actor in self._actors:
                 if actor.started:
-                    actor.handle.disown.remote(before)
+                    actor.handle.cancel_before.remote(chunk)
 
     def counted(self) -> np.ndarray:
         """What each worker did, as `gpuload.workers.counters` has it, as of the last chunk of its actor."""
         return self._counted.sum(axis=0)
 
-    def forgive(self) -> None:
-        """Forget the deaths so far, for a new epoch."""
-        self.deaths.forgive()
+    def recover_slots(self) -> bool:
+        """False: slots of lost chunks are free at once."""
+        return False
 
-    def gather(self, timeout_s: float) -> list[Event]:
-        """The events since the last call; waits up to `timeout_s` seconds for one.
-
-        Raises:
-            WorkerError: a worker could not start, workers died too often, or Ray was shut down.
-        """
-        self._check_usable()
-        try:
-            return self._gather(timeout_s)
-        except WorkerError as error:
-            self.broken = error
-            raise
-
-    def _gather(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            while self._unsaid:
-                warnings.warn(self._unsaid.pop(0), RuntimeWarning, stacklevel=2)
-            if self._halted:
-                raise RuntimeError("this Loader's workers are closed")
-            references = list(self._calls)
-            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-            left_s = deadline - time.monotonic()
-            if not ready and left_s > 0:
-                start = time.monotonic()
-                ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left_s, WAIT_S))
-                self.waited_s += time.monotonic() - start
-            for reference in ready:
-                self._take_in(reference, events)
-            self._watch(events)
-            self._send_waiting(events)
-            if events or time.monotonic() >= deadline:
-                return events
+    def _step(self, wait_s: float, events: list[Event]) -> None:
+        references = list(self._calls)
+        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        if not ready and wait_s > 0:
+            start = time.monotonic()
+            ready, _ = self._ray.wait(references, num_returns=1, timeout=min(wait_s, WAIT_S))
+            self.waited_s += time.monotonic() - start
+        for reference in ready:
+            self._take_in(reference, events)
+        self._watch(events)
+        self._send_waiting(events)
 
     def _send_waiting(self, events: list[Event]) -> None:
         """What no actor could take when it came."""
@@ -221,10 +190,6 @@ class RayPool:
                 self._send(request, actor)
             else:
                 self._waiting.append(request)
-
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end within a second."""
-        self._halted = True
 
     def close(self) -> None:
         """End all actors. Idempotent; takes a few seconds at most."""
@@ -255,17 +220,17 @@ class RayPool:
 
     def _start(self, first: int, at: int | None = None) -> None:
         workers = min(self._per_actor, self._workers.count - first)
-        watch = self._ring.ring_bytes, self._timeout_s, self._own_queues
+        pool_options = {
+            "first": first,
+            "total": self._workers.count,
+            "timeout_s": self._timeout_s,
+            "own_queues": self._own_queues,
+        }
         options = {"scheduling_strategy": "SPREAD", **self._workers.actor_options}
         maker = self._ray.remote(Host).options(num_cpus=self._workers.cpus_per_worker * workers, **options)
+        handle = maker.remote(self._parcel, workers, self._ring.ring_bytes, pool_options)
         now = time.monotonic()
-        actor = _Actor(
-            maker.remote(HostOptions(first, workers, self._workers.count, *watch), self._parcel),
-            first,
-            workers,
-            now,
-            now,
-        )
+        actor = _Actor(handle, first, workers, now, now)
         if at is None:
             self._actors.append(actor)
         else:
@@ -280,22 +245,22 @@ class RayPool:
 
     def _take_in(self, reference: Any, events: list[Event]) -> None:
         if reference not in self._calls:
-            return  # of an actor that was buried a moment ago
+            return  # of an actor that was replaced a moment ago
         actor, request = self._calls[reference]
         try:
             result: Done | Report = self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
-            self._bury(actor, _first_line(error), events)
+            self._replace(actor, _first_line(error), events)
             return
         except self._ray.exceptions.RayTaskError as error:
             raise WorkerError(f"{actor.name} failed, which is an error of gpuload:\n\n{error}") from error
         except self._ray.exceptions.RayError as error:  # the object is lost, not the actor
             if request is None:
-                self._bury(actor, _first_line(error), events)
+                self._replace(actor, _first_line(error), events)
             else:
                 del self._calls[reference]
                 actor.chunks -= 1
-                events.append(_lost(request, _first_line(error)))
+                events.append(self._lose(request, _first_line(error)))
             return
         del self._calls[reference]
         if isinstance(result, Report):
@@ -310,6 +275,7 @@ class RayPool:
 
     def _received(self, request: Request, done: Done) -> Event:
         if done.lost is not None:
+            self._ring.release_at(request.slot_offset)
             return done.lost
         reply = Reply.unpack(done.reply)
         if done.data is not None and request.chunk >= self._wanted_from:
@@ -318,12 +284,16 @@ class RayPool:
             reply.status = Status.UNWANTED
         return reply
 
+    def _lose(self, request: Request, cause: str) -> Lost:
+        self._ring.release_at(request.slot_offset)
+        return Lost(request.chunk, request.attempt, None, cause, outside=True)
+
     def _hear(self, actor: _Actor, report: Report) -> None:
         first = actor.said is None
         actor.said, actor.warned = report, False
         if first:
             self._compare(actor, report)
-        self._unsaid += [f"{text} (on {report.address})" for text in report.warnings]
+        self.unsaid += [f"{text} (on {report.address})" for text in report.warnings]
         if report.broken is not None:
             text, kinds = report.broken
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
@@ -343,11 +313,11 @@ class RayPool:
             raise WorkerError(f"{report.address} has {told}: install the same versions on all machines of the cluster")
         if told not in self._known:
             self._known.add(told)
-            self._unsaid.append(f"{report.address} has {told}: its pixels may differ from those of other machines")
+            self.unsaid.append(f"{report.address} has {told}: its pixels may differ from those of other machines")
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
-    def _bury(self, actor: _Actor, cause: str, events: list[Event]) -> None:
+    def _replace(self, actor: _Actor, cause: str, events: list[Event]) -> None:
         """An actor is gone, and with it its workers and what they made: its chunks are lost."""
         if actor.said is None and "creation task" in cause:  # it would fail again
             raise WorkerError(f"{actor.name} could not start: {cause}")
@@ -361,7 +331,7 @@ class RayPool:
         for reference, request in theirs.items():
             del self._calls[reference]
             if request is not None:
-                events.append(_lost(request, f"{actor.name} died: {cause}"))
+                events.append(self._lose(request, f"{actor.name} died: {cause}"))
         self._start(actor.first, self._actors.index(actor))
         if not actor.started and NODE_DIED in cause:  # sent to a machine of which Ray did not know yet that it is dead
             return
@@ -383,10 +353,10 @@ class RayPool:
             if self._ray.wait(theirs, timeout=0)[0]:
                 continue  # it came while this program did something else
             if self._timeout_s and actor.started:
-                self._bury(actor, f"no answer for {silent_s:.0f} seconds", events)
+                self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
             elif not actor.warned and silent_s > SLOW_S:
                 actor.warned = True
-                self._unsaid.append(self._why_silent(actor, silent_s))
+                self.unsaid.append(self._why_silent(actor, silent_s))
 
     def _why_silent(self, actor: _Actor, silent_s: float) -> str:
         if actor.started:
@@ -408,15 +378,7 @@ class RayPool:
         return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._session
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "this Loader's workers belong to the process that this one was forked from; "
-                "make a new Loader in the child"
-            )
-        if self._closed or self._halted:
-            raise RuntimeError("this Loader's workers are closed")
-        if self.broken is not None:
-            raise WorkerError(f"this epoch is over: {self.broken}")
+        super()._check_usable()
         if not self._is_connected:
             self.broken = error = WorkerError("Ray was shut down while this Loader had workers in its cluster")
             raise error
@@ -440,10 +402,6 @@ def connected(address: str, called: str) -> Any:
                 "--head` here and `ray start --address=…` on the other machines, or give its address"
             ) from error
     return ray
-
-
-def _lost(request: Request, cause: str) -> Lost:
-    return Lost(request.chunk, request.attempt, row=None, cause=cause, slot_is_free=True, outside=True)
 
 
 def _first_line(error: BaseException) -> str:

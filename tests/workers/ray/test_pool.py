@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from workers.ray.cluster import Cluster, RayError
 
 import gpuload as gl
+from gpuload.ring.ring import GRANULE_BYTES
 from gpuload.workers.ray import pool as module
 from gpuload.workers.ray.host import Host
 
@@ -246,11 +250,39 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
 
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
-    monkeypatch.setattr("gpuload.workers.watch.WATCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
     told = rf"(?s)has been at sample 50 .*timeout=… would end it.*in nap.*\(on {os.uname().nodename}\)"
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)
-        monkeypatch.setattr("gpuload.workers.watch.SLOW_SAMPLE_S", 0.1)
+        monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
         with pytest.raises(RuntimeWarning, match=told):
             list(epoch)
+
+
+def test_both_slots_of_an_actor_come_back_from_a_dead_worker_and_an_idle_one_that_may_have_their_chunks(cluster):
+    with loader(Numbers(32), per_actor=2, ring_bytes=2 * GRANULE_BYTES) as loader_:
+        epoch = iter(loader_)
+        loader_._session.feed.await_engine()
+        seen = numbers([next(epoch)])  # with both slots; there will be work again once the next one is asked for
+        host = cluster.actors[0].host
+        first, second = host._pool.pids
+        for pid in (first, second):
+            os.kill(pid, signal.SIGSTOP)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.002)
+
+        async def lose_what_is_asked_for() -> None:
+            """As if the first worker had taken both chunks, and died before it noted them."""
+            while len(host._pool._flying) < 2:
+                await asyncio.sleep(0.002)
+            assert len(host._pool._queues[0].take_back()) == 2
+            os.kill(first, signal.SIGKILL)
+            os.kill(second, signal.SIGCONT)
+
+        losing = cluster.do(lose_what_is_asked_for())
+        assert seen + numbers(epoch) == list(range(32))
+        losing.result(60)
+        assert len(loader_.errors) == 0
+        assert len(loader_._session.engine.deaths.causes) == 1
+        assert second not in host._pool.pids

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import pytest
 
-from gpuload.workers.interrupts import LATER_S, finalizing, held, let_through
-
-LIMIT_S = 60.0
+from gpuload.workers.signals import deferred_signals, signals_enabled
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +35,7 @@ def test_what_comes_is_raised_when_the_work_is_done():
     done = []
 
     def work():
-        with held():
+        with deferred_signals():
             interrupt()
             interrupt()
             done.append("work")
@@ -50,7 +47,7 @@ def test_what_comes_is_raised_when_the_work_is_done():
 
 def test_an_error_of_the_work_is_the_context_of_the_interrupt():
     def work():
-        with held():
+        with deferred_signals():
             interrupt()
             raise ZeroDivisionError
 
@@ -65,7 +62,7 @@ def test_handlers_of_several_signals_run_once_each_although_one_raises():
     signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
 
     def work():
-        with held():
+        with deferred_signals():
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
                 interrupt(number)
             assert seen == []
@@ -76,12 +73,12 @@ def test_handlers_of_several_signals_run_once_each_although_one_raises():
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_held_within_held_waits_for_the_outer_one():
+def test_a_deferral_within_a_deferral_waits_for_the_outer_one():
     done = []
 
     def work():
-        with held():
-            with held():
+        with deferred_signals():
+            with deferred_signals():
                 interrupt()
             done.append("outer")
 
@@ -90,54 +87,54 @@ def test_held_within_held_waits_for_the_outer_one():
 
 
 def test_a_handler_that_is_set_in_the_meantime_stays():
-    with held():
+    with deferred_signals():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with held():
+    with deferred_signals():
         interrupt()
 
 
-def test_deaf_forgets_a_ctrl_c_but_no_handler_of_the_programs_own():
-    with held(deaf=True):
+def test_drop_sigint_forgets_a_ctrl_c_but_no_handler_of_the_programs_own():
+    with deferred_signals(drop_sigint=True):
         interrupt()
     seen = []
     original = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    with held(deaf=True):
+    with deferred_signals(drop_sigint=True):
         interrupt()
     signal.signal(signal.SIGINT, original)
     assert seen == [signal.SIGINT]
 
 
-def test_let_through_hears_what_came_and_what_comes():
+def test_signals_enabled_hears_what_came_and_what_comes():
     done = []
-    with held():
+    with deferred_signals():
         interrupt()
-        with pytest.raises(KeyboardInterrupt), let_through():
+        with pytest.raises(KeyboardInterrupt), signals_enabled():
             done.append("not reached")
-        with pytest.raises(KeyboardInterrupt), let_through():
+        with pytest.raises(KeyboardInterrupt), signals_enabled():
             interrupt()
-        with let_through():
+        with signals_enabled():
             done.append("inside")
-        with held(), pytest.raises(KeyboardInterrupt), let_through():
+        with deferred_signals(), pytest.raises(KeyboardInterrupt), signals_enabled():
             interrupt()
         done.append("behind")
     assert done == ["inside", "behind"]
 
 
-def test_let_through_outside_of_held_changes_nothing():
-    with pytest.raises(KeyboardInterrupt), let_through():
+def test_signals_enabled_outside_of_a_deferral_changes_nothing():
+    with pytest.raises(KeyboardInterrupt), signals_enabled():
         interrupt()
 
 
-def test_in_another_thread_nothing_is_held():
+def test_in_another_thread_nothing_is_deferred():
     handlers = []
 
     def work():
-        with held(), let_through():
+        with deferred_signals(), signals_enabled():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -146,26 +143,22 @@ def test_in_another_thread_nothing_is_held():
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_comes_in_a_finalizer_is_raised_in_the_program_behind_it(times):
-    """What a `__del__` raises itself would be printed and forgotten; a warning that is an error here."""
-    done = []
+def test_a_handler_that_raises_as_it_comes_back_leaves_no_other_one_replaced(monkeypatch):
+    put_back = signal.signal
 
-    class Thing:
-        def work(self):
-            for _ in range(times):
-                interrupt()
-            done.append("work")
+    def interrupted(number, handler):
+        put_back(number, handler)
+        if handler is signal.default_int_handler:
+            interrupt()
 
-        def __del__(self):
-            finalizing(self.work)
-            time.sleep(10 * LATER_S)
-            done.append("finalizer")
+    def work():
+        with deferred_signals():
+            monkeypatch.setattr(signal, "signal", interrupted)
 
-        @staticmethod
-        def drop(thing):
-            del thing
-            time.sleep(LIMIT_S)
-
-    interrupted(lambda: Thing.drop(Thing()))
-    assert done == ["work", "finalizer"]
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    ours = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGTERM) is ours
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
