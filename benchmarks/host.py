@@ -57,7 +57,7 @@ from gpuload.loader import session
 from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, weights
 from gpuload.stage.transfer import CpuTransfer, rounded
-from gpuload.workers import feed, plans
+from gpuload.workers import feed, planned
 from gpuload.workers.protocol import next_request
 
 __all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
@@ -82,8 +82,8 @@ PARTS: Final = (
     (feed.Feed, "take_if_ready", "feed"),
     (feed.Feed, "pump", "feed"),
     (feed, "read_content", "descriptions"),
-    (plans, "read_content", "descriptions"),
-    (assemble, "Columns", "columns"),
+    (planned, "read_content", "descriptions"),
+    (assemble, "columns_of", "columns"),
     (T.Chain, "draw", "draws"),
     (segments.SegmentRunner, "__call__", "jobs"),
     (runner.FusedRunner, "launch", "launches"),

@@ -60,7 +60,8 @@ class Listening:
             spans = zip(images.offsets.tolist(), nbytes.tolist(), strict=True)
             kept = copy(images)
             kept.pixels = torch.cat([images.pixels[start : start + count] for start, count in spans])
-            kept.offsets = ends - nbytes
+            kept.table = images.table.copy()
+            kept.table["offset"] = ends - nbytes
         self.calls.append((kept, program, options))
         return self.stage(images, program, **options)
 

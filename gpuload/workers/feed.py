@@ -49,7 +49,7 @@ class Consumer:
         return iter(())
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return what a worker plans a batch from (see `gpuload.workers.planned`); None: it is planned here."""
+        """Return a plan to be made, and what a worker reads for it; None: the batch is planned here."""
         return None
 
     def reclaim(self, wait: bool) -> bool:
@@ -306,8 +306,8 @@ class Feed:
         return slot
 
     def _spill(self) -> bool:
-        """Make room in the ring: drop a plan, which is made again more easily than memory; else move the latest done
-        chunk out of it or, if memory is short, do it again later. False: there is neither.
+        """Make room in the ring: drop a plan, which is easily made again; else move the latest done chunk out of the
+        ring or, if memory is short, do it again later. False: there is no such chunk.
 
         Raises:
             LimitError: there is no memory, and the chunk is one of the first batch, which is waited for.

@@ -91,7 +91,7 @@ class PlannedBatch:
         launches, self.spans, self.size_hw, self.images = columns.plan
         self.plan = Plan.of_plain(launches)
         self.columns = columns if self.columns is None else self.columns
-        self.slot, self.data, self.used_bytes = slot, data, len(data)
+        self.chunk, self.slot, self.data, self.used_bytes = None, slot, data, len(data)
 
 
 class Planner:
@@ -152,19 +152,19 @@ class Planner:
             return False
         slot, batch = self.flying.pop(event.chunk)
         planned = batch.planned
-        wanted = planned is not None and planned.chunk == event.chunk
-        if isinstance(event, Reply):
-            if event.status is Status.TOO_LARGE:
-                self._need_bytes = max(self._need_bytes, event.nbytes)
-            if planned is not None and wanted and event.status is Status.DONE:
-                view = self._ring.view(slot)
-                # A worker wrote this: plain values, and classes of gpuload's own.
-                planned.take(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
-                planned.chunk = None
-                return True
-            self._ring.release(slot)  # of one that is lost, the engine gives it back
-        if wanted:
+        if planned is None or planned.chunk != event.chunk:
+            planned = None  # nobody waits for it any more
+        if isinstance(event, Reply) and event.status is Status.TOO_LARGE:
+            self._need_bytes = max(self._need_bytes, event.nbytes)
+        if planned is not None and isinstance(event, Reply) and event.status is Status.DONE:
+            view = self._ring.view(slot)
+            # A worker wrote this: plain values, and classes of gpuload's own.
+            planned.take(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
+            return True
+        if planned is not None:
             batch.planned = None
+        if isinstance(event, Reply):  # the engine gives back what is lost
+            self._ring.release(slot)
         return True
 
     def drop(self, batch: Batch) -> bool:
