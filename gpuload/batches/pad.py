@@ -284,14 +284,16 @@ def _tensor(leaf: Any, name: str, row: int) -> Any:
         # Else torch warns of the first, and refuses the second.
         return torch.from_numpy(leaf if leaf.flags.writeable and min(leaf.strides) >= 0 else leaf.copy())
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"{_leaf(name)} of sample {row} of the batch is "
         if isinstance(leaf, _Numbers):
             raise CollateError(
-                f"{what}a list that is no array of numbers ({error}); "
+                f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
                 "return numbers, in lists of one length where lists hold lists"
             ) from error
         remedy = remedy_for(leaf.dtype) or "return numbers"
-        raise CollateError(f"{what}an array of {leaf.dtype}, which no tensor holds ({error}); {remedy}") from error
+        raise CollateError(
+            f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
+            f"{remedy}"
+        ) from error
 
 
 def _rank(leaf: Any) -> int:
