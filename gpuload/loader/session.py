@@ -435,6 +435,8 @@ class Session:
                 raise
             # Raised when this batch is due, perhaps after the current one.
             return _Launched(error=_raisable(error), failed=batch.errors)
+        finally:
+            self.transfer.loading = None
 
     def _issue(self, batch: Batch, info: bool) -> _Launched:
         if batch.fatal is not None:

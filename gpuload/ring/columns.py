@@ -88,7 +88,7 @@ class ImageColumn:
     def take(self, rows: np.ndarray) -> ImageColumn:
         """Return the column of some rows, in this order."""
         entries, having = _entries(self.rows, rows)
-        leaves, kinds = _some(self.leaves, entries), _some(self.kinds, entries)
+        leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
         return ImageColumn(self.table.take(entries), leaves, having, kinds if any(kinds) else [])
 
 
@@ -253,8 +253,8 @@ class Columns:
 
     def boxes(self, rows: Iterable[int]) -> list[np.ndarray]:
         """Return the boxes that the draws of rows depend on: left, top, right, bottom."""
-        boxes: dict[int, Boxes] = {}
-        for _, column in sorted(self.points.items(), reverse=True):  # the first of a sample counts
+        boxes: dict[int, Boxes] = {}  # a sample has one leaf of them: see `gpuload.workers.box_fields`
+        for column in self.points.values():
             boxes |= {row: value for row, value in column.items() if isinstance(value, Boxes)}
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
@@ -278,22 +278,22 @@ class Columns:
         Example:
             >>> columns = Columns([0, 1, 2], [LEAF], values={0: ValueColumn(["a", "b", "c"])})
             >>> columns.sources = [None, "b.jpg", None]
-            >>> found = columns.take(np.array([0, 2]))
-            >>> found.rows, found.values[0].values, found.sources
+            >>> picked = columns.take(np.array([0, 2]))
+            >>> picked.rows, picked.values[0].values, picked.sources
             ([0, 2], ['a', 'c'], [None, None])
         """
         names = self.names
         return replace(
             self,
             rows=[self.rows[row] for row in rows.tolist()],
-            structures=_some(self.structures, rows),
+            structures=_pick(self.structures, rows),
             images=_take_images(self.images, rows),
             values=_take_values(self.values, rows),
             sources=[names[row] for row in rows.tolist()],
             blocks={leaf: block.take(rows) for leaf, block in self.blocks.items()},
             masks=_take_images(self.masks, rows),
             points=_take_values(self.points, rows),
-            fields=_some(self.fields, rows),
+            fields=_pick(self.fields, rows),
             encoded=[],
             positions=self.positions[rows] if len(self.positions) else self.positions,
             indices=[self.indices[row] for row in rows.tolist()] if len(self.indices) else (),
@@ -306,18 +306,18 @@ class Columns:
         counts = [len(chunk) for chunk in chunks]
         bases = [*accumulate(counts, initial=0)]
         sources = [chunk.sources for chunk in chunks]
-        plain = bool(sources) and all(isinstance(own, str) for own in sources)
-        lists = [chunk.fields or [()] for chunk in chunks]
+        strings = bool(sources) and all(isinstance(names, str) for names in sources)
+        fields = [chunk.fields or [()] for chunk in chunks]
         return cls(
             range(bases[-1]),
             _joined([chunk.structures for chunk in chunks], counts),
             _join_images([chunk.images for chunk in chunks], bases, offsets),
             _join_values([chunk.values for chunk in chunks], bases),
-            SEPARATOR.join(sources) if plain else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
+            SEPARATOR.join(sources) if strings else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
             blocks=_join_blocks([chunk.blocks for chunk in chunks], offsets),
             masks=_join_images([chunk.masks for chunk in chunks], bases, offsets),
             points=_join_values([chunk.points for chunk in chunks], bases),
-            fields=_joined(lists, counts) if any(chunk.fields for chunk in chunks) else [],
+            fields=_joined(fields, counts) if any(chunk.fields for chunk in chunks) else [],
             collated=chunks[0].collated if len(chunks) == 1 else None,
             remark=next(filter(None, (chunk.remark for chunk in chunks)), ""),
         )
@@ -349,25 +349,25 @@ def entry(entries: Sequence[Any], row: int) -> Any:
 
 def one_for_all(entries: list[Any]) -> list[Any]:
     """Return one entry, if all are equal."""
-    return entries[:1] if all(own == entries[0] for own in entries) else entries
+    return entries[:1] if all(other == entries[0] for other in entries) else entries
 
 
 def _each(entries: list[Any], count: int) -> list[Any]:
     return entries * count if len(entries) == 1 else entries
 
 
-def _some(entries: list[Any], rows: np.ndarray) -> list[Any]:
+def _pick(entries: list[Any], rows: np.ndarray) -> list[Any]:
     return entries if len(entries) < 2 else one_for_all([entries[row] for row in rows.tolist()])
 
 
 def _take_images(columns: list[ImageColumn], rows: np.ndarray) -> list[ImageColumn]:
-    taken = [column.take(rows) for column in columns]
-    return [column for column in taken if len(column.table)]  # it is the last ones that may be empty
+    picked = [column.take(rows) for column in columns]
+    return [column for column in picked if len(column.table)]  # only the last ones may be empty
 
 
 def _take_values(columns: dict[int, ValueColumn], rows: np.ndarray) -> dict[int, ValueColumn]:
-    taken = {leaf: column.take(rows) for leaf, column in columns.items()}
-    return {leaf: column for leaf, column in taken.items() if column.values}
+    picked = {leaf: column.take(rows) for leaf, column in columns.items()}
+    return {leaf: column for leaf, column in picked.items() if column.values}
 
 
 def _entries(having: Rows, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
@@ -375,15 +375,15 @@ def _entries(having: Rows, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
     if having is None:
         return rows, None
     entries = having.searchsorted(rows)
-    found = np.flatnonzero(having.take(entries, mode="clip") == rows) if len(having) else entries[:0]
-    return entries[found], None if len(found) == len(rows) else found
+    places = np.flatnonzero(having.take(entries, mode="clip") == rows) if len(having) else entries[:0]
+    return entries[places], None if len(places) == len(rows) else places
 
 
 def _joined(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
     """Join lists that have one entry for each row, or one for all, to such a list."""
     if lists and all(len(entries) == 1 and entries == lists[0] for entries in lists):
         return lists[0]
-    return [own for entries, count in zip(lists, counts, strict=True) for own in _each(entries, count)]
+    return [one for entries, count in zip(lists, counts, strict=True) for one in _each(entries, count)]
 
 
 def _join_rows(columns: Sequence[tuple[int, Any]], lengths: Sequence[int], bases: Sequence[int]) -> Rows:

@@ -59,7 +59,7 @@ class CpuTransfer:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._release: Callable[[], None] | None = None
-        self.loading: Batch | None = None  # whose slots are given back here, until `finish`
+        self.loading: Batch | None = None  # the batch in hand, once its slots are given back here
 
     @contextlib.contextmanager
     def stream(self, *, after_consumer: bool) -> Iterator[None]:
@@ -88,7 +88,7 @@ class CpuTransfer:
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
         starts = _starts(batch)
         whole = torch.empty(starts.pop(), dtype=torch.uint8)
-        for part, start in zip(batch.pieces, starts, strict=True):
+        for part, start in zip(batch.copied_parts, starts, strict=True):
             if part.data is not None and part.used_bytes > part.encoded_bytes:
                 copied = slice(part.encoded_bytes, part.used_bytes)
                 whole.numpy()[start + copied.start : start + copied.stop] = part.data[copied]
@@ -97,7 +97,7 @@ class CpuTransfer:
 
     def finish(self) -> Any:
         """End a batch, issued or given up. Returns a ticket for `hand_over`."""
-        release, self._release, self.loading = self._release, None, None
+        release, self._release = self._release, None
         if release is not None:
             release()
 
@@ -177,7 +177,7 @@ class CudaTransfer(CpuTransfer):
         used = starts.pop()
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
-            for part, start in zip(batch.pieces, starts, strict=True):
+            for part, start in zip(batch.copied_parts, starts, strict=True):
                 if part.data is not None and part.used_bytes > part.encoded_bytes:
                     copied = slice(part.encoded_bytes, part.used_bytes)
                     source = torch.from_numpy(part.data[copied])
@@ -196,7 +196,6 @@ class CudaTransfer(CpuTransfer):
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
-        self.loading = None
         self._times.end(self._stream)
         return self._device.record(self._stream)
 
@@ -287,19 +286,19 @@ class CudaTransfer(CpuTransfer):
 
 def _in_slots(batch: Batch) -> bool:
     """Whether no part was moved out of a full ring, and none has images that the device decoded."""
-    return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.pieces)
+    return all((part.slot is not None or part.used_bytes == 0) and part.decoded is None for part in batch.copied_parts)
 
 
 def _offsets(batch: Batch) -> list[int]:
     """Where each part begins in the ring."""
-    return [part.slot.offset if part.slot else 0 for part in batch.pieces]
+    return [part.slot.offset if part.slot else 0 for part in batch.copied_parts]
 
 
 def _starts(batch: Batch) -> list[int]:
     """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type. A
     part whose first bytes are files begins before the memory that it takes."""
     found, at = [], 0
-    for part in batch.pieces:
+    for part in batch.copied_parts:
         found.append(begin := at - part.encoded_bytes)
         at = begin + align(part.used_bytes, ALIGN)
         if part.decoded is not None:

@@ -135,8 +135,8 @@ class Batch:
         return len(self.parts) - self.open_parts
 
     @property
-    def pieces(self) -> Sequence[Part | PlannedBatch]:
-        """What lies in slots: its parts and, behind them, the arrays of its plan."""
+    def copied_parts(self) -> Sequence[Part | PlannedBatch]:
+        """What is brought to the device: its parts and, behind them, the arrays of its plan."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 

@@ -219,11 +219,11 @@ class Feed:
 
     def release(self, batch: Batch) -> None:
         """Give back the slots of a batch."""
-        for piece in batch.pieces:
-            if piece.slot is not None:
-                self.ring.release(piece.slot)
-                piece.slot = None
-            piece.data = None
+        for part in batch.copied_parts:
+            if part.slot is not None:
+                self.ring.release(part.slot)
+                part.slot = None
+            part.data = None
         for part in batch.parts:
             part.decoded = None
         batch.planned = None

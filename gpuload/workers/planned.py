@@ -27,10 +27,10 @@ from gpuload.ring.packing import Span, read_content, spans_of, write_arrays, wri
 from gpuload.ring.ring import Ring, Slot
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.fusing.plan import Plan
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
+    from gpuload.transforms.program.fusing.plan import Plan
     from gpuload.workers.batch import Batch
     from gpuload.workers.job import Job
 
@@ -88,6 +88,8 @@ class PlannedBatch:
 
     def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
         """Take what a worker made, whose arrays are all of `data`, in that slot."""
+        from gpuload.transforms.program.fusing.plan import Plan  # here: few workers need it, and it takes them 6 ms
+
         launches, self.spans, self.size_hw, self.images = columns.plan
         self.plan = Plan.of_plain(launches)
         self.columns = columns if self.columns is None else self.columns

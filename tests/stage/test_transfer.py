@@ -31,7 +31,7 @@ def batch_of(ring, slot, used_bytes):
     batch.parts.append(
         Part(batch, nothing, nothing, slot=slot, data=ring.view(slot)[:used_bytes], used_bytes=used_bytes)
     )
-    batch.pieces = batch.parts
+    batch.copied_parts = batch.parts
     return batch
 
 

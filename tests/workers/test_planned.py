@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ class Plans(Consumer):
     """As `Assembly.plan_inputs`: of plain chunks their descriptions, of others the table."""
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes]:
-        planned = PlannedBatch([100 * number for number in range(len(batch.pieces))])
+        planned = PlannedBatch([100 * number for number in range(len(batch.copied_parts))])
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks, planned.columns = [], columns_of(batch, planned.starts, spread=False)
@@ -104,7 +106,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         while (batch := feed.take_if_ready()) is None:
             pass
         assert batch.planned is not None
-        assert len(batch.pieces) == 3  # two chunks, and the plan
+        assert len(batch.copied_parts) == 3  # two chunks, and the plan
         table, positions = table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
         plan, found = FUSING(table, program)
@@ -164,7 +166,7 @@ def test_a_plan_that_comes_too_late_is_dropped_and_its_slot_is_free_again():
     assert batch is not None
     engine.fate = None
     pump(feed)
-    assert (batch.planned, len(batch.pieces)) == (None, 2)
+    assert (batch.planned, len(batch.copied_parts)) == (None, 2)
     feed.release(batch)
     second = feed.take_if_ready()
     assert second is not None
@@ -195,7 +197,7 @@ def test_a_batch_whose_plan_is_lost_does_without():
     pump(feed)
     batch = feed.take_if_ready()
     assert batch is not None
-    assert (batch.planned, len(batch.pieces), batch.errors) == (None, 2, [])
+    assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
     assert len(lost) == 1  # it is not asked for again
     assert (busy(feed), feed.idle()) == (1, True)  # whose slot is the engine's affair
@@ -245,7 +247,7 @@ def test_an_epoch_that_is_broken_off_gives_the_slots_of_plans_back():
     count = 0
     while (batch := feed.take()) is not None:
         count += 1
-        assert batch.planned is None or len(batch.pieces) == 3
+        assert batch.planned is None or len(batch.copied_parts) == 3
         feed.release(batch)
     while not feed.idle():
         feed.pump(0.0)
@@ -259,7 +261,7 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     first = batch.planned
     assert first is not None
     feed._do_again(batch.parts[0])
-    assert (batch.planned, len(batch.pieces), batch.open_parts) == (None, 2, 1)
+    assert (batch.planned, len(batch.copied_parts), batch.open_parts) == (None, 2, 1)
     pump(feed)
     again = feed.take_if_ready()
     assert again is not None
@@ -314,3 +316,10 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     for name, (start, nbytes, kind) in spans.items():
         expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
         np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)
+
+
+def test_a_worker_that_plans_nothing_does_not_load_what_plans_are_made_of():
+    code = "import sys, gpuload.workers.main, gpuload.workers.runner; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "gpuload.workers.planned" in result.stdout
+    assert "gpuload.transforms.program.fusing" not in result.stdout
