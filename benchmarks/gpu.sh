@@ -132,7 +132,7 @@ tests() {
     # Kernels are compiled by one process, and found in Triton's cache by the others.
     local alone=("${pytest[@]}")
     has xdist && alone+=(-n 0)
-    [[ ${TESTS:-} ]] || step kernels 60 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
+    [[ ${TESTS:-} ]] || step kernels 120 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${alone[@]}" -m cuda \
         tests/cuda/test_kernels.py
     step tests 200 env GPULOAD_REQUIRE_CUDA=$require OMP_NUM_THREADS=1 "${pytest[@]}" --durations 15 \
         --junitxml "$work/tests.xml" -m "$marked" "${files[@]}"
@@ -166,8 +166,9 @@ print(sum(bool(row['readings']) for row in rows), 'of', len(rows), 'ran')"
 
     # Last, since it is blind to most races: of three that were planted it saw one.
     has pytest_timeout && pytest+=(--timeout 30)
-    ((${#with_transfer[@]})) && step tests-cuda-sanitizer 70 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
-        OMP_NUM_THREADS=1 "${pytest[@]}" -m "cuda and not slow" "${with_transfer[@]}"
+    # It knows no tensors without storage, and takes what a graph recorded for an access that none waited for.
+    ((${#with_transfer[@]})) && step tests-cuda-sanitizer 100 env "${sanitizer[@]}" GPULOAD_REQUIRE_CUDA=$require \
+        OMP_NUM_THREADS=1 "${pytest[@]}" -m "cuda and not slow" -k "not any_layout and not cuda_graph" "${with_transfer[@]}"
     tail -n 15 "$work/tests-cuda-sanitizer.txt" 2> /dev/null
 }
 

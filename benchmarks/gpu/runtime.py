@@ -19,7 +19,7 @@ class Runtime:
     """
 
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # with its number, which decoders ask for
         self._module: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self._used_before_mb = self._used_mb()
 

@@ -33,9 +33,11 @@ def _with_a_decoder() -> None:
 def test_batches_are_those_of_the_cpu_within_a_level_in_the_mean(backend):
     if backend == "dali":
         lacking.require("nvidia.dali")
-    kinds = [kind for kind in KINDS for _ in range(4)]
+    # Of what libjpeg refuses a GPU makes something, without a word; so does Pillow, something else.
+    kinds = [kind for kind, (_, who) in KINDS.items() if who != "refused" for _ in range(4)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
-    given: dict[str, Any] = {"device": "cuda", "on_error": "skip", "transforms": [T.RandomCrop(24)], "backend": backend}
+    given: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": backend}
+    given["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
     expected, failed, _ = batches(files, **given)
     found, failed_, made = batches(files, decode=DEVICE, **given)
     assert [entry[:2] for entry in failed_] == [entry[:2] for entry in failed]

@@ -206,18 +206,19 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     chain = T.Chain([T.RandomResizedCrop((9, 14)), *colors, T.RandomEqualize(0.5), normalize, *erasing])
     images, program = make_batch(chain, make_images(5, 6, channels=channels, low=20, high=40))
     options = {"backend": "fused", "memory_format": memory_format}
-    fusing = compile_stage(chain, device="cpu", **options).fusing()
+    fusing = compile_stage(chain, device=DEVICE, **options).fusing()
     assert fusing is not None
     plan, arrays = fusing(images.table, program)
     levels, late = program.split()
     assert late is not None
-    outputs = torch.empty(6, channels, 9, 14, memory_format=getattr(torch, memory_format))
-    runner = FusedRunner(UNCHANGED, torch.device("cpu"))
+    outputs = torch.empty(6, channels, 9, 14, memory_format=getattr(torch, memory_format), device=DEVICE)
+    images = replace(images, pixels=images.pixels.to(DEVICE))
+    runner = FusedRunner(UNCHANGED, outputs.device)
     prepared = runner.prepare(images, levels, levels.windows_tlhw, outputs, late.records)
     assert plan == prepared.plan
     assert plan.erases
     for name, parts in arrays.items():
-        expected = getattr(prepared, name).numpy()
+        expected = getattr(prepared, name).cpu().numpy()
         np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))
 
 
@@ -236,6 +237,6 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     ids=["mixes", "noise", "late", "own", "views", "gathers", "list", "reference"],
 )
 def test_what_is_not_one_run_of_the_kernels_is_planned_by_the_stage(transforms, options):
-    stage = compile_stage(T.Chain(transforms), device="cpu", **{"backend": "fused", **options})
+    stage = compile_stage(T.Chain(transforms), device=DEVICE, **{"backend": "fused", **options})
     assert stage.fusing() is None
-    assert compile_stage(T.Chain([T.RandomCrop(8), NORMALIZE]), device="cpu", backend="fused").fusing() is not None
+    assert compile_stage(T.Chain([T.RandomCrop(8), NORMALIZE]), device=DEVICE, backend="fused").fusing() is not None
