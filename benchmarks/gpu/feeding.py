@@ -120,7 +120,7 @@ def main() -> None:
     # DataLoader keeps two batches for each worker, and hands over what a worker makes all at once: no round is shorter.
     ahead = 0 if pace.small else 2 * recipe.workers + 2
     cycles = replace(pace, steps=max(pace.steps, 0 if pace.small else recipe.workers))
-    tell({"alone": measured(batches, None, runtime, cycles), **runtime.memory()})
+    tell({"alone": measured(batches, None, runtime, cycles), "stats": peer.stats(), **runtime.memory()})
     for network in () if pace.alone else NETWORKS:
         step = training_step(
             network, runtime.device, small=pace.small, channels_last=recipe.channels_last, light=pace.small

@@ -34,7 +34,7 @@ def build(recipe: Recipe) -> Peer:
     if plan.decoder is not None and plan.decoder.startswith("workers"):
         raise RuntimeError(f"the device does not decode: {plan.decoder}")
     away = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
-    return Peer(lambda: loader, {"gpuload": gl.__version__}, tuple(away))
+    return Peer(lambda: loader, {"gpuload": gl.__version__}, tuple(away), lambda: str(loader.stats()))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,12 @@ __all__ = ["MEAN", "STD", "Peer", "Recipe", "looks_of", "main"]
 @dataclass(frozen=True)
 class Peer:
     """A loader ready to run: `epoch()` starts one and yields (images, labels). `falls_back`: the transforms that
-    gpuload's reference runs in the place of the backend that was asked for."""
+    gpuload's reference runs in the place of the backend that was asked for. `stats()` is what gpuload's loader took."""
 
     epoch: Callable[[], Iterable[Any]]
     versions: dict[str, str]
     falls_back: tuple[str, ...] = ()
+    stats: Callable[[], str] = str
 
 
 def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) -> None:
