@@ -30,8 +30,8 @@ from gpuload.datasets.worker import WorkerInfo, worker_info_was_asked
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
-from gpuload.workers.changes import apply_changes
 from gpuload.workers.counters import FLUSH_S, Counters
+from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
