@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
+from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
+from gpuload.datasets.strays import find_strays
 from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
@@ -28,7 +30,7 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import SizeCheck, check_transforms, droppers, find_fields, mask_misfit
+from gpuload.workers.box_fields import SizeCheck, check_transforms, droppers, find_fields, mask_misfit, size_text
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
@@ -93,6 +95,11 @@ class Sample:
     masks: dict[int, Picture] = field(default_factory=dict)
     points: dict[int, Boxes | Keypoints] = field(default_factory=dict)
     fields: tuple[int, ...] = ()  # see `gpuload.ring.columns.Columns`
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Its images, and its masks: what is decoded."""
+        return [*self.images.values(), *self.masks.values()]
 
     @property
     def place(self) -> str:
@@ -182,22 +189,10 @@ class SampleReader:
         for leaf, image in found.items():
             if isinstance(image, Encoded):
                 source = source or image.source
-                self._counters.bytes_read += len(image.data)
-                try:
-                    header = self._decoder.header(image)
-                    height, width = self._decoder.size_hw(header)
-                    channels = self._decoder.channels(header, image.mode)
-                    images[leaf] = Picture(image, header, height, width, channels)
-                    if image.mode == "unchanged" and (dtype := self._decoder.dtype(header)) != "uint8":
-                        images[leaf] = _deep(images[leaf], dtype)
-                except Exception as error:
-                    raise Sourced(source, places_of(structure)[leaf]) from error
-            else:
-                hwc = image.hwc
-                images[leaf] = Picture(image, None, *hwc.shape)
-                self._counters.bytes_read += hwc.nbytes
-                if hwc.itemsize > 1:
-                    images[leaf] = _deep(images[leaf], hwc.dtype.name)
+            try:
+                images[leaf] = self._picture(image)
+            except Exception as error:
+                raise Sourced(source, places_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
@@ -206,9 +201,22 @@ class SampleReader:
             self._look(sample, leaves, targets)
         return sample
 
-    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        from gpuload.datasets.strays import find_strays  # seldom needed, and not at the start
+    def _picture(self, image: Encoded | Image) -> Picture:
+        """Return an image, with its header if it is a file."""
+        if isinstance(image, Encoded):
+            self._counters.bytes_read += len(image.data)
+            header = self._decoder.header(image)
+            height, width = self._decoder.size_hw(header)
+            channels = self._decoder.channels(header, image.mode)
+            dtype = self._decoder.dtype(header) if image.mode == "unchanged" else "uint8"
+        else:
+            header, (height, width, channels), dtype = None, image.hwc.shape, image.hwc.dtype.name
+            self._counters.bytes_read += image.hwc.nbytes
+        if dtype == "uint8":
+            return Picture(image, header, height, width, channels)
+        return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
+    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         self.strays = find_strays(
             sample.structure,
             leaves,
@@ -239,7 +247,8 @@ class SampleReader:
                 places = places_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
-                    f"{places[images[0][0]]} has {_size(size)} and {places[leaf]} {_size(other)} (height × width)"
+                    f"{places[images[0][0]]} has {size_text(size)} and {places[leaf]} {size_text(other)} "
+                    "(height × width)"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
@@ -250,6 +259,7 @@ class SampleReader:
         sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
+        place = places_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
             sample.source = sample.source or mask.array.source
@@ -258,12 +268,11 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise Sourced(mask.array.source, places_of(sample.structure)[leaf]) from error
+                raise Sourced(mask.array.source, place) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        place = places_of(sample.structure)[leaf]
         if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self.sizes)) is not None:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
@@ -320,58 +329,46 @@ class SampleReader:
         Raises:
             Sourced: one of them cannot be decoded.
         """
-        pictures = [*sample.images.items(), *sample.masks.items()]
-        for (number, picture), region in zip(pictures, regions, strict=True):
-            top, left = region[:2]
-            leaf, header, resized = picture.leaf, picture.header, picture.resized
+        for number, (picture, region) in enumerate(zip(sample.pictures, regions, strict=True)):
             height, width, channels = shape = picture.shape(region)
-            nbytes = height * width * channels
+            start, nbytes = at, height * width * channels
             if picture.sent:
-                assert isinstance(leaf, Encoded)
-                start, length = picture.sent[:2]
-                slot[start : start + length] = np.frombuffer(leaf.data, np.uint8)
-                picture.placed = [-1, *shape, picture.height, picture.width, *region]
-                continue
-            out = slot[at : at + nbytes]
-            if picture.kind is not None:
-                out = out.view(picture.kind[0])
-            try:
-                if isinstance(leaf, Mask):
-                    self._decode_mask(leaf, header, (top, left, height, width), out)
-                elif resized is not None:
-                    assert isinstance(leaf, Encoded)
-                    whole = top, left, region[2], region[3]
-                    self._decoder.decode_resized(
-                        leaf, header, whole, resized.eighths, resized.interpolation, out.reshape(shape)
-                    )
-                elif isinstance(leaf, Encoded):
-                    part, picture.part = picture.part, None
-                    out = out.reshape(height, width, -1)
-                    self._decoder.decode(leaf, header, (top, left, height, width), out, part)
-                else:
-                    out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
-            except Exception as error:
-                file = leaf.array if isinstance(leaf, Mask) else leaf
-                source = getattr(file, "source", None) or sample.source
-                raise Sourced(source, places_of(sample.structure)[number]) from error
-            picture.placed = [at, *shape, picture.height, picture.width, *region]
-            at = align(at + nbytes, ALIGN)
+                first, length = picture.sent[:2]
+                slot[first : first + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
+                start = -1
+            else:
+                try:
+                    self._decode(picture, region, slot[at : at + nbytes])
+                except Exception as error:
+                    file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
+                    source = getattr(file, "source", None) or sample.source
+                    leaf = [*sample.images, *sample.masks][number]
+                    raise Sourced(source, places_of(sample.structure)[leaf]) from error
+                at = align(at + nbytes, ALIGN)
+            picture.placed = [start, *shape, picture.height, picture.width, *region]
         return at
 
-    def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
-        """A region of a mask, to H×W×N in the slot."""
-        top, left, height, width = region_tlhw
-        if header is not None:
-            self._decoder.decode_mask(mask.array, header, region_tlhw, out.reshape(height, width))
-            return
-        part = mask.array[..., top : top + height, left : left + width]
-        out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
-        out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
-
-
-def _deep(image: Picture, dtype: str) -> Picture:
-    """The same, as an image that is not uint8."""
-    return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
+    def _decode(self, picture: Picture, region: Region, out: np.ndarray) -> None:
+        """Decode a region of an image, H×W×C, or of a mask, H×W×N."""
+        leaf, header, resized = picture.leaf, picture.header, picture.resized
+        top, left, height, width = region_tlhw = region[0], region[1], region[2], region[3]
+        if picture.kind is not None:
+            out = out.view(picture.kind[0])
+        if resized is not None:
+            assert isinstance(leaf, Encoded)
+            out = out.reshape(picture.shape(region))
+            self._decoder.decode_resized(leaf, header, region_tlhw, resized.eighths, resized.interpolation, out)
+        elif isinstance(leaf, Encoded):
+            part, picture.part = picture.part, None
+            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), part)
+        elif isinstance(leaf, Image):
+            out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
+        elif header is not None:
+            self._decoder.decode_mask(leaf.array, header, region_tlhw, out.reshape(height, width))
+        else:
+            cropped = leaf.array[..., top : top + height, left : left + width]
+            channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
+            out.reshape(channels.shape)[...] = channels
 
 
 def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
@@ -417,22 +414,16 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
 
 
 def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColumn]:
-    if not samples or not any(samples):
-        return {}
-    first = samples[0].keys()
-    if all(values.keys() == first for values in samples):
-        return {leaf: ValueColumn([values[leaf] for values in samples]) for leaf in first}
     columns = {}
     for leaf in sorted(set().union(*samples)):
         rows = [row for row, values in enumerate(samples) if leaf in values]
-        columns[leaf] = ValueColumn([samples[row][leaf] for row in rows], np.array(rows))
+        values = [samples[row][leaf] for row in rows]
+        columns[leaf] = ValueColumn(values, None if len(rows) == len(samples) else np.array(rows))
     return columns
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
     """A hint on the first leaf that is not an image but may be meant as one."""
-    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
-
     located = zip(places_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
@@ -454,7 +445,3 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
             scaled = "; for uint8 leave out the dataset's ToTensor, or whatever scales it" if deep else ""
             return f": {place}, {kind_of(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
     return ""
-
-
-def _size(size_hw: Sequence[int]) -> str:
-    return "×".join(map(str, size_hw))

@@ -1,4 +1,4 @@
-"""What is sent to workers, and how: arrays, files, tensors and functions; which part is named where that fails; what the
+"""What is sent to workers, and how: arrays, files, tensors, functions; which part is named where that fails; what the
 user's processes share on purpose, which is the same memory in workers."""
 
 from __future__ import annotations
