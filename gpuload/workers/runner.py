@@ -50,7 +50,7 @@ from gpuload.workers.protocol import (
 from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
-__all__ = ["ChunkRunner", "failure"]
+__all__ = ["Chunk", "ChunkRunner"]
 
 KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
 
@@ -68,15 +68,19 @@ class Chunk:
 
     request: Request
     slot: np.ndarray
-    note: Callable[[int], None]
-    wanted: Callable[[], bool]
+    note: Callable[[int], None] = lambda row: None
+    wanted: Callable[[], bool] = lambda: True
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
     place: IterablePlace | None = None
 
     def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
-        """Record that the sample of a row failed; arguments as for `failure`."""
-        self.errors.append((row, failure(self.request, row, source, error, place)))
+        """Record that the sample of a row failed; `source`: of its images, `place`: of the image that failed."""
+        if isinstance(error, Sourced) and error.__cause__ is not None:
+            source, place, error = error.source, error.place, error.__cause__
+        request = self.request
+        record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
+        self.errors.append((row, record))
 
     def refusal(self, status: Status, nbytes: int = 0) -> Reply:
         """Return the reply that the chunk is not done."""
@@ -422,13 +426,6 @@ class RowCopier:
 
 def _batch_key(request: Request) -> tuple[Any, ...]:
     return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
-
-
-def failure(request: Request, row: int, source: str | None, error: BaseException, place: str = "") -> ErrorRecord:
-    """Return the record of the sample at a row of a chunk; `place`: of the image in it that failed."""
-    if isinstance(error, Sourced) and error.__cause__ is not None:
-        source, place, error = error.source, error.place, error.__cause__
-    return record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
 
 
 def _unsendable(error: Exception) -> TypeError:
