@@ -1,7 +1,7 @@
 """What goes with a sample's boxes: the leaves with an entry for each box, and an image of the size that they are for.
 
 Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Only a `SizeCheck` holds state: whether it has remarked on it.
+``num_workers=0`` in the main process; imports no torch. Holds no state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpuload.transforms.chain import Chain
 
 __all__ = [
     "REMARK",
-    "SizeCheck",
     "check_transforms",
     "droppers",
     "find_fields",
     "mask_misfit",
     "read_differently",
+    "size_remark",
     "size_text",
 ]
 
@@ -319,55 +319,40 @@ def _find_labels(sample: Any) -> Any:
     return sample[min(keys, key=lambda key: key.lower() != "labels")]
 
 
-class SizeCheck:
-    """Looks for boxes of an image of another size, until the first ones are found.
+def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode) -> str:
+    """Return what to tell the user if boxes among the targets of an image are for one of another size; else "".
 
     Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
     image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
-
-    Attributes:
-        remark: what to tell the user of them; empty if there are none, or it was said.
     """
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._found = False
-        self.remark = ""
-
-    def look(self, targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None) -> None:
-        """Compare the boxes among the targets of an image with its size."""
-        if self._found:
-            return
-        for target in targets:
-            canvas_hw = target.canvas_hw if isinstance(target, Boxes) else None
-            if canvas_hw is not None and canvas_hw != size_hw:
-                self._found = True
-                self.remark = (
-                    f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of "
-                    f"{size_text(canvas_hw)} (height × width), but it is decoded to {size_text(size_hw)}: "
-                    f"{self.advice(canvas_hw, leaf, size_hw)}"
-                )
-                return
-
-    def advice(self, expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int]) -> str:
-        """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
-        if expected_hw != size_hw[::-1]:
-            return "scale the targets as the image was scaled, or give the image that they were made for"
-        if not isinstance(leaf, Encoded) or not self._is_turned(leaf):
-            return "height and width are swapped; turn the image or the targets"
-        if self._decode.exif:
-            return (
-                "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
-                "Decode"
-            )
-        return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
-
-    def _is_turned(self, encoded: Encoded) -> bool:
-        """Return whether EXIF swaps height and width."""
-        return is_transposed(read_header(encoded.data, dataclasses.replace(self._decode, exif=True)).orientation)
+    sizes = (target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None)
+    canvas_hw = next((canvas_hw for canvas_hw in sizes if canvas_hw != size_hw), None)
+    if canvas_hw is None:
+        return ""
+    return (
+        f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {size_text(canvas_hw)} "
+        f"(height × width), but it is decoded to {size_text(size_hw)}: {_advice(canvas_hw, leaf, size_hw, decode)}"
+    )
 
 
-def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) -> str | None:
+def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
+    """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
+    if expected_hw != size_hw[::-1]:
+        return "scale the targets as the image was scaled, or give the image that they were made for"
+    is_turned = isinstance(leaf, Encoded) and is_transposed(
+        read_header(leaf.data, dataclasses.replace(decode, exif=True)).orientation
+    )
+    if not is_turned:
+        return "height and width are swapped; turn the image or the targets"
+    if decode.exif:
+        return (
+            "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
+            "Decode"
+        )
+    return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+
+
+def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) -> str | None:
     """Return why the mask at a place of its sample does not fit its image, or None."""
     size = image.height, image.width
     if tuple(shape[-2:]) == size:
@@ -380,7 +365,7 @@ def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) 
         )
     remedy = "give each image its own mask, not resized before it"
     if tuple(shape[-2:]) == size[::-1]:
-        remedy = sizes.advice(size[::-1], image.leaf, size)
+        remedy = _advice(size[::-1], image.leaf, size, decode)
     return (
         f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {place} "
         f"has {shape[-2]}×{shape[-1]}; {remedy}"

@@ -72,13 +72,12 @@ class LibrarySettings:
     A call refers to a function of its library, so unpickling it imports the library: there is none for a setting that
     has its default, as far as that is known.
 
-    Args:
+    Attributes:
         calls: what to call.
-        filters: of `warnings`.
     """
 
     def __init__(self, calls: list[partial[Any]], filters: list[Filter]) -> None:
-        self._calls = calls
+        self.calls = calls
         self._filters = filters
 
     @classmethod
@@ -112,25 +111,20 @@ class LibrarySettings:
             calls.append(partial(socket.setdefaulttimeout, timeout_s))
         return cls(calls, _warning_filters())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _applied, (self._calls, self._filters)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.apply(imported=False)
 
     def apply(self, *, imported: bool = True) -> None:
         """Make them those of this process. `imported`: the dataset's modules are; before that, warnings are no errors,
         since in the main process these modules may have been imported before the filter was set."""
-        for call in self._calls:
+        for call in self.calls:
             call()
         warnings.resetwarnings()
         for action, message, (module, name), where, line in self._filters:
             category = getattr(sys.modules.get(module), name, None)
             if category is not None and (imported or action != "error"):
                 warnings.filterwarnings(action, message, category, where, line, append=True)  # type: ignore[arg-type]
-
-
-def _applied(calls: list[partial[Any]], filters: list[Filter]) -> LibrarySettings:
-    settings = LibrarySettings(calls, filters)
-    settings.apply(imported=False)
-    return settings
 
 
 def _set_attribute(module: str, name: str, value: Any) -> None:
@@ -186,8 +180,12 @@ def pickled_by_value() -> Iterator[None]:
     with _registering:
         path = _workers_path()
         known = cloudpickle.list_registry_pickle_by_value()
-        modules = [module for module in _own_modules() if not _is_importable(module, path)]
-        modules = [module for module in modules if module.__name__ not in known]
+        modules = [
+            module
+            for name, module in list(sys.modules.items())
+            if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and name not in known
+            if _is_own(module) and not _is_importable(module, path)
+        ]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -195,15 +193,6 @@ def pickled_by_value() -> Iterator[None]:
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def _own_modules() -> list[types.ModuleType]:
-    """Return the modules of the user's own that are loaded."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType) and module.__name__ == name != "__main__" and _is_own(module)
-    ]
 
 
 def _is_own(module: Any) -> bool:

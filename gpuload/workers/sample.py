@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -30,7 +31,7 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import SizeCheck, check_transforms, droppers, find_fields, mask_misfit, size_text
+from gpuload.workers.box_fields import check_transforms, droppers, find_fields, mask_misfit, size_remark, size_text
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
@@ -121,16 +122,13 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job.
-
-    Attributes:
-        strays: what `gpuload.datasets.strays` found in its first samples; sizes: see there.
-    """
+    """Takes samples apart and decodes them, for a job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.strays, self.sizes = "", SizeCheck(job.decode)
+        self._remarks: list[str] = []
         self._looks = LOOKS
+        self._sizes_differ = False  # boxes of an image of another size were found, and remarked on
         self._decoder = Decoder(job.decode)
         self.count_in(Counters())
         self._frames = job.chain.frames
@@ -145,14 +143,12 @@ class SampleReader:
     @property
     def remark(self) -> str:
         """What to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
-        return self.strays or self.sizes.remark or self._decoder.remark
+        return self._remarks[0] if self._remarks else self._decoder.remark
 
     def said(self) -> None:
-        """The user is told the `remark`."""
-        if self.strays:
-            self.strays = ""
-        elif self.sizes.remark:
-            self.sizes.remark = ""
+        """Note that the user is told the `remark`."""
+        if self._remarks:
+            del self._remarks[0]
         else:
             self._decoder.remark = ""
 
@@ -217,7 +213,7 @@ class SampleReader:
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
     def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        self.strays = find_strays(
+        strays = find_strays(
             sample.structure,
             leaves,
             {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
@@ -229,7 +225,9 @@ class SampleReader:
             targets,
             moves=self._job.moves,
         )
-        self._looks = 0 if self.strays else self._looks - 1
+        self._looks -= 1
+        if strays:
+            self._looks, self._remarks = 0, [strays, *self._remarks]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """The masks, boxes and keypoints of a sample."""
@@ -255,7 +253,10 @@ class SampleReader:
                 sample.masks[leaf] = self._mask(sample, leaf, target, size)
             else:
                 sample.points[leaf] = target
-        self.sizes.look(sample.points.values(), images[0][1].leaf, size, sample.source)
+        if not self._sizes_differ:
+            remark = size_remark(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
+            if remark:
+                self._sizes_differ, self._remarks = True, [*self._remarks, remark]
         sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
@@ -273,7 +274,7 @@ class SampleReader:
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self.sizes)) is not None:
+        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self._job.decode)) is not None:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
@@ -382,22 +383,21 @@ def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
         masks=_image_columns([sample.masks for sample in samples]),
         points=_value_columns([sample.points for sample in samples]),
         fields=one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
-        encoded=_sent(samples) if encoded_bytes else [],
+        encoded=_encoded([sample.images for sample in samples]) if encoded_bytes else [],
         encoded_bytes=encoded_bytes,
     )
 
 
-def _sent(samples: Sequence[Sample]) -> list[tuple[Any, ...]]:
-    """Return the numbers of `EncodedImage` of all images that are sent."""
-    rows: list[int] = []  # of each column, how many so far
-    found = []
-    for sample in samples:
-        rows += [0] * (len(sample.images) - len(rows))
-        for column, picture in enumerate(sample.images.values()):
+def _encoded(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
+    """Return the numbers of `EncodedImage` of all images that are sent, in the order of their files."""
+    rows = Counter()  # of each column, how many so far
+    encoded = []
+    for images in samples:
+        for column, picture in enumerate(images.values()):
             if picture.sent:
-                found.append((column, rows[column], *picture.sent))
+                encoded.append((column, rows[column], *picture.sent))
             rows[column] += 1
-    return found
+    return encoded
 
 
 def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn]:

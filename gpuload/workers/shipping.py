@@ -26,7 +26,7 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
@@ -106,7 +106,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         inheritance = Inheritance()
         undo.callback(inheritance.close)
         with inheritance:
-            pickled, buffers = _dump(obj, inheritance.tracker())
+            pickled, buffers = _dump(obj, inheritance.tracking())
         fd = write_job(settings, pickled, buffers)
         undo.pop_all()
     return [fd, *inheritance.descriptors]
@@ -248,8 +248,8 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
-def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
-    """Pickle what is needed first, and `obj`."""
+def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """Pickle the settings of libraries, with more `calls` before them, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
 
@@ -262,9 +262,10 @@ def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memory
     try:
         with pickled_by_value():
             settings = LibrarySettings.here(can_pickle)
+            settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler
-            pickler(pickled, buffers.append, apart=apart).dump((tracker, settings, obj))
+            pickler(pickled, buffers.append, apart=apart).dump((settings, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error, apart)) from error
@@ -326,14 +327,6 @@ class Descriptor:
         return self.fd
 
 
-class Tracker(Descriptor):
-    """A descriptor of the process that unlinks shared memory when nobody tracks it any more; unpickling it makes that
-    process the worker's tracker. With one of its own a worker would unlink at its end what others still use."""
-
-    def __reduce__(self) -> Reduced:
-        return _adopt, (self.fd,)
-
-
 class Inheritance:
     """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
 
@@ -362,11 +355,15 @@ class Inheritance:
         while self.descriptors:
             os.close(self.descriptors.pop())
 
-    def tracker(self) -> Tracker | None:
-        """Return this process's tracker of shared memory, if it runs."""
+    def tracking(self) -> list[partial[Any]]:
+        """Return the call that makes this process's tracker of shared memory a worker's; none if it does not run.
+
+        It is a process that unlinks shared memory when nobody tracks it any more. With one of its own a worker would
+        unlink at its end what others still use.
+        """
         module = sys.modules.get("multiprocessing.resource_tracker")
         fd = None if module is None else module._resource_tracker._fd
-        return None if fd is None else Tracker(self.duplicate_for_child(fd))
+        return [] if fd is None else [partial(_adopt, self.duplicate_for_child(fd))]
 
 
 def _refuse(obj: Any) -> NoReturn:
