@@ -390,8 +390,8 @@ def _holder(node: Any, leaf: Any) -> Any:
     for _, child in _entries(node) or []:
         if child is leaf:
             return node
-        if (found := _holder(child, leaf)) is not None:
-            return found
+        if (holder := _holder(child, leaf)) is not None:
+            return holder
     return None
 
 

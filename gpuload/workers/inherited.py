@@ -159,13 +159,13 @@ def _warning_filters() -> list[Filter]:
 
 def import_path() -> list[str]:
     """Return this process's import path. A relative entry is the folder that it was when it was first searched."""
-    found = []
+    entries = []
     for entry in sys.path:
         if isinstance(entry, str):
             if entry and not os.path.isabs(entry):
                 entry = getattr(sys.path_importer_cache.get(entry), "path", None) or os.path.abspath(entry)
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def _workers_path() -> tuple[str, ...]:
@@ -303,10 +303,10 @@ class _Search:
                 self._add(value)
             if not is_imported or name.startswith("__"):
                 continue
-            found = {name: value}
+            inner_values = {name: value}
             if _has_settings(value):
-                found = {f"{name}.{inner}": vars(value)[inner] for inner in sorted(names & vars(value).keys())}
-            if simple := {path: value for path, value in found.items() if is_simple(value)}:
+                inner_values = {f"{name}.{inner}": vars(value)[inner] for inner in sorted(names & vars(value).keys())}
+            if simple := {path: value for path, value in inner_values.items() if is_simple(value)}:
                 self.values.setdefault(module, {}).update(simple)
 
 
@@ -351,7 +351,7 @@ def _names(code: types.CodeType) -> set[str]:
 def differences(values: dict[str, dict[str, Any]]) -> list[str]:
     """Return where this worker's modules have other values than `module_values` found, as a text for each. Only
     modules that are imported here, or that the dataset's code will import, can differ."""
-    found = []
+    texts = []
     for name, expected in values.items():
         try:
             module = importlib.import_module(name)
@@ -361,11 +361,11 @@ def differences(values: dict[str, dict[str, Any]]) -> list[str]:
             try:
                 here = functools.reduce(getattr, path.split("."), module)
             except AttributeError:
-                found.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
+                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and does not exist in workers")
                 continue
             if is_simple(here) and not same(value, here):
-                found.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(here)} in workers")
-    return found
+                texts.append(f"{name}.{path} is {reprlib.repr(value)} here and {reprlib.repr(here)} in workers")
+    return texts
 
 
 # -- changes of the dataset --------------------------------------------------------------------------------------------

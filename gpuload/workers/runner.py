@@ -47,7 +47,7 @@ from gpuload.workers.protocol import (
     text_of,
     traceback_of,
 )
-from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
+from gpuload.workers.sample import Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
@@ -242,13 +242,14 @@ class ChunkRunner:
     def _decode(self, chunk: Chunk) -> Reply:
         """Put the samples into the slot."""
         counters, start = self._counters, clock()
-        regions, samples = self._regions(chunk), chunk.samples
+        self._draw(chunk)
+        samples, chunk.samples = chunk.samples, []
         # Check the size before any pixel is decoded.
-        nbytes = sent_bytes = self._send(chunk) if self.job.device_share else 0
-        for sample, own in zip(samples, regions, strict=True):
-            for picture, region in zip(sample.pictures, own, strict=True):
+        nbytes = sent_bytes = self._send(chunk.request, samples) if self.job.device_share else 0
+        for sample in samples:
+            for picture in sample.pictures:
                 if not picture.sent:
-                    height, width, channels = picture.shape(region)
+                    height, width, channels = picture.shape
                     nbytes += align(height * width * channels, ALIGN)
         if nbytes > len(chunk.slot):
             return chunk.refusal(Status.TOO_LARGE, nbytes)
@@ -256,16 +257,15 @@ class ChunkRunner:
         before, start = start, clock()
         counters.header_ns += start - before
         counters.bytes_decoded += nbytes - sent_bytes
-        chunk.samples = []
         were_cut = 0
-        for number, (sample, own) in enumerate(zip(samples, regions, strict=True)):
+        for number, sample in enumerate(samples):
             if not chunk.wanted():
                 return chunk.refusal(Status.UNWANTED)
             chunk.note(sample.row)
             if number == were_cut:
-                were_cut += self._reader.cut(samples[number:], regions[number:])
+                were_cut += self._reader.cut(samples[number:])
             try:
-                at = self._reader.decode(sample, own, chunk.slot, at)
+                at = self._reader.decode(sample, chunk.slot, at)
             except Exception as error:
                 chunk.fail(sample.row, error, sample.source)
             else:
@@ -288,53 +288,50 @@ class ChunkRunner:
         counters.pack_ns += clock() - start
         return reply
 
-    def _send(self, chunk: Chunk) -> int:
+    def _send(self, request: Request, samples: list[Sample]) -> int:
         """Choose the images that the device decodes; returns how many bytes of the slot their files take."""
-        chosen, nbytes = device_rows(chunk.request.positions, self.job.device_share), 0
-        for sample in chunk.samples:
+        chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
+        for sample in samples:
             if chosen[sample.row]:
                 nbytes = self._reader.send(sample, nbytes)
         return nbytes
 
-    def _regions(self, chunk: Chunk) -> list[list[Region]]:
-        """Return for each sample the regions of its images and masks; samples whose draw fails leave the chunk."""
+    def _draw(self, chunk: Chunk) -> None:
+        """Draw the regions of all images and masks; samples that a transform refuses leave the chunk."""
         try:
             return self._draw_regions(chunk.request, chunk.samples)
-        except ValueError:
-            # A transform refuses an image: find out which one, sample by sample.
-            regions: list[list[Region]] = []
+        except ValueError:  # find out which one, sample by sample
             samples, chunk.samples = chunk.samples, []
-            for sample in samples:
-                try:
-                    regions += self._draw_regions(chunk.request, [sample])
-                    chunk.samples.append(sample)
-                except ValueError as error:
-                    chunk.fail(sample.row, error, sample.source, sample.place)
-            return regions
+        for sample in samples:
+            try:
+                self._draw_regions(chunk.request, [sample])
+                chunk.samples.append(sample)
+            except ValueError as error:
+                chunk.fail(sample.row, error, sample.source, sample.place)
 
-    def _draw_regions(self, request: Request, samples: list[Sample]) -> list[list[Region]]:
+    def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
         images = [(sample, image) for sample in samples for image in sample.images.values()]
-        if not images:
-            return [[] for _ in samples]
         if self.job.whole:
-            return [[[0, 0, one.height, one.width] for one in sample.pictures] for sample in samples]
+            for sample in samples:
+                for picture in sample.pictures:
+                    picture.region = [0, 0, picture.height, picture.width]
+        if self.job.whole or not images:
+            return
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
         chain, resize = self.job.chain.at(request.epoch), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            drawn, resize = chain.resizes(key, positions, sizes, boxes)
+            regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:
-            drawn = chain.regions(key, positions, sizes, boxes)
-        flat: list[Region] = drawn.tolist()
-        following = iter(flat)
-        regions = [[next(following) for _ in sample.images] for sample in samples]
-        for sample, own in zip(samples, regions, strict=True):
-            own += [list(own[0]) for _ in sample.masks]
+            regions = chain.regions(key, positions, sizes, boxes)
+        for (sample, image), region in zip(images, regions.tolist(), strict=True):
+            image.region = region
+            for mask in sample.masks.values():  # they have the first image's
+                mask.region = mask.region or region
         if resize is not None:
-            self._reader.resize([image for _, image in images], flat, resize)
-        return regions
+            self._reader.resize([image for _, image in images], resize)
 
 
 class RowCopier:

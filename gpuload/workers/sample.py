@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -63,9 +63,10 @@ class Picture:
     width: int
     channels: int
     kind: tuple[str, int] | None = None
+    region: Region = field(default_factory=list)  # once drawn: what of it is decoded
     resized: Resized | None = None
-    placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`, number by number
     sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
+    offset: int = -1  # in the slot, once it is decoded
     part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
 
     @property
@@ -77,9 +78,10 @@ class Picture:
         as_it_is = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
         return as_it_is and jpeg.single_scan and has_end(leaf.data, jpeg)
 
-    def shape(self, region: Region) -> tuple[int, int, int]:
-        """Of what comes of a region."""
-        height, width = region[2:] if self.resized is None else self.resized.size_hw
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of what comes of its region."""
+        height, width = self.region[2:] if self.resized is None else self.resized.size_hw
         return height, width, self.channels
 
 
@@ -169,12 +171,12 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        declared, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
         if self._frames:
-            structure, leaves, found, targets = fewer_frames(self._frames, structure, leaves, found, targets)
+            structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
         if clips:
-            structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
-        if not found and len(self._job.chain) and self._job.collate_fn is None:
+            structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
+        if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
                 f"{_nearly_an_image(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
@@ -182,14 +184,14 @@ class SampleReader:
             )
         images: dict[int, Picture] = {}
         source = None
-        for leaf, image in found.items():
+        for leaf, image in declared.items():
             if isinstance(image, Encoded):
                 source = source or image.source
             try:
                 images[leaf] = self._picture(image)
             except Exception as error:
                 raise Sourced(source, places_of(structure)[leaf]) from error
-        values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
+        values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
@@ -278,19 +280,17 @@ class SampleReader:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
-    def resize(self, pictures: Sequence[Picture], regions: Sequence[Region], resize: Box) -> None:
+    def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
         """Choose which images are resized as they are decoded; their regions become the boxes that are resized."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
-        for picture, region, box, size, code in zip(pictures, regions, boxes, sizes, codes, strict=True):
-            leaf = picture.leaf
-            if picture.header is None or not isinstance(leaf, Encoded):
+        for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
+            if picture.header is None or not isinstance(picture.leaf, Encoded):
                 continue
-            top, left, height, width = box
-            filter = FILTERS[code]
-            eighths = self._decoder.eighths(leaf, picture.header, (top, left, height, width), size, filter)
+            filter, (top, left, height, width) = FILTERS[code], box
+            eighths = self._decoder.eighths(picture.leaf, picture.header, (top, left, height, width), size, filter)
             if eighths:
-                picture.resized, region[:] = Resized(eighths, (size[0], size[1]), filter), box
+                picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
 
     def send(self, sample: Sample, at: int) -> int:
         """Choose the images that the device decodes: their files go to the slot from `at` on; returns where they end.
@@ -304,15 +304,15 @@ class SampleReader:
                 at = align(at + len(leaf.data), ALIGN)
         return at
 
-    def cut(self, samples: Sequence[Sample], regions: Sequence[Sequence[Region]]) -> int:
+    def cut(self, samples: Sequence[Sample]) -> int:
         """Cut what the regions of images need out of their files, where that pays, before they are decoded; of some
         samples at once, whose number is returned: their cuts are held until then."""
         pictures: list[Picture] = []
         wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
         while number < len(samples) and nbytes < CUT_BYTES:
-            for picture, region in zip(samples[number].images.values(), regions[number], strict=False):
-                leaf, (top, left, height, width) = picture.leaf, region
+            for picture in samples[number].images.values():
+                leaf, (top, left, height, width) = picture.leaf, picture.region
                 if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
                     pictures.append(picture)
                     wanted.append((leaf, picture.header, (top, left, height, width)))
@@ -323,41 +323,40 @@ class SampleReader:
                 picture.part = part
         return number
 
-    def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
-        """Decode a region of each image and mask into the slot from `at` on; returns where they end. Files of images
-        that are sent are written as they are.
+    def decode(self, sample: Sample, slot: np.ndarray, at: int) -> int:
+        """Decode the regions of a sample's images and masks into the slot from `at` on; returns where they end. Files
+        of images that are sent are written as they are.
 
         Raises:
             Sourced: one of them cannot be decoded.
         """
-        for number, (picture, region) in enumerate(zip(sample.pictures, regions, strict=True)):
-            height, width, channels = shape = picture.shape(region)
-            start, nbytes = at, height * width * channels
+        for number, picture in enumerate(sample.pictures):
             if picture.sent:
-                first, length = picture.sent[:2]
-                slot[first : first + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
-                start = -1
-            else:
-                try:
-                    self._decode(picture, region, slot[at : at + nbytes])
-                except Exception as error:
-                    file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
-                    source = getattr(file, "source", None) or sample.source
-                    leaf = [*sample.images, *sample.masks][number]
-                    raise Sourced(source, places_of(sample.structure)[leaf]) from error
-                at = align(at + nbytes, ALIGN)
-            picture.placed = [start, *shape, picture.height, picture.width, *region]
+                start, length = picture.sent[:2]
+                slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
+                continue
+            height, width, channels = picture.shape
+            end = at + height * width * channels
+            try:
+                self._decode(picture, slot[at:end])
+            except Exception as error:
+                file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
+                source = getattr(file, "source", None) or sample.source
+                leaf = [*sample.images, *sample.masks][number]
+                raise Sourced(source, places_of(sample.structure)[leaf]) from error
+            picture.offset, at = at, align(end, ALIGN)
         return at
 
-    def _decode(self, picture: Picture, region: Region, out: np.ndarray) -> None:
-        """Decode a region of an image, H×W×C, or of a mask, H×W×N."""
+    def _decode(self, picture: Picture, out: np.ndarray) -> None:
+        """Decode the region of an image, H×W×C, or of a mask, H×W×N."""
         leaf, header, resized = picture.leaf, picture.header, picture.resized
-        top, left, height, width = region_tlhw = region[0], region[1], region[2], region[3]
+        top, left, height, width = picture.region
+        region_tlhw = top, left, height, width
         if picture.kind is not None:
             out = out.view(picture.kind[0])
         if resized is not None:
             assert isinstance(leaf, Encoded)
-            out = out.reshape(picture.shape(region))
+            out = out.reshape(picture.shape)
             self._decoder.decode_resized(leaf, header, region_tlhw, resized.eighths, resized.interpolation, out)
         elif isinstance(leaf, Encoded):
             part, picture.part = picture.part, None
@@ -404,10 +403,11 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
     columns = []
     for number in range(max(map(len, samples), default=0)):
         rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
-        found = [list(samples[row].items())[number] for row in rows]
-        table = np.array([picture.placed for _, picture in found], np.int64).view(IMAGE)[:, 0]
-        leaves = one_for_all([leaf for leaf, _ in found])
-        kinds = [picture.kind for _, picture in found]
+        entries = [list(samples[row].items())[number] for row in rows]
+        places = [(one.offset, *one.shape, one.height, one.width, *one.region) for _, one in entries]
+        table = np.array(places, np.int64).view(IMAGE)[:, 0]
+        leaves = one_for_all([leaf for leaf, _ in entries])
+        kinds = [picture.kind for _, picture in entries]
         kinds = one_for_all(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns

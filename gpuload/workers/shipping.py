@@ -69,10 +69,6 @@ class Parcel:
     path: list[str]
     argv: list[str]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.pickled, *self.buffers))
-
     def import_path(self, path: list[str]) -> list[str]:
         """Return where workers here find modules: in the folders of the program that are on this machine too, and in
         this process's `path`."""
@@ -274,14 +270,14 @@ def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) 
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
     """Return the large lists of bytes in an object's attributes, and in containers and objects there: by `id`, their
     number, and the arguments of a `SharedBytes`."""
-    found: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+    lists: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def search(value: Any, depth: int) -> None:
         if type(value) is list and value and type(value[0]) is bytes:
-            if id(value) not in found and all(type(item) is bytes for item in value):
+            if id(value) not in lists and all(type(item) is bytes for item in value):
                 ends = np.cumsum(np.fromiter(map(len, value), np.int64, len(value)))
                 if ends[-1] >= MIN_LIST_BYTES:
-                    found[id(value)] = len(found), np.frombuffer(b"".join(value), np.uint8), ends
+                    lists[id(value)] = len(lists), np.frombuffer(b"".join(value), np.uint8), ends
         elif depth and type(value) in (list, tuple, dict):
             entries = list(value.values()) if type(value) is dict else value
             for entry in entries[:MAX_ENTRIES]:
@@ -291,7 +287,7 @@ def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
                 search(entry, depth - 1)
 
     search(obj, 1 + MAX_DEPTH)
-    return found
+    return lists
 
 
 def _reduce_memmap(array: np.ndarray) -> Reduced | None:
