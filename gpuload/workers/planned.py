@@ -53,7 +53,6 @@ class PlannedBatch:
         spans: where the arrays are in the slot, by name, and leaves that are an integer in each sample, int64 (N,), by
             number.
         size_hw: the size of all results.
-        images: how many images there are.
         arrays: the arrays with a name, on the device.
     """
 
@@ -65,13 +64,12 @@ class PlannedBatch:
     plan: tuple[Any, ...] | None = None
     spans: dict[str | int, Span] = field(default_factory=dict)
     size_hw: tuple[int, int] = (0, 0)
-    images: int = 0
     arrays: Any = None
 
     encoded_bytes, decoded = 0, None  # as a `Part` has them: nothing of it is decoded on the device
 
     def __len__(self) -> int:
-        return self.images
+        return 0 if self.columns is None else len(self.columns.images[0].table)
 
     @property
     def used_bytes(self) -> int:
@@ -91,7 +89,7 @@ class PlannedBatch:
 
     def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
         """Take what a worker made, whose arrays are all of `data`, in that slot."""
-        self.plan, self.spans, self.size_hw, self.images = columns.plan
+        self.plan, self.spans, self.size_hw = columns.plan
         self.columns = columns if self.columns is None else self.columns
         self.chunk, self.slot, self.data = None, slot, data
 
@@ -195,7 +193,6 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             images = columns.images[0].table
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)
-        count = len(images)
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
         program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
         program, images = program.of_decoded(images)
@@ -208,8 +205,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))
-    height, width = program.results_hw[0].tolist()
-    columns.plan = plan.plain(), dict(zip(entries, spans, strict=True)), (height, width), count
+    columns.plan = plan.plain(), dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
         return reply(Status.TOO_LARGE, packed.nbytes)

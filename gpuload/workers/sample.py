@@ -208,8 +208,9 @@ class SampleReader:
             channels = self._decoder.channels(header, image.mode)
             dtype = self._decoder.dtype(header) if image.mode == "unchanged" else "uint8"
         else:
-            header, (height, width, channels), dtype = None, image.hwc.shape, image.hwc.dtype.name
-            self._counters.bytes_read += image.hwc.nbytes
+            header, hwc = None, image.hwc
+            (height, width, channels), dtype = hwc.shape, "uint8" if hwc.itemsize == 1 else hwc.dtype.name
+            self._counters.bytes_read += hwc.nbytes
         if dtype == "uint8":
             return Picture(image, header, height, width, channels)
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
