@@ -186,7 +186,6 @@ class ChunkRunner:
         """Take the samples from the dataset, and read their headers; False if the chunk is no longer wanted."""
         request, counters, start = chunk.request, self._counters, clock()
         rows = len(request.positions)
-        self.source.count()  # of a chunk that was broken off
         read_before = counters.read_ns
         sample_of = self.source.open(request, lambda: chunk.note(min(len(chunk.samples) + len(chunk.errors), rows - 1)))
         done = 0
@@ -205,7 +204,6 @@ class ChunkRunner:
                 break
         chunk.place = self.source.place(request, done)
         counters.samples += done
-        self.source.count()
         counters.header_ns += clock() - start - (counters.read_ns - read_before)
         return True
 

@@ -71,7 +71,6 @@ class Source:
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_s, self._read = 0.0, 0  # by the last chunk
         self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
-        self._counted_s = 0.0  # of `_read_s`
         self._disk = Disk()
         self._soon: list[Any] = []  # what is still to be named
         self._is_first = True  # nobody has named the samples of this chunk
@@ -148,34 +147,20 @@ class Source:
             self._name(len(self._soon))
             if seeds:  # once for all of them, so their draws depend on the chunk
                 seed_generators(self._seed, request.epoch, positions[0])
-            return self._all_at_once(keys).__getitem__
+            return self._timed(partial(fetched, self._dataset), keys, len(keys)).__getitem__
         return get
 
-    def _all_at_once(self, keys: list[Any]) -> list[Any]:
+    def _timed(self, read: Callable[[Any], Any], what: Any, samples: int = 1) -> Any:
+        """Read the sample of a row, or those of some keys, and count how long that takes."""
         start = perf_counter()
         try:
-            return fetched(self._dataset, keys)
-        finally:
-            self._read_s, self._read = self._read_s + perf_counter() - start, self._read + len(keys)
-            self.count(flush=True)
-
-    def _timed(self, read: Callable[[int], Any], row: int) -> Any:
-        """Read the sample of a row, and note how long that takes."""
-        start = perf_counter()
-        try:
-            return read(row)
+            return read(what)
         finally:
             took = perf_counter() - start
-            self._read_s, self._read = self._read_s + took, self._read + 1
+            self._read_s, self._read = self._read_s + took, self._read + samples
+            self.counters.read_ns += int(1e9 * took)
             if took > FLUSH_S:
-                self.count(flush=True)
-
-    def count(self, *, flush: bool = False) -> None:
-        """Count what reading took since the last call; `flush`: let others see it now."""
-        read_s, self._counted_s = self._read_s - self._counted_s, self._read_s
-        self.counters.read_ns += int(1e9 * read_s)
-        if flush:
-            self.counters.flush()
+                self.counters.flush()  # let others see it now
 
     def _note_speed(self) -> None:
         """Note whether the samples of the chunk before came from a disk, or took long.
@@ -188,7 +173,7 @@ class Source:
             self._slow_left = max(left, DISK_CHUNKS)
         else:
             self._slow_left = CHUNKS_AHEAD if self._read_s > SLOW_S * self._read else left
-        self._read_s, self._read, self._counted_s = 0.0, 0, 0.0
+        self._read_s, self._read = 0.0, 0
 
     @property
     def reads_ahead(self) -> bool:
