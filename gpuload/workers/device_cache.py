@@ -68,7 +68,7 @@ class CachedSamples:
 
     @property
     def nbytes(self) -> int:
-        """What all of it takes, about."""
+        """Return how many bytes all of it takes, about."""
         return self.memory.nbytes + self.host_bytes
 
     def add(self, columns: Columns, numbers: Sequence[int], data: np.ndarray) -> None:

@@ -174,7 +174,7 @@ def _workers_path() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def pickled_by_value() -> Iterator[None]:
-    """A context in which cloudpickle sends what is defined in modules that a worker cannot import by value."""
+    """Make a context in which cloudpickle sends by value what is defined in modules that a worker cannot import."""
     import cloudpickle
 
     with _registering:

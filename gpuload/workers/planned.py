@@ -73,12 +73,12 @@ class PlannedBatch:
 
     @property
     def used_bytes(self) -> int:
-        """How many bytes the arrays take."""
+        """Return how many bytes the arrays take."""
         return 0 if self.data is None else len(self.data)
 
     @property
     def results_hw(self) -> np.ndarray:
-        """The size of all results as a program has it, but once for all: int64 (1, 2)."""
+        """Return the size of all results as a program has it, but once for all: int64 (1, 2)."""
         return np.array([self.size_hw])
 
     def request(self, chunks: Sequence[bytes]) -> bytes:
@@ -114,7 +114,7 @@ class Planner:
 
     @property
     def working(self) -> int:
-        """How many the engine has and will report on."""
+        """Return how many plans the engine has and will report on."""
         return len(self.flying)
 
     def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:

@@ -71,7 +71,7 @@ class Picture:
 
     @property
     def for_device(self) -> bool:
-        """Whether a device's decoder may take it: an image of uint8, a plain JPEG of one scan that has an end."""
+        """Return whether a device's decoder may take it: an image of uint8, a plain JPEG of one scan that has an end."""
         leaf, header = self.leaf, self.header
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
@@ -80,7 +80,7 @@ class Picture:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of what comes of its region."""
+        """Return the shape of what comes of its region."""
         height, width = self.region[2:] if self.resized is None else self.resized.size_hw
         return height, width, self.channels
 
@@ -101,16 +101,16 @@ class Sample:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Its images, and its masks: what is decoded."""
+        """Return its images, and its masks: what is decoded."""
         return [*self.images.values(), *self.masks.values()]
 
     @property
     def place(self) -> str:
-        """Where its images are, for errors."""
+        """Return where its images are, for errors."""
         return any_of(self.structure, self.images)
 
     def boxes(self) -> np.ndarray:
-        """The boxes that its draws depend on: left, top, right, bottom."""
+        """Return the boxes that its draws depend on: left, top, right, bottom."""
         boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
         return to_xyxy(boxes.array, boxes.format)
 
@@ -139,12 +139,12 @@ class SampleReader:
 
     @property
     def has_looked(self) -> bool:
-        """Whether its first samples were searched for strays, and what was found was said."""
+        """Return whether its first samples were searched for strays, and the user is told of these."""
         return not self._looks and not self.remark
 
     @property
     def remark(self) -> str:
-        """What to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
+        """Return what to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
         return self._remarks[0] if self._remarks else self._decoder.remark
 
     def said(self) -> None:
@@ -233,7 +233,7 @@ class SampleReader:
             self._looks, self._remarks = 0, [strays, *self._remarks]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        """The masks, boxes and keypoints of a sample."""
+        """Add the masks, boxes and keypoints of a sample."""
         images = list(sample.images.items())
         if not images:
             raise TypeError(
@@ -424,7 +424,7 @@ def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColum
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
-    """A hint on the first leaf that is not an image but may be meant as one."""
+    """Return a hint on the first leaf that is not an image but may be meant as one."""
     located = zip(places_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
