@@ -71,7 +71,7 @@ class Picture:
 
     @property
     def for_device(self) -> bool:
-        """Return whether a device's decoder may take it: an image of uint8, a plain JPEG of one scan that has an end."""
+        """Return whether a device may decode it: an image of uint8, a plain JPEG of one scan that has an end."""
         leaf, header = self.leaf, self.header
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
