@@ -98,13 +98,9 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
         return [write_job(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
 
-    with contextlib.ExitStack() as undo:
-        inheritance = Inheritance()
-        undo.callback(inheritance.close)
-        with inheritance:
-            pickled, buffers = _dump(obj, inheritance.tracking())
+    with Inheritance() as inheritance:
+        pickled, buffers = _dump(obj, inheritance.tracking())
         fd = write_job(settings, pickled, buffers)
-        undo.pop_all()
     return [fd, *inheritance.descriptors]
 
 
@@ -327,7 +323,7 @@ class Inheritance:
     """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
 
     Attributes:
-        descriptors: the duplicates, for the caller to close.
+        descriptors: the duplicates, for the caller to close; closed if an error leaves the context.
     """
 
     DupFd = Descriptor  # the name that `multiprocessing` looks for
@@ -344,8 +340,10 @@ class Inheritance:
         set_spawning_popen(self)  # pyright: ignore[reportArgumentType]
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         set_spawning_popen(self._before)
+        if kind is not None:
+            self.close()
 
     def close(self) -> None:
         while self.descriptors:
