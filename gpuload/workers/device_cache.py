@@ -29,7 +29,7 @@ import numpy as np
 from gpuload.datasets.resident import numbers_of
 from gpuload.datasets.tree import any_of
 from gpuload.errors import ErrorRecord
-from gpuload.ring.columns import Columns, TensorBits
+from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
@@ -259,13 +259,9 @@ def _copied(value: Any) -> Any:
 
 def _size(value: Any) -> int:
     """Return the bytes of a value, about."""
-    if isinstance(value, TensorBits):
-        value = value.array
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    inner = getattr(value, "array", None)
-    if isinstance(inner, np.ndarray):
-        return inner.nbytes
+    array = getattr(value, "array", value)  # of targets, and of the bits of a tensor
+    if isinstance(array, np.ndarray):
+        return array.nbytes
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return 0 if isinstance(value, int | float | type(None)) else sys.getsizeof(value)

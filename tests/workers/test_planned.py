@@ -304,7 +304,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
-    launches, spans, _, _ = content.plan
+    launches, spans, _ = content.plan
     assert content.rows == []
 
     rest, images = drawn.of_decoded(table)
