@@ -63,7 +63,11 @@ ALLOWED = {
     ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
     ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
-    ("workers/changes.py", "apply_changes", "pickle.loads"): "simple values of the user's dataset, sent by the parent",
+    (
+        "workers/inherited.py",
+        "apply_changes",
+        "pickle.loads",
+    ): "simple values of the user's dataset, of the parent",
 }
 
 FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
@@ -195,7 +199,7 @@ def test_sockets_are_pairs_and_lead_nowhere():
     for path in sources():
         calls = Calls(ast.parse(path.read_text()))
         imported = {name.split(".")[0] for name in calls.names.values()}
-        if path.name != "shared.py":  # what the user's own processes share
+        if path.name != "shipping.py":  # what the user's own processes share
             assert "multiprocessing" not in imported, path
         if path.parent.name != "remote":  # what reads the URLs that a user names, through fsspec
             assert not imported & {"aiohttp", "fsspec", "http", "requests", "socketserver", "urllib"}, path

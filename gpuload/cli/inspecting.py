@@ -14,7 +14,7 @@ from rich.table import Table
 from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, say
 from gpuload.cli.recipe import load_recipe
 from gpuload.cli.source import source_of
-from gpuload.datasets.folder import EXTENSIONS
+from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible

@@ -6,7 +6,7 @@ import os
 from typing import Any, Final
 
 from gpuload import datasets
-from gpuload.datasets.folder import EXTENSIONS
+from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import is_litter
 from gpuload.packing.manifest import MANIFEST, open_packed
 

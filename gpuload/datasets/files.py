@@ -16,8 +16,21 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
-__all__ = ["MAX_BYTES", "allows", "check_size", "limited", "no_image", "read_file", "sniff", "too_large", "will_read"]
+__all__ = [
+    "EXTENSIONS",
+    "MAX_BYTES",
+    "allows",
+    "check_size",
+    "limited",
+    "no_image",
+    "read_file",
+    "sniff",
+    "too_large",
+    "will_read",
+]
 
+# Those of image files, as torchvision has them, so that both number the same files alike.
+EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer

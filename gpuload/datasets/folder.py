@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
-from gpuload.datasets.files import read_file, will_read
+from gpuload.datasets.files import EXTENSIONS, read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
@@ -26,10 +26,7 @@ from gpuload.datasets.stores.opening import client, is_url, named, read_whole, r
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
-__all__ = ["EXTENSIONS", "ImageFiles", "ImageFolder"]
-
-# torchvision's, so that both number the same files alike.
-EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+__all__ = ["ImageFiles", "ImageFolder"]
 
 
 class _Images:

@@ -13,6 +13,7 @@ __all__ = [
     "each_of",
     "fetched",
     "fetches_many",
+    "image_rows",
     "is_iterable",
     "natural_blocks",
     "row_bytes",
@@ -138,6 +139,11 @@ def row_bytes(dataset: Any) -> int:
     kind = type(dataset)  # not the user's own, which may do more than that
     is_ours = (kind.__module__, kind.__name__) == ("gpuload.datasets.stores.array", "ArrayFile")
     return dataset._row_bytes if is_ours else 0
+
+
+def image_rows(dataset: Any, numbers: list[int]) -> np.ndarray | None:
+    """All images of a dataset with `row_bytes`, N×H×W×C, for one who copies those of these numbers."""
+    return dataset._image_rows(numbers)
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -53,10 +53,10 @@ from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK
-from gpuload.workers.changes import DatasetChanges
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.inherited import DatasetChanges
 from gpuload.workers.planned import PlannedBatch
 from gpuload.workers.signals import deferred_signals
 

@@ -23,8 +23,7 @@ from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
 from gpuload.stage.decode import Choice, choose
 from gpuload.stage.decode.share import measure_share
 from gpuload.stage.ranges import DECODE, named
-from gpuload.workers.changes import objects_in
-from gpuload.workers.inherited import module_values
+from gpuload.workers.inherited import module_values, objects_in
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool

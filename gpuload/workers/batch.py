@@ -54,7 +54,7 @@ class Part:
 
     @property
     def content(self) -> Columns | None:
-        """The chunk's columns; None: it is not done."""
+        """Return the chunk's columns; None means it is not done."""
         if self.description:
             self.content = read_content(NO_BYTES, self.description, None)
         return self._content
@@ -65,26 +65,26 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """How many of its samples loaded."""
+        """Return how many of its samples loaded."""
         return len(self.positions) if self.description else 0 if self._content is None else len(self._content)
 
     @property
     def encoded_bytes(self) -> int:
-        """How many of its first bytes are files for the device to decode, and so stay here."""
+        """Return how many of its first bytes are files for the device to decode, and so stay here."""
         return 0 if self._content is None else self._content.encoded_bytes
 
     @property
     def host_end(self) -> int:
-        """Where its bytes end, aligned."""
+        """Return where its bytes end, aligned."""
         return align(self.used_bytes, ALIGN)
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether it has images that are still to be decoded."""
+        """Return whether it has images that are still to be decoded."""
         return self.decoded is None and self._content is not None and len(self._content.encoded) > 0
 
     def piece(self, rows: slice) -> Part:
-        """Some of its rows, as a part of their own."""
+        """Return a new part for some of its rows."""
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
 
@@ -95,13 +95,13 @@ class Part:
         return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
     def request(self, offset: int, nbytes: int, told_epoch: int, changes: bytes = b"") -> Request:
-        """What a worker is asked, for a slot of so many bytes."""
+        """Return what a worker is asked, for a slot of so many bytes."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
         chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
         return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
 
     def failure(self, cause: str, stack: str) -> Columns:
-        """Its result if all of its samples failed."""
+        """Return its result if all of its samples failed."""
         epoch, errors = self.batch.spec.epoch, []
         for row, (position, index) in enumerate(zip(self.positions.tolist(), self.indices, strict=True)):
             index = int(index) if isinstance(index, np.integer) else index
@@ -131,33 +131,33 @@ class Batch:
 
     @property
     def done_parts(self) -> int:
-        """How many of its parts are done."""
+        """Return how many of its parts are done."""
         return len(self.parts) - self.open_parts
 
     @property
     def copied_parts(self) -> Sequence[Part | PlannedBatch]:
-        """What is brought to the device: its parts and, behind them, the arrays of its plan."""
+        """Return what is brought to the device: its parts and, behind them, the arrays of its plan."""
         planned = self.planned
         return self.parts if planned is None or planned.data is None else [*self.parts, planned]
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether it has images that are still to be decoded there."""
+        """Return whether it has images that are still to be decoded there."""
         return any(part.waits_for_device for part in self.parts)
 
     @property
     def on_device(self) -> bool:
-        """Whether it has images that the device decoded."""
+        """Return whether it has images that the device decoded."""
         return any(part.decoded is not None for part in self.parts)
 
     @property
     def is_empty(self) -> bool:
-        """Whether all of its samples failed."""
+        """Return whether all of its samples failed."""
         return not any(part.samples for part in self.parts)
 
     @property
     def remark(self) -> str:
-        """What to tell the user of its samples, see `Columns`."""
+        """Return what to tell the user of its samples, see `Columns`."""
         contents = (part.content for part in self.parts if not part.description)
         return next((content.remark for content in contents if content is not None and content.remark), "")
 
@@ -183,13 +183,13 @@ class Batch:
         return part
 
     def come_due(self) -> None:
-        """Called once all parts are done, and the batches that it waits for."""
+        """Settle what is given to the user: all parts are done, and the batches that it waits for."""
         if self.spec.on_due is None:
             return
         contents = [part.content for part in self.parts if part.content is not None]
-        taken = sum(len(content.rows) + len(content.errors) for content in contents)
+        samples = sum(len(content.rows) + len(content.errors) for content in contents)
         passes = [content.iterable for content in contents if content.iterable is not None]
-        spec = self.spec.on_due(self.spec, taken, self.is_empty, passes)
+        spec = self.spec.on_due(self.spec, samples, self.is_empty, passes)
         if spec is None:
             self.dropped = True
         else:

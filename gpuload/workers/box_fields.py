@@ -1,7 +1,7 @@
 """What goes with a sample's boxes: the leaves with an entry for each box, and an image of the size that they are for.
 
 Checked when a sample is read, so that a mismatch is an error of that sample. Runs in workers, and with
-``num_workers=0`` in the main process; imports no torch. Only a `SizeCheck` holds state: whether it has remarked on it.
+``num_workers=0`` in the main process; imports no torch. Holds no state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from gpuload.transforms.chain import Chain
 
 __all__ = [
     "REMARK",
-    "SizeCheck",
     "check_transforms",
     "droppers",
     "find_fields",
     "mask_misfit",
     "read_differently",
+    "size_remark",
+    "size_text",
 ]
 
 REMARK: Final = "the boxes of "  # how a remark begins
@@ -86,8 +87,10 @@ def find_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
     Raises:
         TypeError, ValueError: a transform reads boxes, and they or their labels are missing or do not match.
     """
-    of_boxes = _box_fields(sample, leaves, targets, chain)
-    tidying = [transform for transform in _transforms(chain) if transform.drops_points]
+    dropping, tidying = droppers(chain), [transform for transform in _transforms(chain) if transform.drops_points]
+    of_boxes = (
+        _box_fields(sample, leaves, targets, dropping, chain.reads_boxes) if dropping or chain.reads_boxes else ()
+    )
     of_points = _point_fields(sample, leaves, targets, set(of_boxes), tidying) if tidying else ()
     return of_boxes + of_points
 
@@ -97,30 +100,23 @@ def _point_fields(
 ) -> tuple[int, ...]:
     """Return the leaves that go with keypoints, as ~leaf."""
     name = "SanitizeKeyPoints"
-    points = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Keypoints)]
-    if len(points) != 1:
-        raise ValueError(
-            f"{name} takes samples with one leaf of keypoints, gpuload.Keypoints(array), but this one has {len(points)}"
-        )
-    [(leaf, target)] = points
-    if target.array.ndim < 2:
-        raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {target.array.shape}")
+    search = _Search(sample, leaves, targets, Keypoints, name)
+    if search.target.array.ndim < 2:
+        raise ValueError(f"{name} takes keypoints (N, …, 2), got one point of shape {search.target.array.shape}")
     fields: set[int] = set()
     for transform in tidying:
-        fields |= _named(sample, leaves, targets, len(target.array), transform.labels_getter, name, "keypoints")
-    if both := of_boxes & (fields | {leaf}):
+        fields |= search.named(transform.labels_getter, name)
+    if both := of_boxes & (fields | {search.leaf}):
         raise ValueError(
             f"{name} leaves out entries of leaf {min(both)}, which belongs to the boxes too, and would no longer match "
             "them; name it in one labels_getter= only, or leave one of the transforms out"
         )
-    return tuple(sorted(~other for other in fields - {leaf}))
+    return tuple(sorted(~other for other in fields - {search.leaf}))
 
 
-def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], chain: Chain) -> tuple[int, ...]:
-    dropping = droppers(chain)
-    if not dropping and not chain.reads_boxes:
-        return ()
-    boxes = [(leaf, target) for leaf, target in targets.items() if isinstance(target, Boxes)]
+def _box_fields(
+    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], dropping: Sequence[Any], reads_boxes: bool
+) -> tuple[int, ...]:
     name = type(dropping[0]).__name__ if dropping else "a transform"
     gathering = [transform for transform in dropping if transform.gathers > 1]
     if gathering and not targets:
@@ -128,25 +124,13 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
             f"{type(gathering[0]).__name__} puts images of several samples together, so their boxes or masks have to "
             "go with them, but this sample has none; give it gpuload.Boxes, gpuload.Mask or gpuload.Keypoints"
         )
-    if not boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not chain.reads_boxes:
+    has_boxes = any(isinstance(target, Boxes) for target in targets.values())
+    if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in dropping) and not reads_boxes:
         return ()
-    if len(boxes) != 1:
-        raise ValueError(
-            f"{name} takes samples with one leaf of boxes, gpuload.Boxes(array, format), but this one has {len(boxes)}"
-        )
-    [(leaf, target)] = boxes
-    count = len(target.array)
-    holder = _holder(sample, leaves[leaf])
-    assert holder is not None
-    within: list[Any] = []
-    flatten(holder, within)
-    inside = set(map(id, within))
-    fields, points = {leaf}, set()
-    for other, target in targets.items():
-        # Masks and points elsewhere are of the whole image, even if there happen to be as many.
-        shape = _shape(target)
-        if id(leaves[other]) in inside and len(shape) > 2 and shape[0] == count:
-            (fields if isinstance(target, Mask) else points).add(other)
+    search = _Search(sample, leaves, targets, Boxes, name)
+    if not dropping:
+        return ()
+    fields, points = search.beside()
     # What one getter names goes with every transform's boxes, or it would no longer match them.
     getters = [
         transform.labels_getter
@@ -154,95 +138,165 @@ def _box_fields(sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target
         if hasattr(transform, "labels_getter") and not (transform in gathering and transform.labels_getter == "default")
     ]
     for getter in getters:
-        fields |= _named(sample, leaves, targets, count, getter)
-    if dropping and not getters:
-        fields |= _unnamed(sample, leaves, count, holder, name)
-    if all(getter == "default" for getter in getters):
-        beside = [value for key, value in _entries(holder) or [] if key in COCO and _shape(value)[:1] == (count,)]
-        fields |= points | {number for value in beside if (number := _number(leaves, value)) is not None}
+        fields |= search.named(getter, "SanitizeBoundingBoxes")
+    if not getters:
+        fields |= search.unnamed()
+    by_default = all(getter == "default" for getter in getters)
+    if by_default:
+        fields |= points | search.of_coco()
     elif points - fields and None not in getters:
         raise ValueError(
-            f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {count} boxes, but "
-            "labels_getter= does not give them; let it return them too or, if they belong to the whole image, put "
-            "them outside the dict that holds the boxes"
+            f"{name} leaves out boxes, and the keypoints beside them have an entry for each of the {search.count} "
+            "boxes, but labels_getter= does not give them; let it return them too or, if they belong to the whole "
+            "image, put them outside the dict that holds the boxes"
         )
     if gathering:
-        if all(getter == "default" for getter in getters):
-            _check_beside(leaves, fields, holder, count, type(gathering[0]).__name__)
+        if by_default:
+            search.check_beside(fields, type(gathering[0]).__name__)
         masks = [other for other in fields if isinstance(targets.get(other), Mask)]
         if len(masks) != 1 and any(type(transform).__name__ == "CopyPaste" for transform in gathering):
             raise ValueError(
-                f"CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the {count} "
-                f"boxes, but this one has {len(masks)}"
+                "CopyPaste takes samples with one gpuload.Mask N×H×W beside the boxes, one for each of the "
+                f"{search.count} boxes, but this one has {len(masks)}"
             )
-    return tuple(sorted(fields)) if dropping else ()
+    return tuple(sorted(fields))
 
 
-class SizeCheck:
-    """Looks for boxes of an image of another size, until the first ones are found.
+class _Search:
+    """A search for the leaves with an entry for each box, or each keypoint, of a sample.
 
-    Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
-    image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
+    Args:
+        sample, leaves, targets: as for `find_fields`.
+        kind: the type of the leaf that they belong to, `Boxes` or `Keypoints`.
+        name: the transform that needs it, for errors.
 
-    Attributes:
-        remark: what to tell the user of them; empty if there are none, or it was said.
+    Raises:
+        ValueError: the sample does not have one leaf of this type.
     """
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._found = False
-        self.remark = ""
-
-    def look(self, targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None) -> None:
-        """Compare the boxes among the targets of an image with its size."""
-        if self._found:
-            return
-        for target in targets:
-            canvas_hw = target.canvas_hw if isinstance(target, Boxes) else None
-            if canvas_hw is not None and canvas_hw != size_hw:
-                self._found = True
-                self.remark = (
-                    f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {_text(canvas_hw)} "
-                    f"(height × width), but it is decoded to {_text(size_hw)}: {self.advice(canvas_hw, leaf, size_hw)}"
-                )
-                return
-
-    def advice(self, expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int]) -> str:
-        """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
-        if expected_hw != size_hw[::-1]:
-            return "scale the targets as the image was scaled, or give the image that they were made for"
-        if not isinstance(leaf, Encoded) or not self._is_turned(leaf):
-            return "height and width are swapped; turn the image or the targets"
-        if self._decode.exif:
-            return (
-                "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
-                "Decode"
+    def __init__(
+        self, sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], kind: type[Any], name: str
+    ) -> None:
+        self._sample, self._leaves, self._targets, self._name = sample, leaves, targets, name
+        self._what, wanted = "boxes", "gpuload.Boxes(array, format)"
+        if kind is Keypoints:
+            self._what, wanted = "keypoints", "gpuload.Keypoints(array)"
+        owners = [(leaf, target) for leaf, target in targets.items() if isinstance(target, kind)]
+        if len(owners) != 1:
+            raise ValueError(
+                f"{name} takes samples with one leaf of {self._what}, {wanted}, but this one has {len(owners)}"
             )
-        return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+        [(self.leaf, self.target)] = owners
+        self.count = len(self.target.array)
+        self._holder = _holder(sample, leaves[self.leaf])
+        self._entries = _entries(self._holder) or []
 
-    def _is_turned(self, encoded: Encoded) -> bool:
-        """Return whether EXIF swaps height and width."""
-        return is_transposed(read_header(encoded.data, dataclasses.replace(self._decode, exif=True)).orientation)
+    def beside(self) -> tuple[set[int], set[int]]:
+        """Return the leaf of boxes with the masks in its container that have an entry for each; and the keypoints."""
+        within: list[Any] = []
+        flatten(self._holder, within)
+        inside = set(map(id, within))
+        masks, points = {self.leaf}, set()
+        for other, target in self._targets.items():
+            # Masks and points elsewhere are of the whole image, even if there happen to be as many.
+            shape = _shape(target)
+            if id(self._leaves[other]) in inside and len(shape) > 2 and shape[0] == self.count:
+                (masks if isinstance(target, Mask) else points).add(other)
+        return masks, points
 
+    def of_coco(self) -> set[int]:
+        """Return the leaves beside the boxes that have a name of COCO's and an entry for each."""
+        values = [value for key, value in self._entries if key in COCO and _shape(value)[:1] == (self.count,)]
+        return {number for value in values if (number := self._number(value)) is not None}
 
-def mask_misfit(place: str, shape: Sequence[int], image: Any, sizes: SizeCheck) -> str | None:
-    """Return why the mask at a place of its sample does not fit its image, or None."""
-    size = image.height, image.width
-    if tuple(shape[-2:]) == size:
-        return None
-    whole = " × ".join(map(str, shape))
-    if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
+    def named(self, getter: LabelsGetter, name: str) -> set[int]:
+        """Return the leaves that the `labels_getter` of a transform of this name gives."""
+        if getter is None:
+            return set()
+        if not callable(getter):
+            try:
+                labels: Any = [_find_labels(self._sample)]
+            except ValueError as error:
+                raise ValueError(
+                    f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {self._what}, "
+                    "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
+                ) from None
+        else:
+            labels = getter(self._sample)
+        if labels is None:
+            return set()
+        fields = set()
+        for label in labels if isinstance(labels, tuple | list) else [labels]:
+            shape = _shape(label)
+            if not shape:
+                raise ValueError(self._no_rows(name, label))
+            if shape[0] != self.count:
+                raise ValueError(
+                    f"{name}: there are {self.count} {self._what}, but what belongs to them has shape {shape}"
+                )
+            number = self._number(label)
+            if number is None:
+                raise ValueError(
+                    f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
+                    "that is none of them; do not convert or copy"
+                )
+            if isinstance(self._targets.get(number), Mask) and len(shape) != 3:
+                raise ValueError(
+                    f"{name}: a mask that belongs to the {self._what} must be N×H×W, one for each, got shape {shape}; "
+                    "leave a mask of the whole image out of labels_getter="
+                )
+            fields.add(number)
+        return fields
+
+    def unnamed(self) -> set[int]:
+        """Return the labels where no getter names them: those beside the boxes, or those that torchvision would find.
+
+        Raises:
+            ValueError: they are not an array, or it is unclear which array they are.
+        """
+        named = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
+        named = [(key, value) for key, value in named if "label" in key]
+        options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
+        with contextlib.suppress(ValueError):
+            options.append(_find_labels(self._sample))
+        for label in options:
+            if _shape(label)[:1] == (self.count,) and (number := self._number(label)) is not None:
+                return {number}
+        for label in options:
+            if isinstance(label, list | tuple) and len(label) == self.count:
+                raise ValueError(self._no_rows(self._name, label))
+        for key, value in self._entries:
+            if self.count and _may_be_labels(value, self.count):
+                raise ValueError(
+                    f"{self._name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the "
+                    "boxes may belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) after it, with a "
+                    "function that finds what belongs to the boxes, such as lambda sample: sample[2], or None if "
+                    "nothing does"
+                )
+        return set()
+
+    def check_beside(self, known: set[int], name: str) -> None:
+        """Refuse arrays of which it is unclear whether they go to another sample with the boxes. With one box or two,
+        an ``image_id`` or an ``orig_size`` may have as many entries, so only more count."""
+        count = self.count
+        for key, value in self._entries if count > 2 else []:
+            if self._number(value) in known or isinstance(value, Mask | Boxes | Keypoints):
+                continue
+            if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
+                raise ValueError(
+                    f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may "
+                    f"belong to them or not; give {name} a labels_getter= that gives all that does, as arrays or "
+                    "tensors, such as lambda sample: (sample[1]['labels'], sample[1]['area'])"
+                )
+
+    def _number(self, leaf: Any) -> int | None:
+        return next((number for number, other in enumerate(self._leaves) if other is leaf), None)
+
+    def _no_rows(self, name: str, label: Any) -> str:
         return (
-            f"the mask {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
-            "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
+            f"{name}: what belongs to the {self._what} must be arrays or tensors with a row for each, got "
+            f"{type(label).__name__}: {visible(str(label))[:60]}"
         )
-    remedy = "give each image its own mask, not resized before it"
-    if tuple(shape[-2:]) == size[::-1]:
-        remedy = sizes.advice(size[::-1], image.leaf, size)
-    return (
-        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {place} "
-        f"has {shape[-2]}×{shape[-1]}; {remedy}"
-    )
 
 
 def _find_labels(sample: Any) -> Any:
@@ -265,103 +319,56 @@ def _find_labels(sample: Any) -> Any:
     return sample[min(keys, key=lambda key: key.lower() != "labels")]
 
 
-def _named(
-    sample: Any,
-    leaves: Sequence[Any],
-    targets: Mapping[int, Target],
-    count: int,
-    getter: LabelsGetter,
-    name: str = "SanitizeBoundingBoxes",
-    what: str = "boxes",
-) -> set[int]:
-    """Return the leaves that a `labels_getter` gives."""
-    if getter is None:
-        return set()
-    if not callable(getter):
-        try:
-            labels: Any = [_find_labels(sample)]
-        except ValueError as error:
-            raise ValueError(
-                f"{name}: {error}; give {name} a labels_getter= that finds what belongs to the {what}, "
-                "such as lambda sample: sample[1]['labels'], or labels_getter=None if nothing does"
-            ) from None
-    else:
-        labels = getter(sample)
-    if labels is None:
-        return set()
-    found = set()
-    for label in labels if isinstance(labels, tuple | list) else [labels]:
-        shape = _shape(label)
-        if not shape:
-            raise ValueError(_no_rows(name, label, what))
-        if shape[0] != count:
-            raise ValueError(f"{name}: there are {count} {what}, but what belongs to them has shape {shape}")
-        number = _number(leaves, label)
-        if number is None:
-            raise ValueError(
-                f"{name}: labels_getter= must give leaves of the sample itself, got an array of shape {shape} "
-                "that is none of them; do not convert or copy"
-            )
-        if isinstance(targets.get(number), Mask) and len(shape) != 3:
-            raise ValueError(
-                f"{name}: a mask that belongs to the {what} must be N×H×W, one for each, got shape {shape}; leave a "
-                "mask of the whole image out of labels_getter="
-            )
-        found.add(number)
-    return found
+def size_remark(targets: Iterable[Any], leaf: Any, size_hw: tuple[int, int], source: str | None, decode: Decode) -> str:
+    """Return what to tell the user if boxes among the targets of an image are for one of another size; else "".
 
-
-def _unnamed(sample: Any, leaves: Sequence[Any], count: int, holder: Any, name: str) -> set[int]:
-    """Return the labels where no getter names them: those beside the boxes, or those that torchvision would find.
-
-    Raises:
-        ValueError: they are not an array, or it is unclear which array they are.
+    Boxes have the size of their image where the source has it (COCO's JSON, torchvision's `canvas_size`). The decoded
+    image has another one where EXIF turns it, or where it was resized later: then its boxes are in the wrong places.
     """
-    beside = _entries(holder) or []
-    named = [(key.lower(), value) for key, value in beside if isinstance(key, str) and "label" in key.lower()]
-    options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
-    with contextlib.suppress(ValueError):
-        options.append(_find_labels(sample))
-    for label in options:
-        if (shape := _shape(label)) and shape[0] == count:
-            number = _number(leaves, label)
-            if number is not None:
-                return {number}
-    for label in options:
-        if isinstance(label, list | tuple) and len(label) == count:
-            raise ValueError(_no_rows(name, label))
-    for key, value in beside:
-        if count and _may_be_labels(value, count):
-            raise ValueError(
-                f"{name} leaves out boxes, but {NOTHING}, and {key!r}, of shape {_shape(value)}, beside the boxes may "
-                "belong to them or not; put SanitizeBoundingBoxes(labels_getter=…) after it, with a function that "
-                "finds what belongs to the boxes, such as lambda sample: sample[2], or None if nothing does"
-            )
-    return set()
-
-
-def _check_beside(leaves: Sequence[Any], known: set[int], holder: Any, count: int, name: str) -> None:
-    """Refuse arrays of which it is unclear whether they go to another sample with the boxes. With one box or two, an
-    ``image_id`` or an ``orig_size`` may have as many entries, so only more count."""
-    for key, value in _entries(holder) or [] if count > 2 else []:
-        if _number(leaves, value) in known or isinstance(value, Mask | Boxes | Keypoints):
-            continue
-        if _may_be_labels(value, count) or (isinstance(value, list | tuple) and len(value) == count):
-            raise ValueError(
-                f"{name} takes boxes to other samples, and {key!r}, with {count} entries for {count} boxes, may belong "
-                f"to them or not; give {name} a labels_getter= that gives all that does, as arrays or tensors, such as "
-                "lambda sample: (sample[1]['labels'], sample[1]['area'])"
-            )
-
-
-def _number(leaves: Sequence[Any], leaf: Any) -> int | None:
-    return next((number for number, other in enumerate(leaves) if other is leaf), None)
-
-
-def _no_rows(name: str, label: Any, what: str = "boxes") -> str:
+    sizes = (target.canvas_hw for target in targets if isinstance(target, Boxes) and target.canvas_hw is not None)
+    canvas_hw = next((canvas_hw for canvas_hw in sizes if canvas_hw != size_hw), None)
+    if canvas_hw is None:
+        return ""
     return (
-        f"{name}: what belongs to the {what} must be arrays or tensors with a row for each, got "
-        f"{type(label).__name__}: {visible(str(label))[:60]}"
+        f"{REMARK}{'a sample' if source is None else repr(source)} are for an image of {size_text(canvas_hw)} "
+        f"(height × width), but it is decoded to {size_text(size_hw)}: {_advice(canvas_hw, leaf, size_hw, decode)}"
+    )
+
+
+def _advice(expected_hw: tuple[int, int], leaf: Any, size_hw: tuple[int, int], decode: Decode) -> str:
+    """Return what to do about an image of another size; `leaf` is the image as the dataset gave it."""
+    if expected_hw != size_hw[::-1]:
+        return "scale the targets as the image was scaled, or give the image that they were made for"
+    is_turned = isinstance(leaf, Encoded) and is_transposed(
+        read_header(leaf.data, dataclasses.replace(decode, exif=True)).orientation
+    )
+    if not is_turned:
+        return "height and width are swapped; turn the image or the targets"
+    if decode.exif:
+        return (
+            "its EXIF tag turns it, but the targets are those of the image as it is stored; leave exif=True out of "
+            "Decode"
+        )
+    return "its EXIF tag turns it; write Loader(decode=gpuload.Decode(exif=True))"
+
+
+def mask_misfit(place: str, shape: Sequence[int], image: Any, decode: Decode) -> str | None:
+    """Return why the mask at a place of its sample does not fit its image, or None."""
+    size = image.height, image.width
+    if tuple(shape[-2:]) == size:
+        return None
+    whole = " × ".join(map(str, shape))
+    if len(shape) == 3 and tuple(shape[:2]) == size and shape[2] <= 4:
+        return (
+            f"the mask {place} has shape {whole}, and its image is {size[0]} × {size[1]}: the last axis looks "
+            "like channels, but masks are H×W, or N×H×W for N masks of one image; give H×W, such as mask[..., 0]"
+        )
+    remedy = "give each image its own mask, not resized before it"
+    if tuple(shape[-2:]) == size[::-1]:
+        remedy = _advice(size[::-1], image.leaf, size, decode)
+    return (
+        f"a mask must have the size of its image, {size[0]}×{size[1]} (height × width), but the mask {place} "
+        f"has {shape[-2]}×{shape[-1]}; {remedy}"
     )
 
 
@@ -383,8 +390,8 @@ def _holder(node: Any, leaf: Any) -> Any:
     for _, child in _entries(node) or []:
         if child is leaf:
             return node
-        if (found := _holder(child, leaf)) is not None:
-            return found
+        if (holder := _holder(child, leaf)) is not None:
+            return holder
     return None
 
 
@@ -416,5 +423,6 @@ def _is_special(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("torchvision.")
 
 
-def _text(size_hw: tuple[int, int]) -> str:
+def size_text(size_hw: tuple[int, int]) -> str:
+    """Return a size as an error says it."""
     return f"{size_hw[0]}×{size_hw[1]}"

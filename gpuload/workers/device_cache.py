@@ -2,7 +2,8 @@
 samples were read.
 
 `CachedSamples` is filled once, from chunks of whole images, and then only read. The pixels lie elsewhere, one image
-after the other, in a `Memory`: offsets count from its first byte. All else is here, in the main process's memory.
+after the other (`gpuload.stage.resident`): offsets count from the first byte of that memory. All else is here, in the
+main process's memory.
 
 `CacheEngine` does chunks, each of them a whole batch. Regions are drawn as workers draw them, by the same functions, so
 batches have the same bits. A chunk's pixels are described by *windows*, int64 (M, 5), one for each image and mask: the
@@ -20,14 +21,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.resident import numbers_of
 from gpuload.datasets.tree import any_of
 from gpuload.errors import ErrorRecord
-from gpuload.ring.columns import Columns, TensorBits
+from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
@@ -35,28 +37,12 @@ from gpuload.workers.counters import Counters
 from gpuload.workers.inline import InlineEngine
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
-from gpuload.workers.runner import failure
+from gpuload.workers.runner import Chunk
 
-__all__ = ["CacheEngine", "CachedSamples", "Memory", "ReadMemory", "copy_windows", "cut", "span_of"]
+__all__ = ["CacheEngine", "CachedSamples", "copy_windows", "cut", "span_of"]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
 POINTER_BYTES: Final = 8
-
-
-class Memory(Protocol):
-    """Where the pixels lie."""
-
-    @property
-    def nbytes(self) -> int: ...
-    def add(self, data: np.ndarray) -> int: ...  # copies bytes there; returns where the first one is
-
-
-class ReadMemory(Memory, Protocol):
-    """The same, once it is filled."""
-
-    @property
-    def on_host(self) -> bool: ...
-    def write(self, windows: np.ndarray, out: np.ndarray) -> None: ...  # copies windows to `out`, if it is on the host
 
 
 @dataclass(slots=True)
@@ -65,7 +51,7 @@ class CachedSamples:
 
     Attributes:
         count: how many samples the dataset has.
-        memory: where their pixels are: a `Memory`, and to give samples a `ReadMemory`.
+        memory: where their pixels are, a `gpuload.stage.resident.PixelMemory`.
         errors: the samples that failed, by their number.
         host_bytes: of values, about: arrays, bytes and texts.
     """
@@ -82,7 +68,7 @@ class CachedSamples:
 
     @property
     def nbytes(self) -> int:
-        """What all of it takes, about."""
+        """Return how many bytes all of it takes, about."""
         return self.memory.nbytes + self.host_bytes
 
     def add(self, columns: Columns, numbers: Sequence[int], data: np.ndarray) -> None:
@@ -114,11 +100,6 @@ class CachedSamples:
                 column.values = list(map(_copied, column.values))
         return columns
 
-    def error(self, number: int, epoch: int, position: int, index: Any) -> ErrorRecord | None:
-        """Return why a sample failed, if it did, as an error of this place."""
-        error = self.errors.get(number)
-        return None if error is None else replace(error, epoch=epoch, position=position, index=index)
-
 
 class CacheEngine(InlineEngine):
     """Cuts a chunk out of cached samples.
@@ -143,17 +124,17 @@ class CacheEngine(InlineEngine):
         del self._cached  # whoever still has this, a Loader or its iterator, does not keep the pixels
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
+        chunk = Chunk(request, slot)
         if request.chunk < self._wanted_from:
-            return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
+            return chunk.refusal(Status.UNWANTED)
         start = time.perf_counter_ns()
-        columns = self._chunk(request)
-        memory: ReadMemory = self._cached.memory
+        columns = self._columns(chunk)
         nbytes = 0
-        if memory.on_host and columns.windows is not None:
+        if self._cached.memory.on_host and columns.windows is not None:
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
-                return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
-            memory.write(columns.windows, slot[:nbytes])
+                return chunk.refusal(Status.TOO_LARGE, nbytes)
+            self._cached.memory.write(columns.windows, slot[:nbytes])
             columns.windows = None
         counters = self._counters
         counters.chunks += 1
@@ -162,39 +143,40 @@ class CacheEngine(InlineEngine):
         self.hits += len(columns)
         return Reply(request.chunk, request.attempt, Status.DONE, nbytes, b"", content=columns)
 
-    def _chunk(self, request: Request) -> Columns:
-        numbers, errors = self._look_up(request)
+    def _columns(self, chunk: Chunk) -> Columns:
+        numbers = self._look_up(chunk)
         rows = np.flatnonzero(numbers >= 0)
-        columns, regions = self._with_regions(request, rows, numbers[rows], errors)
-        if regions is None:  # an image is refused: each by itself, to find which
-            good = [row for row in rows if self._with_regions(request, [row], numbers[[row]], errors)[1] is not None]
-            rows = np.array(good, np.int64)
-            columns, regions = self._with_regions(request, rows, numbers[rows], errors)
+        columns = self._cached.take(numbers[rows])
+        try:
+            regions = self._regions(chunk.request, rows, columns)
+        except ValueError:
+            rows = self._accepted(chunk, rows, numbers)
+            columns = self._cached.take(numbers[rows])
+            regions = self._regions(chunk.request, rows, columns)
         if columns.images:
-            assert regions is not None
             cut(columns, regions)
-        columns.rows, columns.errors = rows.tolist(), sorted(errors, key=lambda entry: entry[0])
+        columns.rows, columns.errors = rows.tolist(), sorted(chunk.errors, key=itemgetter(0))
         return columns
 
-    def _look_up(self, request: Request) -> tuple[np.ndarray, list[tuple[int, ErrorRecord]]]:
-        """Return the numbers of a chunk's samples, -1 for those that fail, and how these do."""
-        errors: list[tuple[int, ErrorRecord]] = []
-        keys, count = request.indices, len(self._numbers)
+    def _look_up(self, chunk: Chunk) -> np.ndarray:
+        """Return the numbers of a chunk's samples, -1 for those that failed."""
+        request, count = chunk.request, len(self._numbers)
+        keys = request.indices
         if isinstance(keys, np.ndarray) and not self._cached.errors and -count <= keys.min() and keys.max() < count:
-            return self._numbers[keys], errors
+            return self._numbers[keys]
         numbers = np.full(len(keys), -1, np.int64)
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
             try:
-                numbers[row] = self._number(key)
+                number = self._number(key)
             except (TypeError, IndexError) as error:
-                errors.append((row, failure(request, row, None, error)))
+                chunk.fail(row, error)
                 continue
-            index = int(key) if isinstance(key, np.integer) else key
-            failed = self._cached.error(int(numbers[row]), request.epoch, int(request.positions[row]), index)
-            if failed is not None:
-                numbers[row] = -1
-                errors.append((row, failed))
-        return numbers, errors
+            if (record := self._cached.errors.get(number)) is None:
+                numbers[row] = number
+                continue
+            position, index = int(request.positions[row]), int(key) if isinstance(key, np.integer) else key
+            chunk.errors.append((row, replace(record, epoch=request.epoch, position=position, index=index)))
+        return numbers
 
     def _number(self, key: Any) -> int:
         count = len(self._numbers)
@@ -206,25 +188,31 @@ class CacheEngine(InlineEngine):
             raise IndexError(f"there is no sample {key} among the {count} of {type(self._job.dataset).__name__}")
         return int(self._numbers[key])
 
-    def _with_regions(
-        self, request: Request, rows: Any, numbers: np.ndarray, errors: list[tuple[int, ErrorRecord]]
-    ) -> tuple[Columns, list[np.ndarray] | None]:
-        """Return samples, and for each column of images their regions; None if an image is refused, which is recorded
-        if it is alone."""
-        chain, key = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch)
-        columns, regions = self._cached.take(numbers), []
-        try:
-            for column in columns.images:
-                having = column.row_numbers
-                boxes = columns.boxes(having.tolist()) if chain.reads_boxes else None
-                positions = request.positions[np.asarray(rows)[having]]
-                regions.append(chain.regions(key, positions, column.table["size_hw"], boxes))
-        except ValueError as error:
-            if len(rows) == 1:
+    def _regions(self, request: Request, rows: np.ndarray, columns: Columns) -> list[np.ndarray]:
+        """Return for each column of images their regions.
+
+        Raises:
+            ValueError: a transform refuses an image.
+        """
+        chain, key, regions = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch), []
+        for column in columns.images:
+            having = column.row_numbers
+            boxes = columns.boxes(having.tolist()) if chain.reads_boxes else None
+            regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
+        return regions
+
+    def _accepted(self, chunk: Chunk, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows whose images no transform refuses, found one by one; record the others."""
+        accepted = []
+        for row in rows.tolist():
+            columns = self._cached.take(numbers[[row]])
+            try:
+                self._regions(chunk.request, np.array([row]), columns)
+                accepted.append(row)
+            except ValueError as error:
                 place = any_of(columns.structure(0), [column.leaves[0] for column in columns.images])
-                errors.append((int(rows[0]), failure(request, int(rows[0]), columns.names[0], error, place)))
-            return columns, None
-        return columns, regions
+                chunk.fail(row, error, columns.names[0], place)
+        return np.array(accepted, np.int64)
 
 
 def span_of(windows: np.ndarray) -> int:
@@ -271,13 +259,9 @@ def _copied(value: Any) -> Any:
 
 def _size(value: Any) -> int:
     """Return the bytes of a value, about."""
-    if isinstance(value, TensorBits):
-        value = value.array
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    inner = getattr(value, "array", None)
-    if isinstance(inner, np.ndarray):
-        return inner.nbytes
+    array = getattr(value, "array", value)  # of targets, and of the bits of a tensor
+    if isinstance(array, np.ndarray):
+        return array.nbytes
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return 0 if isinstance(value, int | float | type(None)) else sys.getsizeof(value)

@@ -117,7 +117,7 @@ def receive(fd: int) -> Any:
     pickled, *buffers = ((offset, offset + length) for offset, length in table)
     file = io.BufferedReader(_Pickled(fd, *pickled))
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    _, settings, obj = _Unpickler(file, buffers=[view[start:end] for start, end in buffers]).load()
+    settings, obj = _Unpickler(file, buffers=[view[start:end] for start, end in buffers]).load()
     settings.apply()
     return obj
 

@@ -30,7 +30,6 @@ from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
-    from gpuload.transforms.program.fusing.plan import Plan
     from gpuload.workers.batch import Batch
     from gpuload.workers.job import Job
 
@@ -49,12 +48,11 @@ class PlannedBatch:
         starts: where each chunk's bytes were to be in the batch's memory on the device.
         columns: the batch's columns, by these starts; None until the worker has joined them.
         chunk: the number of the request, while it is not answered.
-        slot: what holds the arrays; data: its bytes; used_bytes: how many.
-        plan: the launches.
+        slot: what holds the arrays; data: its bytes.
+        plan: the launches, as `Plan.plain` of `gpuload.transforms.program.fusing.plan` gives them.
         spans: where the arrays are in the slot, by name, and leaves that are an integer in each sample, int64 (N,), by
             number.
         size_hw: the size of all results.
-        images: how many images there are.
         arrays: the arrays with a name, on the device.
     """
 
@@ -63,21 +61,24 @@ class PlannedBatch:
     chunk: int | None = None
     slot: Slot | None = None
     data: np.ndarray | None = None
-    used_bytes: int = 0
-    plan: Plan | None = None
+    plan: tuple[Any, ...] | None = None
     spans: dict[str | int, Span] = field(default_factory=dict)
     size_hw: tuple[int, int] = (0, 0)
-    images: int = 0
     arrays: Any = None
 
     encoded_bytes, decoded = 0, None  # as a `Part` has them: nothing of it is decoded on the device
 
     def __len__(self) -> int:
-        return self.images
+        return 0 if self.columns is None else len(self.columns.images[0].table)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return how many bytes the arrays take."""
+        return 0 if self.data is None else len(self.data)
 
     @property
     def results_hw(self) -> np.ndarray:
-        """The size of all results as a program has it, but once for all: int64 (1, 2)."""
+        """Return the size of all results as a program has it, but once for all: int64 (1, 2)."""
         return np.array([self.size_hw])
 
     def request(self, chunks: Sequence[bytes]) -> bytes:
@@ -88,12 +89,9 @@ class PlannedBatch:
 
     def take(self, columns: Columns, slot: Slot, data: np.ndarray) -> None:
         """Take what a worker made, whose arrays are all of `data`, in that slot."""
-        from gpuload.transforms.program.fusing.plan import Plan  # here: few workers need it, and it takes them 6 ms
-
-        launches, self.spans, self.size_hw, self.images = columns.plan
-        self.plan = Plan.of_plain(launches)
+        self.plan, self.spans, self.size_hw = columns.plan
         self.columns = columns if self.columns is None else self.columns
-        self.chunk, self.slot, self.data, self.used_bytes = None, slot, data, len(data)
+        self.chunk, self.slot, self.data = None, slot, data
 
 
 class Planner:
@@ -116,7 +114,7 @@ class Planner:
 
     @property
     def working(self) -> int:
-        """How many the engine has and will report on."""
+        """Return how many plans the engine has and will report on."""
         return len(self.flying)
 
     def ask(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
@@ -149,24 +147,24 @@ class Planner:
             self.flying[chunk] = (slot, batch)
 
     def take(self, event: Event) -> bool:
-        """Whether an event is the end of a plan; then its batch has it, or does without."""
+        """Return whether an event is the end of a plan; then its batch has it, or does without."""
         if event.chunk not in self.flying:
             return False
         slot, batch = self.flying.pop(event.chunk)
-        planned = batch.planned
-        if planned is None or planned.chunk != event.chunk:
+        planned, reply = batch.planned, event if isinstance(event, Reply) else None
+        if planned is not None and planned.chunk != event.chunk:
             planned = None  # nobody waits for it any more
-        if isinstance(event, Reply) and event.status is Status.TOO_LARGE:
-            self._need_bytes = max(self._need_bytes, event.nbytes)
-        if planned is not None and isinstance(event, Reply) and event.status is Status.DONE:
+        if planned is not None and reply is not None and reply.status is Status.DONE:
             view = self._ring.view(slot)
             # A worker wrote this: plain values, and classes of gpuload's own.
-            planned.take(read_content(view, event.meta, event.meta_at), slot, view[: event.nbytes])
+            planned.take(read_content(view, reply.meta, reply.meta_at), slot, view[: reply.nbytes])
             return True
         if planned is not None:
             batch.planned = None
-        if isinstance(event, Reply):  # the engine gives back what is lost
+        if reply is not None:  # the engine gives back what is lost
             self._ring.release(slot)
+            if reply.status is Status.TOO_LARGE:
+                self._need_bytes = max(self._need_bytes, reply.nbytes)
         return True
 
     def drop(self, batch: Batch) -> bool:
@@ -195,7 +193,6 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             images = columns.images[0].table
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)
-        count = len(images)
         key, chain = epoch_key(job.seed, request.epoch), job.chain.at(request.epoch)
         program = chain.draw(key, request.positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
         program, images = program.of_decoded(images)
@@ -208,8 +205,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))
-    height, width = program.results_hw[0].tolist()
-    columns.plan = plan.plain(), dict(zip(entries, spans, strict=True)), (height, width), count
+    columns.plan = plan.plain(), dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
         return reply(Status.TOO_LARGE, packed.nbytes)

@@ -128,7 +128,7 @@ class Request:
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
     and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
-    `gpuload.workers.changes`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.planned`).
+    `gpuload.workers.inherited`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.planned`).
     """
 
     chunk: int

@@ -3,6 +3,10 @@
 There are three steps: take the samples from the dataset and read the headers; draw all decode regions at once; decode
 each region into the slot. A sample that fails is recorded and left out; it never fails the chunk. From one chunk to the
 next only the decoder, the dataset, and collated batches that did not fit their slot are kept.
+
+Images of one shape that lie in a file as rows of an array are copied without taking samples apart (`RowCopier`). What
+comes of such a chunk is the same, to the last bit. Only the work in Python for each sample is left out: for 256×256
+pixels it took as long as their copy. Whatever is not quite ordinary, an error above all, goes through the three steps.
 """
 
 from __future__ import annotations
@@ -10,20 +14,26 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import itemgetter
 from time import perf_counter_ns as clock
 from typing import Any
 
 import numpy as np
 
 from gpuload.datasets.files import limited
+from gpuload.datasets.kinds import image_rows, row_bytes
+from gpuload.datasets.tree import flatten
 from gpuload.decode.options import device_rows
 from gpuload.errors import ErrorRecord, kinds_of, one_line
 from gpuload.order.place import IterablePlace
-from gpuload.ring.columns import Collated, Columns
+from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
 from gpuload.rng.generators import kept
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.program.draws import image_table
+from gpuload.workers.box_fields import droppers
 from gpuload.workers.counters import FLUSH_BYTES, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.planned import make_plan
@@ -37,13 +47,54 @@ from gpuload.workers.protocol import (
     text_of,
     traceback_of,
 )
-from gpuload.workers.rows import row_copier
-from gpuload.workers.sample import Region, Sample, SampleReader, Sourced, as_columns
+from gpuload.workers.sample import Sample, SampleReader, Sourced, as_columns
 from gpuload.workers.source import Ended, Source
 
-__all__ = ["ChunkRunner", "failure"]
+__all__ = ["Chunk", "ChunkRunner"]
 
 KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A chunk in work: what is asked for, and what has become of it so far.
+
+    Attributes:
+        request, slot: as for `ChunkRunner.run`, and so are `note` and `wanted`.
+        samples: that were read, without those that failed since.
+        errors: the rows that failed, and how.
+        place: in an iterable dataset, behind the chunk's samples.
+    """
+
+    request: Request
+    slot: np.ndarray
+    note: Callable[[int], None] = lambda row: None
+    wanted: Callable[[], bool] = lambda: True
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
+    place: IterablePlace | None = None
+
+    def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
+        """Record that the sample of a row failed; `source`: of its images, `place`: of the image that failed."""
+        if isinstance(error, Sourced) and error.__cause__ is not None:
+            source, place, error = error.source, error.place, error.__cause__
+        request = self.request
+        record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
+        self.errors.append((row, record))
+
+    def refusal(self, status: Status, nbytes: int = 0) -> Reply:
+        """Return the reply that the chunk is not done."""
+        return Reply(self.request.chunk, self.request.attempt, status, nbytes, b"")
+
+    def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
+        """Write columns to the slot after the `used_bytes` of its pixels, with the errors so far; return the reply."""
+        columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
+        packed = write_content(columns, self.slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
+        if not packed.fits:
+            return self.refusal(Status.TOO_LARGE, packed.nbytes)
+        plain = bool(packed.meta) and columns.is_plain(len(self.request.positions))
+        reply = self.request.chunk, self.request.attempt, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
+        return Reply(*reply, plain=plain)
 
 
 class ChunkRunner:
@@ -62,12 +113,13 @@ class ChunkRunner:
         self.job = job
         self._reader = SampleReader(job)
         self.source = Source(job.dataset, job.seed)
-        self._rows = row_copier(job)
+        self._rows = RowCopier(job) if RowCopier.can_do(job) else None
         self.counters = Counters()
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated in the worker; with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
-        self._made: dict[Any, Collated] = {}  # collated, but not yet in a slot
+        self._keeps_types = job.collate_fn is not None or job.single
+        self._batches: dict[Any, Collated] = {}  # collated, but not yet in a slot
         self._sends = False  # whether a collated batch could be sent
 
     @property
@@ -78,8 +130,6 @@ class ChunkRunner:
     def counters(self, counters: Counters) -> None:
         self._counters = self.source.counters = counters
         self._reader.count_in(counters)
-        if self._rows is not None:
-            self._rows.counters = counters
 
     def run(
         self,
@@ -90,56 +140,28 @@ class ChunkRunner:
     ) -> Reply:
         """Do the chunk, or plan the batch; `note` is told each row before it is touched, `wanted` ends the work between
         two rows."""
-        rows, counters, start = len(request.positions), self._counters, clock()
+        chunk, counters, start = Chunk(request, slot, note, wanted), self._counters, clock()
         if request.plans:
-            note(rows)  # at no sample
+            note(len(request.positions))  # at no sample
             reply = make_plan(self.job, request, slot)
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
         counters.chunks += 1
         if self._rows is not None and self._reader.has_looked:
-            filled = self._rows.fill(request, slot, note, wanted)
-            if isinstance(filled, Reply):
-                return filled
-            if filled is not None:
-                start = clock()
-                reply = _pack(request, slot, filled[1], filled[0])
-                counters.pack_ns += clock() - start
+            reply = self._rows.fill(chunk, counters)
+            if reply is not None:
                 return reply
-        loaded: list[Sample] = []
-        errors: list[tuple[int, ErrorRecord]] = []
-        collated = None
         with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
-            self.source.count()  # of a chunk that was broken off
-            read_before = counters.read_ns
-            samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
-            for row in range(rows):
-                if not wanted():
-                    return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
-                note(row)
-                try:
-                    loaded.append(self._reader.read(row, samples(row)))
-                except Ended:
-                    rows = row
-                    break
-                except Exception as error:
-                    errors.append((row, failure(request, row, None, error)))
-                    if self.source.broken:
-                        rows = row + 1
-                        break
-            place = self.source.place(request, rows)
-            counters.samples += rows
-            self.source.count()
-            counters.header_ns += clock() - start - (counters.read_ns - read_before)
+            if not self._read(chunk):
+                return chunk.refusal(Status.UNWANTED)
             start = clock()
-            if self._collates and request.whole and loaded and not errors and not any(s.images for s in loaded):
-                note(0)
-                collated = self._collated(request, [sample.given for sample in loaded])
+            collated = self._collated(chunk)
         reply = None
         if collated is not None:
-            content = Columns([s.row for s in loaded], sources=[None] * rows, collated=collated, iterable=place)
+            rows = [sample.row for sample in chunk.samples]
+            content = Columns(rows, sources=[None] * len(rows), collated=collated)
             try:
-                reply = _pack(request, slot, 0, content, keep_types=True)
+                reply = chunk.pack(content, keep_types=True)
                 self._sends = True
                 counters.collated, counters.collate_ns = counters.collated + 1, counters.collate_ns + clock() - start
             except Exception:
@@ -149,88 +171,59 @@ class ChunkRunner:
                 if request.iterable is None:
                     return self.run(request, slot, note, wanted)
         if reply is None:
-            reply = self._finish(request, slot, note, wanted, loaded, errors, place)
+            reply = self._decode(chunk)
         if reply.status is Status.DONE:
-            self._made.pop(_made_key(request), None)
+            self._batches.pop(_batch_key(request), None)
             self._reader.said()
         return reply
 
     def begin(self, request: Request) -> IterablePlace:
-        """Where the pass of a request begins, before its first chunk is done."""
+        """Return where the pass of a request begins, before its first chunk is done."""
         with kept() if self._guard else contextlib.nullcontext():
             return self.source.begin(request)
 
-    def _finish(
-        self,
-        request: Request,
-        slot: np.ndarray,
-        note: Callable[[int], None],
-        wanted: Callable[[], bool],
-        loaded: list[Sample],
-        errors: list[tuple[int, ErrorRecord]],
-        place: IterablePlace | None,
-    ) -> Reply:
-        """Put the samples into the slot."""
-        counters, start = self._counters, clock()
-        regions = self._regions(request, loaded, errors)
-        # Check the size before any pixel is decoded.
-        nbytes = sent_bytes = self._send(request, loaded) if self.job.device_share else 0
-        for sample, own in zip(loaded, regions, strict=True):
-            pictures = [*sample.images.values(), *sample.masks.values()]
-            for picture, region in zip(pictures, own, strict=True):
-                if not picture.sent:
-                    height, width, channels = picture.shape(region)
-                    nbytes += align(height * width * channels, ALIGN)
-        if nbytes > len(slot):
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
-        decoded: list[Sample] = []
-        at, due = sent_bytes, sent_bytes + FLUSH_BYTES
-        before, start = start, clock()
-        counters.header_ns += start - before
-        counters.bytes_decoded += nbytes - sent_bytes
-        were_cut = 0
-        for number, (sample, own) in enumerate(zip(loaded, regions, strict=True)):
-            if not wanted():
-                return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
-            note(sample.row)
-            if number == were_cut:
-                were_cut += self._reader.cut(loaded[number:], regions[number:])
+    def _read(self, chunk: Chunk) -> bool:
+        """Take the samples from the dataset, and read their headers; False if the chunk is no longer wanted."""
+        request, counters, start = chunk.request, self._counters, clock()
+        rows = len(request.positions)
+        read_before = counters.read_ns
+        sample_of = self.source.open(request, lambda: chunk.note(min(len(chunk.samples) + len(chunk.errors), rows - 1)))
+        done = 0
+        for row in range(rows):
+            if not chunk.wanted():
+                return False
+            chunk.note(row)
             try:
-                at = self._reader.decode(sample, own, slot, at)
+                chunk.samples.append(self._reader.read(row, sample_of(row)))
+            except Ended:
+                break
             except Exception as error:
-                errors.append((sample.row, failure(request, sample.row, sample.source, error)))
-            else:
-                decoded.append(sample)
-            if at > due:
-                before, start, due = start, clock(), at + FLUSH_BYTES
-                counters.decode_ns += start - before
-                counters.flush()
-        before, start = start, clock()
-        counters.decode_ns += start - before
-        reply = self._reply(request, slot, at, decoded, errors, place, sent_bytes)
-        counters.pack_ns += clock() - start
-        return reply
+                chunk.fail(row, error)
+            done += 1
+            if self.source.broken:
+                break
+        chunk.place = self.source.place(request, done)
+        counters.samples += done
+        counters.header_ns += clock() - start - (counters.read_ns - read_before)
+        return True
 
-    def _send(self, request: Request, loaded: list[Sample]) -> int:
-        """Choose the images that the device decodes; returns how many bytes of the slot their files take."""
-        here, nbytes = device_rows(request.positions, self.job.device_share), 0
-        for sample in loaded:
-            if here[sample.row]:
-                nbytes = self._reader.send(sample, nbytes)
-        return nbytes
-
-    def _collated(self, request: Request, samples: list[Any]) -> Collated:
-        """The batch from `collate_fn`, called only once: it may change the samples, so a chunk that is done again in a
-        larger slot gets the first result."""
-        key = _made_key(request)
-        if key not in self._made:
+    def _collated(self, chunk: Chunk) -> Collated | None:
+        """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
+        change the samples: a chunk that is done again in a larger slot gets the first result."""
+        request, samples = chunk.request, chunk.samples
+        if not self._collates or not request.whole or not samples or chunk.errors or any(s.images for s in samples):
+            return None
+        chunk.note(0)
+        key = _batch_key(request)
+        if key not in self._batches:
+            given = [sample.given for sample in samples]
             if request.iterable is not None and not self._sends:
                 with contextlib.suppress(Exception):  # some samples cannot be copied
-                    samples = copy.deepcopy(samples)
-            self._made[key] = self._collate(samples)
-            if len(self._made) > KEPT_BATCHES:
-                self._made.pop(next(iter(self._made)))
-        return self._made[key]
+                    given = copy.deepcopy(given)
+            self._batches[key] = self._collate(given)
+            if len(self._batches) > KEPT_BATCHES:
+                self._batches.pop(next(iter(self._batches)))
+        return self._batches[key]
 
     def _collate(self, samples: list[Any]) -> Collated:
         """Run the user's `collate_fn`."""
@@ -244,91 +237,190 @@ class ChunkRunner:
                 kinds=kinds_of(error),
             )
 
-    def _regions(
-        self, request: Request, loaded: list[Sample], errors: list[tuple[int, ErrorRecord]]
-    ) -> list[list[Region]]:
-        """For each sample the regions of its images; samples whose draw fails are removed from `loaded`."""
+    def _decode(self, chunk: Chunk) -> Reply:
+        """Put the samples into the slot."""
+        counters, start = self._counters, clock()
+        self._draw(chunk)
+        samples, chunk.samples = chunk.samples, []
+        # Check the size before any pixel is decoded.
+        nbytes = sent_bytes = self._send(chunk.request, samples) if self.job.device_share else 0
+        for sample in samples:
+            for picture in sample.pictures:
+                if not picture.sent:
+                    height, width, channels = picture.shape
+                    nbytes += align(height * width * channels, ALIGN)
+        if nbytes > len(chunk.slot):
+            return chunk.refusal(Status.TOO_LARGE, nbytes)
+        at, due = sent_bytes, sent_bytes + FLUSH_BYTES
+        before, start = start, clock()
+        counters.header_ns += start - before
+        counters.bytes_decoded += nbytes - sent_bytes
+        were_cut = 0
+        for number, sample in enumerate(samples):
+            if not chunk.wanted():
+                return chunk.refusal(Status.UNWANTED)
+            chunk.note(sample.row)
+            if number == were_cut:
+                were_cut += self._reader.cut(samples[number:])
+            try:
+                at = self._reader.decode(sample, chunk.slot, at)
+            except Exception as error:
+                chunk.fail(sample.row, error, sample.source)
+            else:
+                chunk.samples.append(sample)
+            if at > due:
+                before, start, due = start, clock(), at + FLUSH_BYTES
+                counters.decode_ns += start - before
+                counters.flush()
+        before, start = start, clock()
+        counters.decode_ns += start - before
+        columns = as_columns(chunk.samples, sent_bytes)
+        columns.remark = self._reader.remark
         try:
-            return self._draw_regions(request, loaded)
-        except ValueError:
-            # A transform refuses an image: find out which one, sample by sample.
-            results: list[list[Region]] = []
-            for sample in list(loaded):
-                try:
-                    results += self._draw_regions(request, [sample])
-                except ValueError as error:
-                    errors.append((sample.row, failure(request, sample.row, sample.source, error, sample.place)))
-                    loaded.remove(sample)
-            return results
+            reply = chunk.pack(columns, at, keep_types=self._keeps_types)
+        except Exception as error:
+            # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
+            for sample in chunk.samples:
+                chunk.fail(sample.row, _unsendable(error), sample.source)
+            reply = chunk.pack(Columns())
+        counters.pack_ns += clock() - start
+        return reply
 
-    def _draw_regions(self, request: Request, loaded: list[Sample]) -> list[list[Region]]:
-        images = [(sample, image) for sample in loaded for image in sample.images.values()]
-        if not images:
-            return [[] for _ in loaded]
+    def _send(self, request: Request, samples: list[Sample]) -> int:
+        """Choose the images that the device decodes; returns how many bytes of the slot their files take."""
+        chosen, nbytes = device_rows(request.positions, self.job.device_share), 0
+        for sample in samples:
+            if chosen[sample.row]:
+                nbytes = self._reader.send(sample, nbytes)
+        return nbytes
+
+    def _draw(self, chunk: Chunk) -> None:
+        """Draw the regions of all images and masks; samples that a transform refuses leave the chunk."""
+        try:
+            return self._draw_regions(chunk.request, chunk.samples)
+        except ValueError:  # find out which one, sample by sample
+            samples, chunk.samples = chunk.samples, []
+        for sample in samples:
+            try:
+                self._draw_regions(chunk.request, [sample])
+                chunk.samples.append(sample)
+            except ValueError as error:
+                chunk.fail(sample.row, error, sample.source, sample.place)
+
+    def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
+        images = [(sample, image) for sample in samples for image in sample.images.values()]
         if self.job.whole:
-            pictures = ([*sample.images.values(), *sample.masks.values()] for sample in loaded)
-            return [[[0, 0, one.height, one.width] for one in own] for own in pictures]
+            for sample in samples:
+                for picture in sample.pictures:
+                    picture.region = [0, 0, picture.height, picture.width]
+        if self.job.whole or not images:
+            return
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
         chain, resize = self.job.chain.at(request.epoch), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            parts, resize = chain.resizes(key, positions, sizes, boxes)
+            regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:
-            parts = chain.regions(key, positions, sizes, boxes)
-        found: list[Region] = parts.tolist()
-        given = iter(found)
-        regions = [[next(given) for _ in sample.images] for sample in loaded]
-        for sample, own in zip(loaded, regions, strict=True):
-            own += [list(own[0]) for _ in sample.masks]
+            regions = chain.regions(key, positions, sizes, boxes)
+        for (sample, image), region in zip(images, regions.tolist(), strict=True):
+            image.region = region
+            for mask in sample.masks.values():  # they have the first image's
+                mask.region = mask.region or region
         if resize is not None:
-            self._reader.resize([image for _, image in images], found, resize)
-        return regions
+            self._reader.resize([image for _, image in images], resize)
 
-    def _reply(
-        self,
-        request: Request,
-        slot: np.ndarray,
-        used_bytes: int,
-        decoded: list[Sample],
-        errors: list[tuple[int, ErrorRecord]],
-        place: IterablePlace | None,
-        sent_bytes: int,
-    ) -> Reply:
-        content = as_columns(decoded, sent_bytes)
-        content.errors, content.iterable = sorted(errors, key=_row), place
-        content.remark = self._reader.remark
+
+class RowCopier:
+    """Copies rows of an `ArrayFile` to slots."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._dataset: Any = job.dataset
+        self._structure = flatten(0 if self._dataset.labels is None else (0, 0), [])
+
+    @staticmethod
+    def can_do(job: Job) -> bool:
+        """Return whether a job is of images of an `ArrayFile`, which no user's code sees one by one."""
+        chain = job.chain
+        if not row_bytes(job.dataset):
+            return False
+        return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or droppers(chain))
+
+    def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
+        """Copy the samples of a chunk to its slot; None if it has to go through the three steps."""
+        request, start = chunk.request, clock()
         try:
-            return _pack(
-                request, slot, used_bytes, content, keep_types=self.job.collate_fn is not None or self.job.single
-            )
-        except Exception as error:
-            # A leaf cannot be sent. No search for it: a dataset usually returns the same types for each sample.
-            errors += [(s.row, failure(request, s.row, s.source, _unsendable(error))) for s in decoded]
-            return _pack(request, slot, 0, Columns(errors=sorted(errors, key=_row), iterable=place))
+            numbers = self._numbers(request.indices)
+            images = None if numbers is None else image_rows(self._dataset, numbers.tolist())
+            if numbers is None or images is None:
+                return None
+            table = self._table(request, images)
+        except Exception:  # the three steps find out of which sample it is
+            return None
+        nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
+        if nbytes > len(chunk.slot):
+            return chunk.refusal(Status.TOO_LARGE, nbytes)
+        counters.bytes_read += len(numbers) * images[0].nbytes
+        counters.bytes_decoded += nbytes
+        before, start = start, clock()
+        counters.header_ns += start - before
+        flat = images.reshape(len(images), -1).view(np.uint8)  # the file's own memory
+        whole, due = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
+        columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
+        for row, (number, at, shape, region) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
+            (height, width, channels), (top, left, _, _) = shape, region
+            if at >= due:
+                before, start, due = start, clock(), at + FLUSH_BYTES
+                counters.decode_ns += start - before
+                counters.flush()
+                if not chunk.wanted():
+                    return chunk.refusal(Status.UNWANTED)
+            chunk.note(row)
+            out = chunk.slot[at : at + height * width * channels]
+            if whole:
+                out[...] = flat[number]
+            else:
+                part = images[number, top : top + height, left : left + width]
+                out.view(images.dtype).reshape(part.shape)[...] = part
+        counters.samples += len(numbers)
+        before, start = start, clock()
+        counters.decode_ns += start - before
+        reply = chunk.pack(self._columns(numbers, table, images.dtype), nbytes)
+        counters.pack_ns += clock() - start
+        return reply
+
+    def _numbers(self, indices: Any) -> np.ndarray | None:
+        """Return the numbers of a chunk's samples; None if its keys are of another kind."""
+        if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or not len(indices):
+            return None
+        return indices if indices.min() >= 0 and indices.max() < len(self._dataset) else None
+
+    def _table(self, request: Request, images: np.ndarray) -> np.ndarray:
+        """Return the table of the `ImageColumn`."""
+        _, height, width, channels = images.shape
+        sizes = np.empty((len(request.positions), 2), np.int64)
+        sizes[:] = height, width
+        chain = self._job.chain.at(request.epoch)
+        regions = chain.regions(epoch_key(self._job.seed, request.epoch), request.positions, sizes)
+        shapes = np.column_stack([regions[:, 2:], np.full(len(sizes), channels * images.itemsize)])
+        nbytes: Any = align(shapes.prod(axis=1), ALIGN)  # pyright: ignore[reportArgumentType]
+        return image_table(nbytes.cumsum() - nbytes, shapes, sizes, regions)
+
+    def _columns(self, numbers: np.ndarray, table: np.ndarray, dtype: np.dtype[Any]) -> Columns:
+        labels, count = self._dataset.labels, len(numbers)
+        values = {}
+        if labels is not None:
+            own = labels[numbers]
+            values[1] = ValueColumn(own.tolist() if own.ndim == 1 else list(own))
+        kinds: list[Any] = [(dtype.name, 3)] if dtype.itemsize > 1 else []
+        images = [ImageColumn(table, [0], None, kinds)]
+        return Columns(list(range(count)), [self._structure], images, values, [None] * count)
 
 
-def _row(entry: tuple[int, ErrorRecord]) -> int:
-    return entry[0]
-
-
-def _pack(request: Request, slot: np.ndarray, used_bytes: int, content: Columns, *, keep_types: bool = False) -> Reply:
-    packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
-    status = Status.DONE if packed.fits else Status.TOO_LARGE
-    plain = bool(packed.meta) and content.is_plain(len(request.positions))
-    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at, plain=plain)
-
-
-def _made_key(request: Request) -> tuple[Any, ...]:
+def _batch_key(request: Request) -> tuple[Any, ...]:
     return request.epoch, int(request.positions[0]), request.iterable and request.iterable.run
-
-
-def failure(request: Request, row: int, source: str | None, error: BaseException, place: str = "") -> ErrorRecord:
-    """The record of the sample at a row of a chunk; `place`: of the image in it that failed."""
-    if isinstance(error, Sourced) and error.__cause__ is not None:
-        source, place, error = error.source, error.place, error.__cause__
-    return record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
 
 
 def _unsendable(error: Exception) -> TypeError:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.box_formats import to_xyxy
+from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
+from gpuload.datasets.strays import find_strays
 from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
@@ -28,7 +31,7 @@ from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, filter_codes
 from gpuload.transforms.program.windows import FILTERS
-from gpuload.workers.box_fields import SizeCheck, check_transforms, droppers, find_fields, mask_misfit
+from gpuload.workers.box_fields import check_transforms, droppers, find_fields, mask_misfit, size_remark, size_text
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
@@ -60,23 +63,25 @@ class Picture:
     width: int
     channels: int
     kind: tuple[str, int] | None = None
+    region: Region = field(default_factory=list)  # once drawn: what of it is decoded
     resized: Resized | None = None
-    placed: list[int] = field(default_factory=list)  # once decoded: its row of `ImageColumn.table`, number by number
     sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
+    offset: int = -1  # in the slot, once it is decoded
     part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
 
     @property
     def for_device(self) -> bool:
-        """Whether a device's decoder may take it: an image of uint8, a plain JPEG of one scan that has an end."""
+        """Return whether a device may decode it: an image of uint8, a plain JPEG of one scan that has an end."""
         leaf, header = self.leaf, self.header
         if self.kind is not None or not isinstance(leaf, Encoded) or (jpeg := header.jpeg) is None:
             return False
         as_it_is = leaf.mode in ("RGB", "unchanged") or (leaf.mode == "L" and jpeg.components == 1)
         return as_it_is and jpeg.single_scan and has_end(leaf.data, jpeg)
 
-    def shape(self, region: Region) -> tuple[int, int, int]:
-        """Of what comes of a region."""
-        height, width = region[2:] if self.resized is None else self.resized.size_hw
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the shape of what comes of its region."""
+        height, width = self.region[2:] if self.resized is None else self.resized.size_hw
         return height, width, self.channels
 
 
@@ -95,12 +100,17 @@ class Sample:
     fields: tuple[int, ...] = ()  # see `gpuload.ring.columns.Columns`
 
     @property
+    def pictures(self) -> list[Picture]:
+        """Return its images, and its masks: what is decoded."""
+        return [*self.images.values(), *self.masks.values()]
+
+    @property
     def place(self) -> str:
-        """Where its images are, for errors."""
+        """Return where its images are, for errors."""
         return any_of(self.structure, self.images)
 
     def boxes(self) -> np.ndarray:
-        """The boxes that its draws depend on: left, top, right, bottom."""
+        """Return the boxes that its draws depend on: left, top, right, bottom."""
         boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
         return to_xyxy(boxes.array, boxes.format)
 
@@ -114,16 +124,13 @@ class Sourced(Exception):
 
 
 class SampleReader:
-    """Takes samples apart and decodes them, for a job.
-
-    Attributes:
-        strays: what `gpuload.datasets.strays` found in its first samples; sizes: see there.
-    """
+    """Takes samples apart and decodes them, for a job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.strays, self.sizes = "", SizeCheck(job.decode)
+        self._remarks: list[str] = []
         self._looks = LOOKS
+        self._sizes_differ = False  # boxes of an image of another size were found, and remarked on
         self._decoder = Decoder(job.decode)
         self.count_in(Counters())
         self._frames = job.chain.frames
@@ -132,20 +139,18 @@ class SampleReader:
 
     @property
     def has_looked(self) -> bool:
-        """Whether its first samples were searched for strays, and what was found was said."""
+        """Return whether its first samples were searched for strays, and the user is told of these."""
         return not self._looks and not self.remark
 
     @property
     def remark(self) -> str:
-        """What to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
-        return self.strays or self.sizes.remark or self._decoder.remark
+        """Return what to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
+        return self._remarks[0] if self._remarks else self._decoder.remark
 
     def said(self) -> None:
-        """The user is told the `remark`."""
-        if self.strays:
-            self.strays = ""
-        elif self.sizes.remark:
-            self.sizes.remark = ""
+        """Note that the user is told the `remark`."""
+        if self._remarks:
+            del self._remarks[0]
         else:
             self._decoder.remark = ""
 
@@ -166,12 +171,12 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        found, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        declared, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
         if self._frames:
-            structure, leaves, found, targets = fewer_frames(self._frames, structure, leaves, found, targets)
+            structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
         if clips:
-            structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
-        if not found and len(self._job.chain) and self._job.collate_fn is None:
+            structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
+        if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
                 f"{_nearly_an_image(structure, leaves)}; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or "
@@ -179,26 +184,14 @@ class SampleReader:
             )
         images: dict[int, Picture] = {}
         source = None
-        for leaf, image in found.items():
+        for leaf, image in declared.items():
             if isinstance(image, Encoded):
                 source = source or image.source
-                self._counters.bytes_read += len(image.data)
-                try:
-                    header = self._decoder.header(image)
-                    height, width = self._decoder.size_hw(header)
-                    channels = self._decoder.channels(header, image.mode)
-                    images[leaf] = Picture(image, header, height, width, channels)
-                    if image.mode == "unchanged" and (dtype := self._decoder.dtype(header)) != "uint8":
-                        images[leaf] = _deep(images[leaf], dtype)
-                except Exception as error:
-                    raise Sourced(source, places_of(structure)[leaf]) from error
-            else:
-                hwc = image.hwc
-                images[leaf] = Picture(image, None, *hwc.shape)
-                self._counters.bytes_read += hwc.nbytes
-                if hwc.itemsize > 1:
-                    images[leaf] = _deep(images[leaf], hwc.dtype.name)
-        values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in found and leaf not in targets}
+            try:
+                images[leaf] = self._picture(image)
+            except Exception as error:
+                raise Sourced(source, places_of(structure)[leaf]) from error
+        values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         sample = Sample(row, given, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
@@ -206,10 +199,24 @@ class SampleReader:
             self._look(sample, leaves, targets)
         return sample
 
-    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        from gpuload.datasets.strays import find_strays  # seldom needed, and not at the start
+    def _picture(self, image: Encoded | Image) -> Picture:
+        """Return an image, with its header if it is a file."""
+        if isinstance(image, Encoded):
+            self._counters.bytes_read += len(image.data)
+            header = self._decoder.header(image)
+            height, width = self._decoder.size_hw(header)
+            channels = self._decoder.channels(header, image.mode)
+            dtype = self._decoder.dtype(header) if image.mode == "unchanged" else "uint8"
+        else:
+            header, hwc = None, image.hwc
+            (height, width, channels), dtype = hwc.shape, "uint8" if hwc.itemsize == 1 else hwc.dtype.name
+            self._counters.bytes_read += hwc.nbytes
+        if dtype == "uint8":
+            return Picture(image, header, height, width, channels)
+        return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
-        self.strays = find_strays(
+    def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
+        strays = find_strays(
             sample.structure,
             leaves,
             {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
@@ -221,10 +228,12 @@ class SampleReader:
             targets,
             moves=self._job.moves,
         )
-        self._looks = 0 if self.strays else self._looks - 1
+        self._looks -= 1
+        if strays:
+            self._looks, self._remarks = 0, [strays, *self._remarks]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        """The masks, boxes and keypoints of a sample."""
+        """Add the masks, boxes and keypoints of a sample."""
         images = list(sample.images.items())
         if not images:
             raise TypeError(
@@ -239,17 +248,22 @@ class SampleReader:
                 places = places_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must be of one size, but "
-                    f"{places[images[0][0]]} has {_size(size)} and {places[leaf]} {_size(other)} (height × width)"
+                    f"{places[images[0][0]]} has {size_text(size)} and {places[leaf]} {size_text(other)} "
+                    "(height × width)"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
                 sample.masks[leaf] = self._mask(sample, leaf, target, size)
             else:
                 sample.points[leaf] = target
-        self.sizes.look(sample.points.values(), images[0][1].leaf, size, sample.source)
+        if not self._sizes_differ:
+            remark = size_remark(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
+            if remark:
+                self._sizes_differ, self._remarks = True, [*self._remarks, remark]
         sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
+        place = places_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
             sample.source = sample.source or mask.array.source
@@ -258,29 +272,26 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise Sourced(mask.array.source, places_of(sample.structure)[leaf]) from error
+                raise Sourced(mask.array.source, place) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        place = places_of(sample.structure)[leaf]
-        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self.sizes)) is not None:
+        if (misfit := mask_misfit(place, shape, next(iter(sample.images.values())), self._job.decode)) is not None:
             raise ValueError(misfit)
         return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
 
-    def resize(self, pictures: Sequence[Picture], regions: Sequence[Region], resize: Box) -> None:
+    def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
         """Choose which images are resized as they are decoded; their regions become the boxes that are resized."""
         boxes, sizes = resize.box_tlhw.tolist(), resize.size_hw.tolist()
         codes = filter_codes(resize.filters, len(boxes)).tolist()
-        for picture, region, box, size, code in zip(pictures, regions, boxes, sizes, codes, strict=True):
-            leaf = picture.leaf
-            if picture.header is None or not isinstance(leaf, Encoded):
+        for picture, box, size, code in zip(pictures, boxes, sizes, codes, strict=True):
+            if picture.header is None or not isinstance(picture.leaf, Encoded):
                 continue
-            top, left, height, width = box
-            filter = FILTERS[code]
-            eighths = self._decoder.eighths(leaf, picture.header, (top, left, height, width), size, filter)
+            filter, (top, left, height, width) = FILTERS[code], box
+            eighths = self._decoder.eighths(picture.leaf, picture.header, (top, left, height, width), size, filter)
             if eighths:
-                picture.resized, region[:] = Resized(eighths, (size[0], size[1]), filter), box
+                picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
 
     def send(self, sample: Sample, at: int) -> int:
         """Choose the images that the device decodes: their files go to the slot from `at` on; returns where they end.
@@ -294,15 +305,15 @@ class SampleReader:
                 at = align(at + len(leaf.data), ALIGN)
         return at
 
-    def cut(self, samples: Sequence[Sample], regions: Sequence[Sequence[Region]]) -> int:
+    def cut(self, samples: Sequence[Sample]) -> int:
         """Cut what the regions of images need out of their files, where that pays, before they are decoded; of some
         samples at once, whose number is returned: their cuts are held until then."""
         pictures: list[Picture] = []
         wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
         while number < len(samples) and nbytes < CUT_BYTES:
-            for picture, region in zip(samples[number].images.values(), regions[number], strict=False):
-                leaf, (top, left, height, width) = picture.leaf, region
+            for picture in samples[number].images.values():
+                leaf, (top, left, height, width) = picture.leaf, picture.region
                 if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
                     pictures.append(picture)
                     wanted.append((leaf, picture.header, (top, left, height, width)))
@@ -313,65 +324,52 @@ class SampleReader:
                 picture.part = part
         return number
 
-    def decode(self, sample: Sample, regions: Iterable[Region], slot: np.ndarray, at: int) -> int:
-        """Decode a region of each image and mask into the slot from `at` on; returns where they end. Files of images
-        that are sent are written as they are.
+    def decode(self, sample: Sample, slot: np.ndarray, at: int) -> int:
+        """Decode the regions of a sample's images and masks into the slot from `at` on; returns where they end. Files
+        of images that are sent are written as they are.
 
         Raises:
             Sourced: one of them cannot be decoded.
         """
-        pictures = [*sample.images.items(), *sample.masks.items()]
-        for (number, picture), region in zip(pictures, regions, strict=True):
-            top, left = region[:2]
-            leaf, header, resized = picture.leaf, picture.header, picture.resized
-            height, width, channels = shape = picture.shape(region)
-            nbytes = height * width * channels
+        for number, picture in enumerate(sample.pictures):
             if picture.sent:
-                assert isinstance(leaf, Encoded)
                 start, length = picture.sent[:2]
-                slot[start : start + length] = np.frombuffer(leaf.data, np.uint8)
-                picture.placed = [-1, *shape, picture.height, picture.width, *region]
+                slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
                 continue
-            out = slot[at : at + nbytes]
-            if picture.kind is not None:
-                out = out.view(picture.kind[0])
+            height, width, channels = picture.shape
+            end = at + height * width * channels
             try:
-                if isinstance(leaf, Mask):
-                    self._decode_mask(leaf, header, (top, left, height, width), out)
-                elif resized is not None:
-                    assert isinstance(leaf, Encoded)
-                    whole = top, left, region[2], region[3]
-                    self._decoder.decode_resized(
-                        leaf, header, whole, resized.eighths, resized.interpolation, out.reshape(shape)
-                    )
-                elif isinstance(leaf, Encoded):
-                    part, picture.part = picture.part, None
-                    out = out.reshape(height, width, -1)
-                    self._decoder.decode(leaf, header, (top, left, height, width), out, part)
-                else:
-                    out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
+                self._decode(picture, slot[at:end])
             except Exception as error:
-                file = leaf.array if isinstance(leaf, Mask) else leaf
+                file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
-                raise Sourced(source, places_of(sample.structure)[number]) from error
-            picture.placed = [at, *shape, picture.height, picture.width, *region]
-            at = align(at + nbytes, ALIGN)
+                leaf = [*sample.images, *sample.masks][number]
+                raise Sourced(source, places_of(sample.structure)[leaf]) from error
+            picture.offset, at = at, align(end, ALIGN)
         return at
 
-    def _decode_mask(self, mask: Mask, header: Any, region_tlhw: tuple[int, int, int, int], out: np.ndarray) -> None:
-        """A region of a mask, to H×W×N in the slot."""
-        top, left, height, width = region_tlhw
-        if header is not None:
-            self._decoder.decode_mask(mask.array, header, region_tlhw, out.reshape(height, width))
-            return
-        part = mask.array[..., top : top + height, left : left + width]
-        out = out.reshape(height, width, 1 if part.ndim == 2 else len(part))
-        out[...] = part[:, :, None] if part.ndim == 2 else part.transpose(1, 2, 0)
-
-
-def _deep(image: Picture, dtype: str) -> Picture:
-    """The same, as an image that is not uint8."""
-    return replace(image, channels=image.channels * np.dtype(dtype).itemsize, kind=(dtype, 3))
+    def _decode(self, picture: Picture, out: np.ndarray) -> None:
+        """Decode the region of an image, H×W×C, or of a mask, H×W×N."""
+        leaf, header, resized = picture.leaf, picture.header, picture.resized
+        top, left, height, width = picture.region
+        region_tlhw = top, left, height, width
+        if picture.kind is not None:
+            out = out.view(picture.kind[0])
+        if resized is not None:
+            assert isinstance(leaf, Encoded)
+            out = out.reshape(picture.shape)
+            self._decoder.decode_resized(leaf, header, region_tlhw, resized.eighths, resized.interpolation, out)
+        elif isinstance(leaf, Encoded):
+            part, picture.part = picture.part, None
+            self._decoder.decode(leaf, header, region_tlhw, out.reshape(height, width, -1), part)
+        elif isinstance(leaf, Image):
+            out.reshape(height, width, -1)[...] = leaf.hwc[top : top + height, left : left + width]
+        elif header is not None:
+            self._decoder.decode_mask(leaf.array, header, region_tlhw, out.reshape(height, width))
+        else:
+            cropped = leaf.array[..., top : top + height, left : left + width]
+            channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
+            out.reshape(channels.shape)[...] = channels
 
 
 def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
@@ -385,54 +383,48 @@ def as_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
         masks=_image_columns([sample.masks for sample in samples]),
         points=_value_columns([sample.points for sample in samples]),
         fields=one_for_all([sample.fields for sample in samples]) if any(sample.fields for sample in samples) else [],
-        encoded=_sent(samples) if encoded_bytes else [],
+        encoded=_encoded([sample.images for sample in samples]) if encoded_bytes else [],
         encoded_bytes=encoded_bytes,
     )
 
 
-def _sent(samples: Sequence[Sample]) -> list[tuple[Any, ...]]:
-    """Return the numbers of `EncodedImage` of all images that are sent."""
-    rows: list[int] = []  # of each column, how many so far
-    found = []
-    for sample in samples:
-        rows += [0] * (len(sample.images) - len(rows))
-        for column, picture in enumerate(sample.images.values()):
+def _encoded(samples: Sequence[Mapping[int, Picture]]) -> list[tuple[Any, ...]]:
+    """Return the numbers of `EncodedImage` of all images that are sent, in the order of their files."""
+    rows = Counter()  # of each column, how many so far
+    encoded = []
+    for images in samples:
+        for column, picture in enumerate(images.values()):
             if picture.sent:
-                found.append((column, rows[column], *picture.sent))
+                encoded.append((column, rows[column], *picture.sent))
             rows[column] += 1
-    return found
+    return encoded
 
 
 def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn]:
     columns = []
     for number in range(max(map(len, samples), default=0)):
         rows = [row for row, pictures in enumerate(samples) if len(pictures) > number]
-        found = [list(samples[row].items())[number] for row in rows]
-        table = np.array([picture.placed for _, picture in found], np.int64).view(IMAGE)[:, 0]
-        leaves = one_for_all([leaf for leaf, _ in found])
-        kinds = [picture.kind for _, picture in found]
+        entries = [list(samples[row].items())[number] for row in rows]
+        places = [(one.offset, *one.shape, one.height, one.width, *one.region) for _, one in entries]
+        table = np.array(places, np.int64).view(IMAGE)[:, 0]
+        leaves = one_for_all([leaf for leaf, _ in entries])
+        kinds = [picture.kind for _, picture in entries]
         kinds = one_for_all(kinds) if any(kinds) else []
         columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
     return columns
 
 
 def _value_columns(samples: Sequence[Mapping[int, Any]]) -> dict[int, ValueColumn]:
-    if not samples or not any(samples):
-        return {}
-    first = samples[0].keys()
-    if all(values.keys() == first for values in samples):
-        return {leaf: ValueColumn([values[leaf] for values in samples]) for leaf in first}
     columns = {}
     for leaf in sorted(set().union(*samples)):
         rows = [row for row, values in enumerate(samples) if leaf in values]
-        columns[leaf] = ValueColumn([samples[row][leaf] for row in rows], np.array(rows))
+        values = [samples[row][leaf] for row in rows]
+        columns[leaf] = ValueColumn(values, None if len(rows) == len(samples) else np.array(rows))
     return columns
 
 
 def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
-    """A hint on the first leaf that is not an image but may be meant as one."""
-    from gpuload.datasets.folder import EXTENSIONS  # here, since hardly any worker needs it
-
+    """Return a hint on the first leaf that is not an image but may be meant as one."""
     located = zip(places_of(structure), leaves, strict=True)
     for place, leaf in sorted(located, key=lambda entry: not hasattr(entry[1], "shape")):
         if isinstance(leaf, os.PathLike) or (isinstance(leaf, str) and leaf.lower().endswith(EXTENSIONS)):
@@ -454,7 +446,3 @@ def _nearly_an_image(structure: Structure, leaves: Sequence[Any]) -> str:
             scaled = "; for uint8 leave out the dataset's ToTensor, or whatever scales it" if deep else ""
             return f": {place}, {kind_of(leaf)}, is an image only as gpuload.Image({argument}){scaled}"
     return ""
-
-
-def _size(size_hw: Sequence[int]) -> str:
-    return "×".join(map(str, size_hw))

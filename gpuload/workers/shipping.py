@@ -1,32 +1,45 @@
 """Pickling what workers get: the job of this machine's workers, and a `Parcel` for workers on other machines.
 
-An `np.memmap` is sent as path and offset, never read; a CPU tensor as an array, out of band; a large list of `bytes` as
-one array, out of band; what is in shared memory as that memory (`gpuload.workers.shared`), which workers on other
-machines cannot have. Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value
-(cloudpickle).
+What becomes of memory:
 
-Runs in the main process, before workers start; holds nothing.
+- An `np.memmap` is sent as path and offset, never read.
+- What the user's processes share on purpose is sent as the shared memory itself, never as a copy: tensors after
+  ``share_memory_()``; what the package `multiprocessing` shares (``Value``, ``Array``, ``Manager`` proxies,
+  ``SharedMemory``, and locks and queues of the "spawn" and "forkserver" contexts); arrays over any of it; the memory of
+  a `Cached` dataset. Workers on other machines cannot have it.
+- All other arrays go out of band, to the job's memfd, which workers map: a CPU tensor as an array, a large list of
+  `bytes` as one array.
+
+Lambdas, and classes and functions of `__main__` or a notebook's cells, are sent by value (cloudpickle).
+
+Runs in the main process, before workers start; and in a worker while a job is unpickled, if that has shared memory.
+`multiprocessing` asks whoever starts a process to duplicate descriptors for it (`Inheritance`): the duplicates belong
+to the pool, which hands the same ones to each worker, also to one that is started later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.process import AuthenticationString, current_process  # pyright: ignore[reportAttributeAccessIssue]
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final, NoReturn
 
 import cloudpickle
 import numpy as np
 
+from gpuload.datasets.tree import is_tensor
 from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
-from gpuload.workers.shared import Inheritance, Reduced, Sharing, remedy_for
 
 __all__ = ["Parcel", "find_lists", "pack", "ship", "warning_of_copies"]
 
@@ -34,6 +47,16 @@ MAX_COPIED_BYTES: Final = 1_000_000_000  # by all workers, without a warning
 MIN_LIST_BYTES: Final = 1 << 20  # of a list of bytes that is shared
 MAX_DEPTH: Final = 3  # of containers in the attributes of an object
 MAX_ENTRIES: Final = 1_000  # of a container that is searched
+APART: Final = "workers on other machines cannot have it"
+# Of `multiprocessing` and torch, those that send the memory itself; the others are for methods, sockets and tensors.
+SHARING_REDUCERS: Final = {
+    "reduce_arena",
+    "reduce_connection",
+    "reduce_ctype",
+    "reduce_storage",
+    "reduce_typed_storage",
+}
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,10 +68,6 @@ class Parcel:
     buffers: list[np.ndarray]
     path: list[str]
     argv: list[str]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.pickled, *self.buffers))
 
     def import_path(self, path: list[str]) -> list[str]:
         """Return where workers here find modules: in the folders of the program that are on this machine too, and in
@@ -79,13 +98,9 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         theirs = {"path": obj.import_path(settings["path"]), "argv": obj.argv}
         return [write_job(settings | theirs, obj.pickled.data, [part.data for part in obj.buffers])]
 
-    with contextlib.ExitStack() as undo:
-        inheritance = Inheritance()
-        undo.callback(inheritance.close)
-        with inheritance:
-            pickled, buffers = _dump(obj, inheritance.tracker())
+    with Inheritance() as inheritance:
+        pickled, buffers = _dump(obj, inheritance.tracking())
         fd = write_job(settings, pickled, buffers)
-        undo.pop_all()
     return [fd, *inheritance.descriptors]
 
 
@@ -111,21 +126,102 @@ def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends what is in shared memory as that memory; `apart`: to workers that share none with this process."""
+    """Sends memory as what it is: part of a file, shared, or out of band.
+
+    Args:
+        file: what the pickle is written to.
+        on_buffer: takes what goes out of band.
+        apart: for workers on other machines: refuse what is in shared memory. A cache's memory begins empty there.
+    """
 
     def __init__(self, file: Any, on_buffer: Callable[[pickle.PickleBuffer], Any] | None, *, apart: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
-        self._sharing = Sharing(apart=apart)
+        self._apart = apart
+        known: dict[type, Any] = ForkingPickler._extra_reducers  # pyright: ignore[reportAttributeAccessIssue]
+        self._sharing = {
+            kind: reducer for kind, reducer in known.items() if getattr(reducer, "__name__", "") in SHARING_REDUCERS
+        }
+        self._sharing[AuthenticationString] = _reduce_authkey
+        if apart:
+            self._sharing = dict.fromkeys(self._sharing, _refuse)
+        elif (backing := sys.modules.get("gpuload.datasets.cache.backing")) is not None:
+            self._sharing[backing.Memory] = _reduce_memory
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")
         if isinstance(obj, np.ndarray):
-            reduced = _reduce_memmap(obj) or self._sharing.reduce(obj)
+            reduced = _reduce_memmap(obj) or self._reduce_array(obj)
         elif torch is not None and type(obj) is torch.Tensor and str(obj.device) == "cpu":
-            reduced = _reduce_tensor(torch, obj, self._sharing)
-        else:
-            reduced = self._sharing.reduce(obj)
+            reduced = self._reduce_tensor(torch, obj)
+        elif (reducer := self._sharing.get(type(obj))) is not None and _is_shared(obj):
+            reduced = reducer(obj)
         return super().reducer_override(obj) if reduced is None else reduced
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Reduced | None:
+        """Return a tensor as an array, contiguous unless it lies in shared memory."""
+        if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
+            return None
+        bits, dtype = tensor, None
+        if tensor.dtype == torch.bfloat16:
+            bits, dtype = tensor.view(torch.int16), "bfloat16"
+        with contextlib.suppress(TypeError, RuntimeError):
+            bits = bits.resolve_conj().resolve_neg()
+            bits = bits if self._mapping_at(bits.data_ptr()) else bits.contiguous()
+            return make_tensor, (bits.numpy(), dtype)
+        return None
+
+    def _reduce_array(self, array: np.ndarray) -> Reduced | None:
+        """Return an array over shared memory as that memory and its place there; None for other arrays. One that views
+        a tensor is copied if a worker cannot map its memory: it may be a batch that was kept, which lies in a ring.
+
+        Raises:
+            TypeError: it lies in shared memory that a worker cannot map.
+        """
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            if isinstance(base, np.memmap):
+                return None  # it was refused as a place in its file
+            base = base.base
+        if isinstance(base, memoryview):
+            base = base.obj
+        owner, at = None, array.__array_interface__["data"][0]
+        if hasattr(base, "_wrapper"):  # of ctypes, made by `multiprocessing`
+            owner, start = base, _address(base)
+        elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:
+            mapping = self._mapping_at(at)
+            if mapping is None:
+                return None
+            path, start = mapping
+            if os.path.isfile(path):  # no device: page-locked memory may be a mapping of one
+                owner = path
+            elif (arena := _arena_at(at)) is not None:
+                owner, start = arena
+            elif not is_tensor(base):
+                raise TypeError(
+                    f"this array lies in a mapping that its forks share, {path or 'without a name'}: a worker cannot "
+                    "map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
+                )
+        if owner is None:
+            return None
+        return _refuse(array) if self._apart else (_view, (owner, at - start, array.dtype, array.shape, array.strides))
+
+    def _mapping_at(self, address: int) -> tuple[str, int] | None:
+        """Return the file that is mapped, shared and writable, at an address, and the address at which it begins."""
+        for start, end, path, begin in self._mappings:
+            if start <= address < end:
+                return path, begin
+        return None
+
+    @cached_property
+    def _mappings(self) -> list[tuple[int, int, str, int]]:
+        mappings = []
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, kind, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+                if kind.startswith("rw-s"):
+                    start, end = (int(word, 16) for word in span.split("-"))
+                    mappings.append((start, end, path[0] if path else "", start - int(offset, 16)))
+        return mappings
 
 
 class _PicklerWithIds(_Pickler):
@@ -144,8 +240,8 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
-def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
-    """Pickle what is needed first, and `obj`."""
+def _dump(obj: Any, calls: Sequence[partial[Any]] = (), *, apart: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """Pickle the settings of libraries, with more `calls` before them, and `obj`."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
 
@@ -158,9 +254,10 @@ def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memory
     try:
         with pickled_by_value():
             settings = LibrarySettings.here(can_pickle)
+            settings.calls[:0] = calls
             lists = find_lists(obj)
             pickler = partial(_PicklerWithIds, lists) if lists else _Pickler
-            pickler(pickled, buffers.append, apart=apart).dump((tracker, settings, obj))
+            pickler(pickled, buffers.append, apart=apart).dump((settings, obj))
         return pickled.getbuffer(), [buffer.raw() for buffer in buffers]
     except Exception as error:
         raise TypeError(_refusal(obj, error, apart)) from error
@@ -169,14 +266,14 @@ def _dump(obj: Any, tracker: Any = None, *, apart: bool = False) -> tuple[memory
 def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
     """Return the large lists of bytes in an object's attributes, and in containers and objects there: by `id`, their
     number, and the arguments of a `SharedBytes`."""
-    found: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+    lists: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def search(value: Any, depth: int) -> None:
         if type(value) is list and value and type(value[0]) is bytes:
-            if id(value) not in found and all(type(item) is bytes for item in value):
+            if id(value) not in lists and all(type(item) is bytes for item in value):
                 ends = np.cumsum(np.fromiter(map(len, value), np.int64, len(value)))
                 if ends[-1] >= MIN_LIST_BYTES:
-                    found[id(value)] = len(found), np.frombuffer(b"".join(value), np.uint8), ends
+                    lists[id(value)] = len(lists), np.frombuffer(b"".join(value), np.uint8), ends
         elif depth and type(value) in (list, tuple, dict):
             entries = list(value.values()) if type(value) is dict else value
             for entry in entries[:MAX_ENTRIES]:
@@ -186,7 +283,7 @@ def find_lists(obj: Any) -> dict[int, tuple[int, np.ndarray, np.ndarray]]:
                 search(entry, depth - 1)
 
     search(obj, 1 + MAX_DEPTH)
-    return found
+    return lists
 
 
 def _reduce_memmap(array: np.ndarray) -> Reduced | None:
@@ -201,25 +298,124 @@ def _reduce_memmap(array: np.ndarray) -> Reduced | None:
         return None
     if any(stride < 0 for stride in array.strides) or array.dtype.hasobject:
         return None
-    first = np.frombuffer(base, np.uint8).__array_interface__["data"][0]
-    # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
+        # The mapping begins at the granule below the memmap's offset; the view may begin anywhere in it.
     mapped_from = file.offset - file.offset % mmap.ALLOCATIONGRANULARITY
-    offset = array.__array_interface__["data"][0] - first + mapped_from
+    offset = array.__array_interface__["data"][0] - _address(base) + mapped_from
     return open_memmap, (str(file.filename), offset, array.dtype.str, array.shape, array.strides)
 
 
-def _reduce_tensor(torch: Any, tensor: Any, sharing: Sharing) -> Reduced | None:
-    """Return a tensor as an array, contiguous unless it lies in shared memory."""
-    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_quantized or tensor.is_shared():
-        return None
-    bits, dtype = tensor, None
-    if tensor.dtype == torch.bfloat16:
-        bits, dtype = tensor.view(torch.int16), "bfloat16"
-    with contextlib.suppress(TypeError, RuntimeError):
-        bits = bits.resolve_conj().resolve_neg()
-        bits = bits if sharing.mapping_at(bits.data_ptr()) else bits.contiguous()
-        return make_tensor, (bits.numpy(), dtype)
+# -- shared memory ----------------------------------------------------------------------------------------------------
+
+
+class Descriptor:
+    """A descriptor in a worker, under the number that it has here."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        """Return the descriptor, which belongs to the caller from now on."""
+        os.set_inheritable(self.fd, False)
+        return self.fd
+
+
+class Inheritance:
+    """A context in which `multiprocessing` pickles what it shares; collects what workers have to inherit.
+
+    Attributes:
+        descriptors: the duplicates, for the caller to close; closed if an error leaves the context.
+    """
+
+    DupFd = Descriptor  # the name that `multiprocessing` looks for
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.descriptors.append(os.dup(fd))
+        return self.descriptors[-1]
+
+    def __enter__(self) -> Inheritance:
+        self._before = get_spawning_popen()
+        set_spawning_popen(self)  # pyright: ignore[reportArgumentType]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        set_spawning_popen(self._before)
+        if kind is not None:
+            self.close()
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def tracking(self) -> list[partial[Any]]:
+        """Return the call that makes this process's tracker of shared memory a worker's; none if it does not run.
+
+        It is a process that unlinks shared memory when nobody tracks it any more. With one of its own a worker would
+        unlink at its end what others still use.
+        """
+        module = sys.modules.get("multiprocessing.resource_tracker")
+        fd = None if module is None else module._resource_tracker._fd
+        return [] if fd is None else [partial(_adopt, self.duplicate_for_child(fd))]
+
+
+def _refuse(obj: Any) -> NoReturn:
+    name = type(obj).__name__
+    raise TypeError(f"this {name} is, or refers to, memory that processes of one machine share; {APART}")
+
+
+def _is_shared(obj: Any) -> bool:
+    """Return whether an object of a type that has a reducer is in shared memory."""
+    if isinstance(obj, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
+        return hasattr(obj, "_wrapper")  # else it is in memory of its own
+    storage = getattr(obj, "_untyped_storage", obj)
+    return type(storage).__name__ != "UntypedStorage" or (storage.device.type == "cpu" and storage.is_shared())
+
+
+def _reduce_authkey(key: AuthenticationString) -> Reduced:
+    return _take_authkey, (bytes(key),)
+
+
+def _reduce_memory(memory: Any) -> Reduced:
+    return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
+
+
+def _address(buffer: Any) -> int:
+    return np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+
+
+def _arena_at(address: int) -> tuple[Any, int] | None:
+    """Return the memory of `multiprocessing` (of an ``Array``, say) at an address, and where it begins."""
+    heap: Any = sys.modules.get("multiprocessing.heap")
+    for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
+        start = _address(arena.buffer)
+        if start <= address < start + arena.size:
+            return arena, start
     return None
+
+
+def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Make an array over shared memory, in a worker."""
+    if isinstance(owner, str):
+        with open(owner, "r+b") as file:
+            owner = mmap.mmap(file.fileno(), 0)
+    owner = getattr(owner, "buffer", owner)  # of an arena
+    return np.ndarray(shape, dtype, owner, offset, strides)
+
+
+def _take_authkey(key: bytes) -> bytes:
+    """Set the password of a manager in a worker: other proxies that it gets from the manager need it too."""
+    current_process().authkey = key
+    return current_process().authkey
+
+
+def _adopt(fd: int) -> None:
+    from multiprocessing import resource_tracker
+
+    mine: Any = resource_tracker._resource_tracker  # pyright: ignore[reportAttributeAccessIssue]
+    if mine._fd is None:
+        mine._fd = Descriptor(fd).detach()
 
 
 # -- the message for what cannot be sent ------------------------------------------------------------------------------
@@ -231,7 +427,7 @@ def _refusal(obj: Any, error: Exception, apart: bool) -> str:
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     thing = f"{'an' if name.lstrip('_')[0] in 'aeiouAEIOU' else 'a'} {name}"
-    remedy = remedy_for(error) or (
+    remedy = _remedy_for(error) or (
         "Open files, locks, connections and the like when they are first used in the worker, not before"
     )
     return (
@@ -261,14 +457,14 @@ def _culprit(obj: Any, error: Exception, apart: bool) -> tuple[str, Any, Excepti
 
 def _failure(obj: Any, left_out: Mapping[int, Any], apart: bool) -> Exception | None:
     """Return the error of pickling an object, or None; those with the ids in `left_out` are not pickled."""
-    with contextlib.ExitStack() as context:
-        if not apart:
-            context.callback((inheritance := Inheritance()).close)
-            context.enter_context(inheritance)
-        try:
+    inheritance = Inheritance()
+    try:
+        with contextlib.nullcontext() if apart else inheritance:
             _PicklerWithIds(left_out, _Nowhere(), lambda buffer: None, apart=apart).dump(obj)
-        except Exception as error:
-            return error
+    except Exception as error:
+        return error
+    finally:
+        inheritance.close()
     return None
 
 
@@ -283,3 +479,18 @@ def _attributes(obj: Any) -> dict[str, Any]:
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
     named = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
     return named | state if isinstance(state, dict) else {}
+
+
+def _remedy_for(error: BaseException) -> str | None:
+    """Return what to do where `multiprocessing` refuses to share something; None for other errors."""
+    if APART in str(error):
+        return "Give workers a copy of it, made before the Loader is"
+    if "through inheritance" in str(error):  # what `multiprocessing` says of its locks and values
+        return f"These {APART}"
+    if "fork context" in str(error):
+        return (
+            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are fresh '
+            'interpreters: make it (the Value, Array, Lock, Event or Queue) with multiprocessing.get_context("spawn"), '
+            "or a Value or Array with lock=False"
+        )
+    return None

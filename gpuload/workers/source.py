@@ -30,8 +30,8 @@ from gpuload.datasets.worker import WorkerInfo, worker_info_was_asked
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
-from gpuload.workers.changes import apply_changes
 from gpuload.workers.counters import FLUSH_S, Counters
+from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
@@ -71,7 +71,6 @@ class Source:
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
         self._read_s, self._read = 0.0, 0  # by the last chunk
         self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
-        self._counted_s = 0.0  # of `_read_s`
         self._disk = Disk()
         self._soon: list[Any] = []  # what is still to be named
         self._is_first = True  # nobody has named the samples of this chunk
@@ -98,85 +97,70 @@ class Source:
                 except Exception as error:
                     return partial(_raise, error)
         if request.iterable is not None:
-            return self._from_pass(request, touch)
+            return partial(self._timed, self._open_pass(request, request.iterable, touch))
         if request.epoch != self._epoch:
             self._epoch = request.epoch
             self.introduce(request.epoch)
-        if isinstance(request.indices, np.ndarray):
-            keys: list[Any] = request.indices.tolist()
-        else:
-            keys = [int(key) if isinstance(key, np.integer) else key for key in request.indices]
+        keys = _keys_of(request)
         if self._will_need is not None:
             self._note_speed()
             if self._is_first:
                 self._is_first = False
                 self._tell(keys)
+        return self._open_keys(request, keys)
+
+    def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
         positions = request.positions.tolist()
         seeds = seeds_of(self._seed, request.epoch, request.positions) if self.seeds else []
 
         def one(row: int) -> Any:
+            return fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
+
+        def get(row: int, read: Callable[[int], Any] = one) -> Any:
             if self._soon and row % AT_ONCE == 0:
                 self._name(AT_ONCE)
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            start = perf_counter()
-            try:
-                sample = fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
-            finally:
-                took = perf_counter() - start
-                self._read_s, self._read = self._read_s + took, self._read + 1
-                if took > FLUSH_S:
-                    self.count(flush=True)
+            sample = self._timed(read, row)
             if self._without_torch and seeds and "torch" in sys.modules:
                 # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
                 self._without_torch = False
                 self.introduce(request.epoch)
-                return one(row)
+                return get(row, read)
             return sample
 
         if not self._many or len(keys) < 2:
-            return one
+            return get
         if self._without_torch and seeds:  # does it import torch?
-            one(0)
+            get(0)
             self._without_torch = False
-        start, each = perf_counter(), None
-        try:
-            each = each_of(self._dataset, keys)
-            if each is not None:
-                return partial(self._timed, each, one)
-            self._name(len(self._soon))
-            start = perf_counter()
-            if self.seeds:  # once for all of them, so their draws depend on the chunk
-                seed_generators(self._seed, request.epoch, positions[0])
-            return fetched(self._dataset, keys).__getitem__
-        except Exception:  # one by one, to find which
-            return one
-        finally:
-            self._read_s += perf_counter() - start
-            self._read += len(keys) if each is None else 0
-            self.count(flush=True)
+        with contextlib.suppress(Exception):  # one by one, to find which
+            if (each := each_of(self._dataset, keys)) is not None:
 
-    def _timed(self, each: Callable[[int], Any], one: Callable[[int], Any], row: int) -> Any:
-        """Read a sample now; by itself where it cannot be read with the others of its chunk."""
-        if self._soon and row % AT_ONCE == 0:
-            self._name(AT_ONCE)
+                def each_or_one(row: int) -> Any:
+                    try:
+                        return each(row)
+                    except Exception:  # it cannot be read with the others of its chunk
+                        return one(row)
+
+                return partial(get, read=each_or_one)
+            self._name(len(self._soon))
+            if seeds:  # once for all of them, so their draws depend on the chunk
+                seed_generators(self._seed, request.epoch, positions[0])
+            return self._timed(partial(fetched, self._dataset), keys, len(keys)).__getitem__
+        return get
+
+    def _timed(self, read: Callable[[Any], Any], what: Any, samples: int = 1) -> Any:
+        """Read the sample of a row, or those of some keys, and count how long that takes."""
         start = perf_counter()
         try:
-            sample = each(row)
-        except Exception:
-            return one(row)
-        took = perf_counter() - start
-        self._read_s, self._read = self._read_s + took, self._read + 1
-        if took > FLUSH_S:
-            self.count(flush=True)
-        return sample
-
-    def count(self, *, flush: bool = False) -> None:
-        """Count what reading took since the last call; `flush`: let others see it now."""
-        read_s, self._counted_s = self._read_s - self._counted_s, self._read_s
-        self.counters.read_ns += int(1e9 * read_s)
-        if flush:
-            self.counters.flush()
+            return read(what)
+        finally:
+            took = perf_counter() - start
+            self._read_s, self._read = self._read_s + took, self._read + samples
+            self.counters.read_ns += int(1e9 * took)
+            if took > FLUSH_S:
+                self.counters.flush()  # let others see it now
 
     def _note_speed(self) -> None:
         """Note whether the samples of the chunk before came from a disk, or took long.
@@ -189,7 +173,7 @@ class Source:
             self._slow_left = max(left, DISK_CHUNKS)
         else:
             self._slow_left = CHUNKS_AHEAD if self._read_s > SLOW_S * self._read else left
-        self._read_s, self._read, self._counted_s = 0.0, 0, 0.0
+        self._read_s, self._read = 0.0, 0
 
     @property
     def reads_ahead(self) -> bool:
@@ -200,7 +184,7 @@ class Source:
         """Note the chunk that comes next, whichever worker does it."""
         self._soon = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
-            self._soon = request.indices.tolist() if isinstance(request.indices, np.ndarray) else [*request.indices]
+            self._soon = _keys_of(request)
 
     def _name(self, count: int) -> None:
         named, self._soon = self._soon[:count], self._soon[count:]
@@ -211,28 +195,14 @@ class Source:
             with contextlib.suppress(Exception):  # an error of the sample, when it is read
                 self._will_need(named)
 
-    def _from_pass(self, request: Request, touch: Callable[[], None]) -> Callable[[int], Any]:
-        start = request.iterable
-        assert start is not None
+    def _open_pass(self, request: Request, start: IterableStart, touch: Callable[[], None]) -> Callable[[int], Any]:
         if self._pass is None or self._pass.run != start.run:
             self._pass = None  # the old iterator ends before the new one begins
             self.introduce(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
-        numbers = np.asarray(request.indices).tolist()
-        pass_ = self._pass
-        pass_.forget(start.samples)
-
-        def one(row: int) -> Any:
-            start = perf_counter()
-            try:
-                return pass_.get(numbers[row], touch)
-            finally:
-                took = perf_counter() - start
-                self._read_s += took
-                if took > FLUSH_S:
-                    self.count(flush=True)
-
-        return one
+        samples, numbers = self._pass, _keys_of(request)
+        samples.forget(start.samples)
+        return lambda row: samples.get(numbers[row], touch)
 
     def begin(self, request: Request) -> IterablePlace:
         """Return where the pass of a request begins, before its first chunk is done."""
@@ -253,6 +223,12 @@ class Source:
 
 def _raise(error: Exception, row: int) -> Any:
     raise error
+
+
+def _keys_of(request: Request) -> list[Any]:
+    if isinstance(request.indices, np.ndarray):
+        return request.indices.tolist()
+    return [int(key) if isinstance(key, np.integer) else key for key in request.indices]
 
 
 class Ended(Exception):
@@ -282,9 +258,9 @@ class Pass:
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        packed = {whose: state for whose, state in (start.state or {}).items() if isinstance(state, bytes)}
-        whole = len(packed) == len(start.state or {})
-        self._state = {whose: pickle.loads(state) for whose, state in packed.items()} if whole else {}
+        state = start.state or {}  # a text, where an object's could not be kept
+        can_resume = all(isinstance(packed, bytes) for packed in state.values())
+        self._state = {whose: pickle.loads(state[whose]) for whose in state} if can_resume else {}  # pyright: ignore
         self._next = start.samples if self._state else 0
         self._iterator: Iterator[Any] | None = None  # made with the first sample, or by `begin`
         self._paused: GeneratorStates | None = None  # of the global generators, after `begin`
@@ -300,21 +276,19 @@ class Pass:
 
     def _begin(self) -> None:
         self._seed_for(0)  # on resume too: iter() draws what it drew before
+        state = self._state
         try:
-            self._iterator = self._made(self._state)
+            if "dataset" in state:
+                self._dataset.load_state_dict(state["dataset"])
+            iterator: Any = iter(self._dataset)
+            if "iterator" in state:
+                iterator.load_state_dict(state["iterator"])
+                if "dataset" in state:  # it was saved after iter()
+                    self._dataset.load_state_dict(state["dataset"])
         except Exception as error:
             self.broken = error
             raise
-
-    def _made(self, state: dict[str, Any]) -> Iterator[Any]:
-        if "dataset" in state:
-            self._dataset.load_state_dict(state["dataset"])
-        iterator: Any = iter(self._dataset)
-        if "iterator" in state:
-            iterator.load_state_dict(state["iterator"])
-            if "dataset" in state:  # it was saved after iter()
-                self._dataset.load_state_dict(state["dataset"])
-        return iterator
+        self._iterator = iterator
 
     def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
         """Return sample `number` of this pass; `touch` is called for each sample taken on the way.
@@ -362,16 +336,12 @@ class Pass:
             self._digests.append(_digest(sample))
         self._next += 1
 
-    def _seed_at(self, position: int) -> int:
-        """Return the seed of a position; seeds are drawn for many samples at once."""
-        if position not in self._seeds:
-            positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
-            self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
-        return self._seeds[position]
-
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
-        seed_generators(self._seed, self._epoch, position, self._seed_at(position))
+        if position not in self._seeds:  # drawn for many samples at once
+            positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
+            self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
+        seed_generators(self._seed, self._epoch, position, self._seeds[position])
 
     def forget(self, before: int) -> None:
         """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a

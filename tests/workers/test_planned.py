@@ -111,7 +111,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
         plan, found = FUSING(table, program)
         arrays: dict[Any, Any] = {**found}
-        assert batch.planned.plan == plan
+        assert batch.planned.plan == plan.plain()
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
@@ -304,7 +304,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
-    launches, spans, _, _ = content.plan
+    launches, spans, _ = content.plan
     assert content.rows == []
 
     rest, images = drawn.of_decoded(table)

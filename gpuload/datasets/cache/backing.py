@@ -23,7 +23,7 @@ PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Memory:
-    """A memfd. Workers of a loader get it itself (`gpuload.workers.shared`); any other copy is new and empty.
+    """A memfd. Workers of a loader get it itself (`gpuload.workers.shipping`); any other copy is new and empty.
 
     Args:
         shape: of the cache.

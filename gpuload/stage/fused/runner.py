@@ -94,7 +94,8 @@ class FusedRunner:
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
-        self.launch(self._prepared(planned.plan, planned.arrays), pixels, outputs)
+        assert planned.plan is not None
+        self.launch(self._prepared(Plan.of_plain(planned.plan), planned.arrays), pixels, outputs)
 
     def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.

@@ -1,4 +1,4 @@
-"""Chunks of an `ArrayFile` that are copied row by row are what the ordinary way makes of them."""
+"""Chunks: those of an `ArrayFile`, copied row by row, are what the three steps make of them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
     rows._rows.fill = lambda *args: used.append(fill(*args)) or used[-1]  # pyright: ignore[reportAttributeAccessIssue]
     found, slot, noted = done(rows, indices)
     expected, other, _ = done(ordinary, indices)
-    assert isinstance(used[0], tuple)
+    assert used[0].status is Status.DONE
     assert content_of(found, slot) == content_of(expected, other)
     assert noted == list(range(len(indices)))
     for counter in ("chunks", "samples", "bytes_read", "bytes_decoded"):
