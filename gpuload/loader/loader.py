@@ -25,8 +25,7 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
-from gpuload.loader.cursor import Cursor, Progress
-from gpuload.loader.epoch import Epoch
+from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
@@ -205,7 +204,7 @@ class Loader:
         self._autotune = autotune_for(options)
         self.errors = ErrorLog()
         self._told: set[str] = set()
-        self._cursor = Cursor(Place(0, 0))
+        self._cursor = Cursor()
         self._session: Session | None = None
         self._ended: Span | None = None  # the last session that was closed
         self._new_workers = False  # the next iter() starts new ones
@@ -429,9 +428,8 @@ class Loader:
                 self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
                 self._forget = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
-        given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}
-        iterator = Epoch(self, self._session, schedule, progress, **given)
-        self._cursor = self._cursor.begin(progress, iterator)
+        iterator = Epoch(self, self._session, schedule, progress, self._cursor.told_epoch)
+        self._cursor = self._cursor.begin(progress)
         if options.order.iterable and not self.num_workers:  # as DataLoader does; in workers it is with the first batch
             progress.place = begun(progress.place, self._session.where_it_begins())
         return iterator
@@ -600,7 +598,7 @@ class _OwnSampler:
         self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        batches = self._shares().batches(self._loader._cursor.following.epoch)
+        batches = self._shares().batches(self._loader._cursor.next.epoch)
         return (index for rows in batches for index in rows.indices.tolist())
 
     def __len__(self) -> int:
