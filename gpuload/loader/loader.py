@@ -31,7 +31,6 @@ from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.session import NEWER, Session
-from gpuload.loader.session_setup import check_for, resolve_device, with_share
 from gpuload.loader.state import State, begun, for_workers, with_first_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
@@ -203,12 +202,10 @@ class Loader:
             setattr(self, name, options.argument(name))
         self._autotune = autotune_for(options)
         self.errors = ErrorLog()
-        self._told: set[str] = set()
         self._cursor = Cursor()
         self._session: Session | None = None
         self._ended: Span | None = None  # the last session that was closed
-        self._new_workers = False  # the next iter() starts new ones
-        check_for(options)
+        options.check_machine()
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
@@ -234,7 +231,7 @@ class Loader:
     @property
     def device(self) -> torch.device:
         """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
-        return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+        return self._options.resolve_device() if self._session is None else self._session.stage.device
 
     @property
     def num_workers(self) -> int:
@@ -323,14 +320,14 @@ class Loader:
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        running = self._session is not None
-        # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
-        own = callable(getattr(self.dataset, "state_dict", None))
-        self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
         if loaded.device_share is not None and self._options.measures_share:
-            self._new_workers |= running and loaded.device_share != self._options.device_share
             self._options = replace(self._options, device_share=loaded.device_share)
-        self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
+        if (session := self._session) is not None:
+            # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
+            own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
+            other_share = session.options.device_share != self._options.device_share
+            session.outdated = other_share or (own and loaded.stream is None)
+        self._cursor = self._cursor.go_to(loaded.place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
     def _state(self, place: Place) -> State:
@@ -393,7 +390,7 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        self._options = with_share(self._options)
+        self._options = self._options.with_share()
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -401,7 +398,7 @@ class Loader:
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         check_begin(self._options.order)
-        options = self._options = with_share(self._options)
+        options = self._options = self._options.with_share()
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
@@ -415,17 +412,15 @@ class Loader:
         options = self._options
         if self._session is not None:
             self._session.check_process()
-            # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
-            if not self._session.usable or self._new_workers or not self._session.knows_ranks:
+            if self._session.usable:
+                self._session.note_changes()
+            else:  # the last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew
                 self._cursor.end(NEWER)
                 self.close()
-            else:
-                self._session.note_changes()
-        self._new_workers = False
         if self._session is None:
-            kept = keep(options)
+            cached = keep(options)
             with deferred_signals():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
+                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._forget = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.told_epoch)

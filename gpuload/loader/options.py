@@ -11,17 +11,32 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeVar
+
+import torch
 
 from gpuload import transforms
 from gpuload.batches.options import BatchOptions
 from gpuload.datasets.kinds import row_bytes
-from gpuload.datasets.resident import find_resident
+from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.decode import Decode
 from gpuload.errors import knows_arguments
-from gpuload.loader.limits import WORKER_BYTES, default_workers, usable_cpus
+from gpuload.loader.limits import (
+    WORKER_BYTES,
+    Placement,
+    check_descriptors,
+    check_memory,
+    check_workers,
+    default_workers,
+    find_placement,
+    usable_cpus,
+)
 from gpuload.order.options import OrderOptions, check_flag, check_integer
+from gpuload.order.schedule import ranks_of
+from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.decode import Choice, choose
+from gpuload.stage.decode.share import measure_share
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
@@ -194,7 +209,7 @@ class Options:
 
     def __post_init__(self) -> None:
         decode = self.workers.decode
-        if find_resident(self.order.dataset) is not None and (decode.where, decode.scale) != ("cpu", "exact"):
+        if self.device_cached is not None and (decode.where, decode.scale) != ("cpu", "exact"):
             raise ValueError(
                 "a DeviceCached keeps whole images, which workers decode once: it needs decode=Decode(where='cpu', "
                 f"scale='exact'), got where={decode.where!r}, scale={decode.scale!r}"
@@ -259,15 +274,26 @@ class Options:
         return self.stage.transforms
 
     @property
+    def device_cached(self) -> DeviceCached | None:
+        """The `DeviceCached` that is read; None if there is none."""
+        return find_resident(self.order.dataset)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is applied to images, not even a module."""
+        return not len(self.chain) and self.chain.module is None
+
+    @property
     def cpu_threads(self) -> int:
         """How many threads the stage may use on the CPU: those that workers leave."""
-        workers = 0 if find_resident(self.order.dataset) is not None else self.workers.processes
-        return max(1, usable_cpus() - workers)
+        return max(1, usable_cpus() - (0 if self.device_cached is not None else self.workers.processes))
 
     @property
     def chunk_size(self) -> int:
         """The most samples that a worker does at a time."""
         size, workers = self.order.size, self.workers
+        if self.device_cached is not None:
+            return size  # cut out of a memory by this process
         if workers.chunk_size is not None:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
@@ -304,6 +330,99 @@ class Options:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
         # Work for each, beside a batch that is nearly done: or those that were added would have nothing to do.
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
+
+    # -- what they come to, here and now
+
+    def resolve_device(self) -> torch.device:
+        """Return where batches go, a GPU with its index. None means the current GPU (by LOCAL_RANK if none was chosen),
+        or the CPU."""
+        device = self.stage.device or torch.device(accelerator.usual_type())
+        if device.type == "cpu" or device.index is not None:
+            return device
+        current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
+        if current.index or local_rank is None:
+            return current
+        return torch.device(current.type, int(local_rank) % accelerator.device_count())
+
+    def compile(self, device: torch.device) -> Stage:
+        """Compile the transforms for a device."""
+        stage = compile_stage(self.chain, device=device, **self._stage_arguments)
+        if self.workers.decode.scale != "exact":
+            reason = self.chain.resizes_late
+            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
+            text = fast if reason is None else f"all images as they are, since {reason}"
+            stage.plan = replace(stage.plan, decode=f"decode scale='fast': {text}")
+        return stage
+
+    @property
+    def _stage_arguments(self) -> dict[str, Any]:
+        """What `compile_stage` and `check_stage` both get."""
+        return {
+            "backend": self.stage.backend,
+            "dtype": self.stage.dtype,
+            "memory_format": self.stage.memory_format,
+            "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "cpu_threads": self.cpu_threads,
+        }
+
+    def choose_decoder(self, device: torch.device) -> Choice:
+        """Decide who decodes."""
+        return choose(self.workers.decode, device, self.cpu_threads, self.device_share, self.stage.backend)
+
+    def with_share(self) -> Options:
+        """Return the options with the device's share of the decoding, measured if it has to be.
+
+        Raises:
+            ValueError: there are several ranks, each of which would find another one.
+        """
+        if not self.measures_share or self.device_share is not None:
+            return self
+        if (ranks := ranks_of(self.order)["world_size"]) > 1:
+            raise ValueError(
+                f"Decode(where='both') measures which share the device decodes, and each of {ranks} ranks would find "
+                "another one; give it: device_share=0.5, say, or what loader.plan() says on one rank"
+            )
+        choice = self.choose_decoder(self.resolve_device())
+        if choice.decoder is None:
+            return self
+        try:
+            return replace(self, device_share=measure_share(choice.decoder, self.workers.count))
+        finally:
+            choice.decoder.close()
+
+    def find_placement(self, device: torch.device) -> Placement:
+        """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""
+        address = accelerator.pci_address(device)
+        if address is None or self.workers.workers is not None or sys.platform != "linux":
+            return Placement()
+        if self.workers.affinity == "none":
+            return Placement(why="affinity='none': nothing is placed")
+        return find_placement(address, device=str(device), ranks=local_ranks())
+
+    def plan(self) -> Plan:
+        """Return what runs where, and who decodes."""
+        device = self.resolve_device()
+        choice = self.choose_decoder(device)
+        if choice.decoder is not None:
+            choice.decoder.close()
+        placed = self.find_placement(device).describe(self.workers.processes)
+        return replace(self.compile(device).plan, placement=placed or None, decoder=choice.text)
+
+    def check_machine(self) -> None:
+        """Check, before anything is made, that the stage can run here, and that this many workers can be started."""
+        check_workers(self.workers.processes)
+        check_stage(self.chain, self.stage.device, **self._stage_arguments)
+
+    def check_limits(self, device: torch.device, count: int) -> None:
+        """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+        workers, samples = count if self.workers.processes else 0, self.order.samples
+        if workers:
+            check_descriptors(workers)
+        rows = self.order.size if samples is None else min(self.order.size, samples)
+        size = self.chain.at(0).output_size_hw
+        pixel_bytes = 3 * (2 if any(transform.makes for transform in self.chain) else 1)  # floats may be of 16 bits
+        output_bytes = 0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes
+        check_memory(workers=workers, output_bytes=output_bytes)
 
 
 def _group(kind: type[Group], arguments: Mapping[str, Any], **more: Any) -> Group:

@@ -23,10 +23,10 @@ import torch
 from gpuload.datasets.kinds import draws_nothing
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.errors import LimitError
-from gpuload.loader import log, session_setup
+from gpuload.loader import log
 from gpuload.loader.limits import available_bytes, memory_left_bytes
 from gpuload.loader.options import Options
-from gpuload.loader.session_setup import check_limits, engine_for, job_for, placement_for, resolve_device
+from gpuload.loader.session import engine_for, job_for
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
@@ -123,7 +123,7 @@ def find_kept(options: Options) -> tuple[DeviceCached, tuple[object, ...], Cache
     cached = find_resident(options.order.dataset)
     if cached is None:
         return None
-    job, device = job_for(options, 0), resolve_device(options.stage.device)
+    job, device = job_for(options, 0), options.resolve_device()
     seed = None if draws_nothing(cached.dataset) else job.seed
     kinds = job.plain, job.moves, job.collate_fn is None, job.decode, seed
     key = str(device), len(cached), *kinds, *read_differently(job.chain)
@@ -142,14 +142,14 @@ def keep(options: Options) -> CachedSamples | None:
         return None
     cached, key, kept = found
     if kept is None:
-        device = resolve_device(options.stage.device)
+        device = options.resolve_device()
         kept = cached.kept[key] = _read(options, cached, device)
     return kept
 
 
 def plan_for(options: Options) -> Plan:
     """Which backend runs which transform, and where samples come from."""
-    plan, device, found = session_setup.plan_for(options), resolve_device(options.stage.device), find_kept(options)
+    plan, device, found = options.plan(), options.resolve_device(), find_kept(options)
     if found is None:
         return plan
     cached, _, kept = found
@@ -203,8 +203,8 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
 @contextlib.contextmanager
 def _feed(options: Options, job: Job, device: torch.device) -> Iterator[Feed]:
     """A feed with workers of its own, which end with it."""
-    workers, placement = options.workers, placement_for(options, device)
-    check_limits(options, device, workers.count)
+    workers, placement = options.workers, options.find_placement(device)
+    options.check_limits(device, workers.count)
     stack = contextlib.ExitStack()
     try:
         with deferred_signals():  # nothing is started and then forgotten

@@ -29,38 +29,34 @@ from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, tuner_for
-from gpuload.loader.limits import memory_left_bytes
+from gpuload.loader.limits import Placement, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.session_setup import (
-    check_limits,
-    choose_decoder,
-    compile_for,
-    engine_for,
-    job_for,
-    placement_for,
-    resolve_device,
-)
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage.decode import Choice, ImageDecoder
+from gpuload.stage.decode import ImageDecoder
 from gpuload.stage.noise import forget_tables
-from gpuload.stage.ranges import STAGE, WAIT, named
+from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK
-from gpuload.workers.changes import DatasetChanges
+from gpuload.workers.changes import DatasetChanges, objects_in
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
+from gpuload.workers.inherited import module_values
+from gpuload.workers.inline import InProcessEngine
+from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.pool import WorkerPool
+from gpuload.workers.ray.pool import RayPool
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps"]
+__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
@@ -136,7 +132,11 @@ class Steps:
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead."""
+    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead.
+
+    `after` is the place of the next batch, `remarks` what the user is warned of with this one: each of a kind, of which
+    a loader warns once; or of the kind "", of which it warns each time.
+    """
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -144,81 +144,87 @@ class _Launched:
     ticket: Any = None
     error: Exception | None = None
     failed: list[ErrorRecord] = field(default_factory=list)
-    after: Place | None = None  # where the next batch is
-    warning: str = ""
-    remark: str = ""
+    after: Place | None = None
+    remarks: list[tuple[str, str]] = field(default_factory=list)
     images: int = 0
 
 
 class Session:
-    """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all. `autotune` decides what is "auto". `kept` has all samples, if
-    the dataset is a `DeviceCached`: then there are no workers."""
+    """The parts that make the batches of a loader, and the batch that is due.
+
+    Args:
+        options: the loader's.
+        errors: where samples that failed are recorded.
+        epoch: the number of the first epoch.
+        autotune: decides what is "auto".
+        cached: all samples, if the dataset is a `DeviceCached`: then there are no workers.
+
+    Attributes:
+        outdated: workers have something else than the loader now has, so the next epoch begins in another session.
+        ready: the batch that is due; whoever takes it sets None.
+        lock: held while an epoch begins, advances or ends, and until `close` has ended.
+    """
 
     def __init__(
         self,
         options: Options,
         errors: ErrorLog,
         epoch: int = 0,
-        told: set[str] | None = None,
         autotune: Autotune | None = None,
-        kept: CachedSamples | None = None,
+        cached: CachedSamples | None = None,
     ) -> None:
-        self.resident_bytes = None if kept is None else int(kept.memory.nbytes)
-        self.options = options
-        self.errors = errors
-        self._told = set() if told is None else told
-        device = resolve_device(options.stage.device)
-        self.stage = compile_for(options, device)
+        if cached is not None:
+            options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
+        self.options, self.errors, self._warned = options, errors, options.order.told
+        workers, device = options.workers, options.resolve_device()
+        self.stage = options.compile(device)
         self.stage.prepare()
-        choice = choose_decoder(options, device) if kept is None else Choice(None, 0.0, None)
+        choice = options.choose_decoder(device)
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
-        if choice.warning and "decoder" not in self._told:
-            self._told.add("decoder")
+        if choice.warning and "decoder" not in self._warned:
+            self._warned.add("decoder")
             warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        self.launched: deque[_Launched] = deque()
-        workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
-        if kept is not None:
-            autotune = None
         # Workers plan batches by where their images will lie, and one that the device refuses would not be there.
-        plans = workers.processes and kept is None and not choice.share
-        fusing = self.stage.fusing() if plans else None
+        fusing = self.stage.fusing() if workers.processes and not choice.share else None
         job = job_for(options, epoch, fusing, device_share=choice.share)
-        start = Setting(0 if kept is not None else workers.count, workers.prefetch)
-        start = start if autotune is None else autotune.setting
-        check_limits(options, device, start.workers)
-        self.placement = placement_for(options, device)
-        self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
-        try:
-            self.transfer = make_transfer(self.ring, device) if kept is None else transfer_of(kept, self.ring)
+        start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
+        options.check_limits(device, start.workers)
+        self.placement = options.find_placement(device)
+        with contextlib.ExitStack() as resources:  # from the last: nobody writes, nothing is copied, the memory goes
+            resources.callback(_forget_tables)
+            self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
+            resources.callback(self.ring.close)
+            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.decoder: ImageDecoder | None = None
+            if choice.decoder is not None:
+                self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
+                resources.callback(self.decoder.close)
+            resources.callback(self.transfer.close)
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.decoder = _decoder(choice, options, device, self.transfer)
-            self.engine: Any
-            if kept is None:
-                self.engine = engine_for(job, options, self.ring, start.workers, self.placement)
-            else:
-                self.engine = CacheEngine(job, self.ring, kept)
-        except BaseException:
-            self.ring.close()
-            raise
+            self.engine: Any = engine_for(job, options, self.ring, start.workers, self.placement, cached)
+            if start.workers:  # else it has the dataset, which may refer to whoever has the Loader
+                resources.callback(self.engine.close)
+            self._resources = resources.pop_all()
         self.feed = Feed(
             self.engine,
             self.ring,
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
-            chunk_size=options.chunk_size if kept is None else options.order.size,
+            chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
             ahead=options.ahead_for(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
-        self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
+        self.changes = DatasetChanges(options.order.dataset) if workers.processes else None
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
-        self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
-        self._follows = False  # whether the epoch's first batch is still to be launched
-        self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
+        self.launched: deque[_Launched] = deque()
+        self.ready: _Launched | None = None
+        self.outdated = False
+        self.lock = threading.RLock()
         self.steps = Steps()
+        self._follows = False  # whether the epoch's first batch is still to be launched
         self._epoch: object = None  # the token of the current one; None between two
         self.meter = Meter(
             options,
@@ -230,19 +236,17 @@ class Session:
             stage=self.stage,
             placement=self.placement,
             launched=self.launched,
-            resident_bytes=self.resident_bytes,
+            resident_bytes=None if cached is None else int(cached.memory.nbytes),
         )
         _sessions.add(self)
         log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
     @property
     def usable(self) -> bool:
-        """Whether another epoch can begin here."""
-        return self.steps.state is SessionState.OPEN and self.engine.broken is None
-
-    @property
-    def knows_ranks(self) -> bool:
-        """Whether an iterable dataset was told of the ranks that there are now."""
+        """Whether another epoch can begin here: no step was interrupted, the engine works, and workers have what the
+        loader now has, an iterable dataset's also the ranks that there are now."""
+        if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
+            return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
@@ -322,13 +326,11 @@ class Session:
             self._end_batch(current)
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
-        if current.warning:
-            text, current.warning = current.warning, ""
-            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        about = next((begin for begin in (REMARK, UNUSABLE) if current.remark.startswith(begin)), "strays")
-        if current.remark and about not in self._told:
-            self._told.add(about)
-            warnings.warn(current.remark, RuntimeWarning, stacklevel=4)
+        while current.remarks:
+            kind, text = current.remarks.pop(0)
+            if kind not in self._warned:
+                self._warned.update(filter(None, [kind]))
+                warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
         self.launched.popleft()
         if current.error is None:
             self._hand_over(current)
@@ -351,7 +353,7 @@ class Session:
         except Exception as error:
             launched.error = _raisable(error)
         if self.options.batches.collate_fn is not None:
-            launched.warning = launched.warning or self._remark_on_layout(launched.value)
+            launched.remarks += self._remarks_on_layout(launched.value)
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
@@ -386,9 +388,8 @@ class Session:
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
-        """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
-        pool = self.engine if self.feed.workers else None
-        return partial(_end, weakref.ref(self), self.steps, pool, self.transfer, self.ring)
+        """Return a function that ends the session without keeping it: options may refer to whoever has the Loader."""
+        return partial(_end, weakref.ref(self), self.steps, self.ring, self._resources)
 
     def close(self) -> None:
         """End the workers and free the memory, at any time. Idempotent. The caller holds interrupts off."""
@@ -413,14 +414,11 @@ class Session:
         self._epoch = self.ready = None
         self.meter.end()
         self.launched.clear()
-        with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
-            stack.callback(_forget_tables)
-            stack.callback(self.ring.close)
-            if self.decoder is not None:
-                stack.callback(self.decoder.close)
-            stack.callback(self.transfer.close)
-            stack.callback(self.engine.close)
-            stack.callback(self.feed.abandon)  # its views of the ring would keep the memory
+        with self._resources:  # freed at its end
+            try:
+                self.feed.abandon()  # its views of the ring would keep the memory
+            finally:
+                self.engine.close()
 
     def _launch(self, batch: Batch, info: bool) -> _Launched:
         try:
@@ -450,21 +448,21 @@ class Session:
                 "the files can still be reached; loader.errors lists the failures"
             )
 
-        def release() -> None:
-            self.feed.release(batch)
-
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
-            made = self.assembly.make(batch, info, release)
+            made = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        remark, images = batch.remark, 0
+        images = 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        warning = made.warning
+        remarks = [("", made.warning)] if made.warning else []
         if made.rest is None:  # else the batch is not yet what the user gets
-            warning = warning or self._remark_on_layout(made.tensors)
+            remarks += self._remarks_on_layout(made.tensors)
+        if batch.remark:
+            kind = next((begin for begin in (REMARK, UNUSABLE) if batch.remark.startswith(begin)), "strays")
+            remarks.append((kind, batch.remark))
         return _Launched(
             made.value,
             made.tensors,
@@ -472,28 +470,24 @@ class Session:
             ticket,
             failed=batch.errors,
             after=batch.spec.after,
-            warning=warning,
-            remark=remark,
+            remarks=remarks,
             images=images,
         )
 
-    def _remark_on_layout(self, value: Any) -> str:
-        """What to warn of, once, where ``memory_format="channels_last"`` reaches no tensor of a batch."""
-        if self.options.stage.memory_format != "channels_last" or "layout" in self._told:
-            return ""
-        found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
-        if not found or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found):
-            return ""
-        self._told.add("layout")
+    def _remarks_on_layout(self, value: Any) -> list[tuple[str, str]]:
+        """Return what to warn of where ``memory_format="channels_last"`` reaches no tensor of a batch."""
+        if self.options.stage.memory_format != "channels_last" or "layout" in self._warned:
+            return []
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
+        if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
+            return []
         if self.options.batches.collate_fn is not None:
             why, where = "the collate_fn makes the tensors of a batch", "in it, or in the loop"
         else:
             why = "no leaf of the samples is an image, and arrays that are data stay as the dataset makes them"
             where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
-        return (
-            f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last) "
-            f"{where}"
-        )
+        text = f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last)"
+        return [("layout", f"{text} {where}")]
 
 
 def _raisable(error: Exception) -> Exception:
@@ -505,27 +499,15 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _decoder(choice: Choice, options: Options, device: torch.device, transfer: Any) -> ImageDecoder | None:
-    if choice.decoder is None:
-        return None
-    return ImageDecoder(choice.decoder, options.workers.decode, device, transfer)
-
-
-def _end(session_of: weakref.ref[Session], steps: Steps, pool: Any, transfer: Any, ring: Ring) -> None:
+def _end(session_of: weakref.ref[Session], steps: Steps, ring: Ring, resources: contextlib.ExitStack) -> None:
     with deferred_signals():
-        session = session_of()
-        if session is not None:
+        if (session := session_of()) is not None:
             session.close()
         elif steps.in_forked_child:
             ring.close()
         else:  # it goes together with its Loader, and so does everything that views the ring
             steps.closed = steps.ended = True
-            with contextlib.ExitStack() as stack:
-                stack.callback(_forget_tables)
-                stack.callback(ring.close)
-                stack.callback(transfer.close)
-                if pool is not None:
-                    stack.callback(pool.close)
+            resources.close()
 
 
 def _forget_tables() -> None:
@@ -574,3 +556,69 @@ class _Consumer(Consumer):
     def decode(self, batch: Batch) -> Failed:
         assert self._decoder is not None, "only with a device's decoder workers leave it images"
         return self._decoder(batch)
+
+
+# -- what does the chunks, and what it is sent -----------------------------------------------------------------------
+
+
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+    """Return what workers are sent.
+
+    Args:
+        options: the loader's.
+        epoch: the number of the first epoch.
+        fusing: plans batches, if workers do that.
+        whole: for images that are kept, not cropped.
+        device_share: the share of the samples that the device decodes.
+    """
+    return Job(
+        options.order.dataset,
+        options.chain,
+        options.workers.decode,
+        options.order.seed,
+        collate_fn=options.batches.collate_fn,
+        worker_init_fn=options.workers.worker_init_fn,
+        single=options.order.single,
+        plain=options.plain,
+        moves=options.chain.moves_pixels,
+        epoch=epoch,
+        **ranks_of(options.order),
+        group=find_group(),
+        fusing=fusing,
+        whole=whole,
+        device_share=device_share,
+        module_values=_module_values(options) if options.workers.processes else {},
+    )
+
+
+def _module_values(options: Options) -> dict[str, dict[str, Any]]:
+    """Return the values of the user's modules that workers' code refers to."""
+    objects = [options.batches.collate_fn, options.workers.worker_init_fn]
+    for _, part in objects_in(options.order.dataset):
+        objects += [part, *getattr(part, "__dict__", {}).values()]
+    return module_values(user for user in objects if user is not None)
+
+
+def engine_for(
+    job: Job,
+    options: Options,
+    ring: Ring,
+    count: int,
+    placement: Placement,
+    cached: CachedSamples | None = None,
+) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
+    """Return what does the chunks: processes of this machine, workers of a cluster, or this process, which may cut them
+    out of cached samples."""
+    workers = options.workers
+    watch = {
+        "timeout_s": workers.timeout,
+        "max_restarts": workers.faults.max_restarts,
+        "own_queues": options.order.iterable,
+    }
+    if cached is not None:
+        return CacheEngine(job, ring, cached)
+    if workers.workers is not None:
+        return RayPool(job, workers.workers, ring, **watch)
+    if not count:
+        return InProcessEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
