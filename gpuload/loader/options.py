@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 
 from gpuload import transforms
-from gpuload.batches.options import BatchOptions
+from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.decode import Decode

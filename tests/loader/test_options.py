@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.options import BatchOptions
+from gpuload.batches.collate import BatchOptions
 from gpuload.loader.options import ARGUMENTS, Options, WorkerOptions
 from gpuload.order.options import OrderOptions
 from gpuload.stage.options import StageOptions
