@@ -31,7 +31,7 @@ from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
 from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.session import NEWER, Session
-from gpuload.loader.state import State, begun, for_workers, with_first_states
+from gpuload.loader.state import State, for_workers, with_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
@@ -45,6 +45,7 @@ from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray.options import RayWorkers
 from gpuload.workers.signals import deferred_signals
+from gpuload.workers.source import own_state
 
 __all__ = ["BatchInfo", "Loader", "apply"]
 
@@ -295,13 +296,18 @@ class Loader:
         Raises:
             TypeError: the own state of the sampler or dataset holds what a state does not keep; the message says where.
         """
-        return self._state(self._with_own_state(self._cursor.place)).to_dict()
+        place = self._cursor.place
+        if self._reads_itself and not place.iterable and self._cursor.is_untouched:
+            # The dataset may be its own iterator, and nobody else puts it back to its beginning.
+            own = own_state(self.dataset, "dataset")
+            if isinstance(own, bytes):  # some have a state only once they are iterated over
+                place = with_states(place, 0, {"dataset": own})
+        return self._state(place).to_dict()
 
-    def _with_own_state(self, place: Place) -> Place:
-        """Before the first `iter()`, an iterable dataset of this process has its own state too."""
-        if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
-            return place
-        return with_first_states(place, self.dataset)
+    @property
+    def _reads_itself(self) -> bool:
+        """Whether this process itself iterates over an iterable dataset."""
+        return self._options.order.iterable and not self.num_workers
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: the next `iter()` gives the rest of its epoch.
@@ -425,8 +431,9 @@ class Loader:
         self._cursor.end(NEWER)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.told_epoch)
         self._cursor = self._cursor.begin(progress)
-        if options.order.iterable and not self.num_workers:  # as DataLoader does; in workers it is with the first batch
-            progress.place = begun(progress.place, self._session.where_it_begins())
+        if self._reads_itself and (begin := self._session.where_it_begins()):
+            # As DataLoader does; in workers it is with the first batch.
+            progress.place = with_states(progress.place, begin.samples, begin.state)
         return iterator
 
     def close(self) -> None:
