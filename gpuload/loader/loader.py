@@ -25,11 +25,11 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
+from gpuload.loader.device_cache import cached_samples, describe_cache
 from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
-from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.session import NEWER, Session
 from gpuload.loader.state import State, for_workers, with_states
 from gpuload.loader.stats import Stats
@@ -365,7 +365,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        return plan_for(self._options)
+        return replace(self._options.plan(), samples=describe_cache(self._options))
 
     def stats(self, since: Stats | None = None) -> Stats:
         """What loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to do.
@@ -424,7 +424,7 @@ class Loader:
                 self._cursor.end(NEWER)
                 self.close()
         if self._session is None:
-            cached = keep(options)
+            cached = cached_samples(options)
             with deferred_signals():  # nothing is started and then forgotten
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._forget = on_collected(self, self._session.ending())
