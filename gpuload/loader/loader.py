@@ -275,14 +275,14 @@ class Loader:
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
         order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
-        if self._session is not None:
-            self._session.note_changes()
+        if (session := self._session) is not None:
+            session.note_changes()
         for other in (self.dataset, order.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
-        if (session := self._session) is not None and session.changes is not None:
+        if session is not None:
             session.changes.skip()  # workers call the dataset's set_epoch() themselves
-        self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
+        self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is, as a small dict that JSON can hold: after the batches that it gave, not those that it

@@ -217,7 +217,7 @@ class Session:
             faults=workers.faults,
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
-        self.changes = DatasetChanges(options.order.dataset) if workers.processes else None
+        self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
         self.launched: deque[_Launched] = deque()
         self.ready: _Launched | None = None
@@ -260,11 +260,10 @@ class Session:
             self.ready = None
             self.launched.clear()
             self.meter.begin()
-            if self.changes is not None:
-                self.changes.skip()  # what iter() itself changed
+            self.changes.skip()  # what iter() itself changed
             self._follows = True
             self.transfer.follow()  # constants of the user's own transforms may still be on their way
-            self.feed.begin(batches, told_epoch, b"" if self.changes is None else self.changes.packed)
+            self.feed.begin(batches, told_epoch, self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
@@ -274,7 +273,7 @@ class Session:
 
     def note_changes(self) -> None:
         """Note what the user changed of the dataset, for the workers' next epoch."""
-        for text in () if self.changes is None else self.changes.look():
+        for text in self.changes.look():
             log.changed(text)
 
     def advance(self, info: bool) -> bool:
@@ -285,8 +284,7 @@ class Session:
                 self.ready = self._next_launched(info)
             if self.ready is None:
                 self.meter.end()
-                if self.changes is not None:
-                    self.changes.end_epoch()
+                self.changes.end_epoch()
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
             if self.tuner is not None and self.ready is not None:
