@@ -321,8 +321,7 @@ class Loader:
             TypeError, ValueError: the state is not valid, or of another loader.
         """
         (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
-        if loaded.stream is not None:
-            loaded = replace(loaded, stream=for_workers(loaded.stream, self.num_workers))
+        place = for_workers(loaded.place, self.num_workers)
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -332,22 +331,19 @@ class Loader:
             # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
             own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             other_share = session.options.device_share != self._options.device_share
-            session.outdated = other_share or (own and loaded.stream is None)
-        self._cursor = self._cursor.go_to(loaded.place, running=session is not None, loaded=True)
+            session.outdated = other_share or (own and place.iterable is None)
+        self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options
         return State(
-            epoch=place.epoch,
-            position=place.position,
+            place=place,
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
-            sampler=place.sampler,
-            stream=place.iterable,
             device_share=options.device_share,
         )
 

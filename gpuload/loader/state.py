@@ -16,7 +16,7 @@ import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -40,47 +40,43 @@ class State:
     """Where a loader is.
 
     Attributes:
-        epoch: the epoch of the next batch.
-        position: how many positions of that epoch all ranks together have finished.
+        place: where the next batch is.
         samples: the dataset's length, or None.
         seed: of order and draws.
         order: how the samples are ordered.
         transforms: the chain's fingerprint.
-        sampler, stream: `sampler` and `iterable` of its `Place`.
         device_share: of the decoding, if it was measured.
     """
 
     VERSION: ClassVar[int] = 1
 
-    epoch: int
-    position: int
+    place: Place
     samples: int | None
     seed: int
     order: str
     transforms: str
-    sampler: dict[str, Any] | None = None
-    stream: dict[str, Any] | None = None
     device_share: float | None = None
-
-    @property
-    def place(self) -> Place:
-        """Where the next batch is."""
-        return Place(self.epoch, self.position, self.sampler, self.stream)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
-        state: dict[str, Any] = {"version": self.VERSION}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in OPTIONAL and value is None:
-                continue
-            if field.name == "sampler" and value["own"] is not None:
-                own = value["own"]
-                value = {**value, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
-            if field.name == "stream":
-                value = {**value, "workers": [{**one, "state": _unpacked(one["state"])} for one in value["workers"]]}
-            state[field.name] = value
-        return state
+        place, sampler, stream = self.place, self.place.sampler, self.place.iterable
+        if sampler is not None and (own := sampler["own"]) is not None:
+            sampler = {**sampler, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
+        if stream is not None:
+            stream = {**stream, "workers": [{**one, "state": _unpacked(one["state"])} for one in stream["workers"]]}
+        state = {
+            "version": self.VERSION,
+            "epoch": place.epoch,
+            "position": place.position,
+            "samples": self.samples,
+            "seed": self.seed,
+            "order": self.order,
+            "transforms": self.transforms,
+            "sampler": sampler,
+            "stream": stream,
+            "device_share": self.device_share,
+        }
+        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
@@ -100,7 +96,9 @@ class State:
             value = state.get(name)
             return None if value is None and name in {"samples", *OPTIONAL} else READERS[name](name, value)
 
-        return cls(**{name: read(name) for name in READERS})
+        values = {name: read(name) for name in READERS}
+        place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
+        return cls(place=place, **values)
 
     def check(self, now: State, *, strict: bool) -> None:
         """Raise a ValueError if `now` has other data and `strict`, else warn."""
@@ -109,10 +107,9 @@ class State:
             for name in ("samples", "seed", "order", "transforms")
             if getattr(self, name) != getattr(now, name)
         ]
-        if now.samples is not None and self.sampler is None and self.position > now.samples:
-            raise ValueError(
-                f"the state is at position {self.position:,}, but the dataset has only {now.samples:,} samples"
-            )
+        position = self.place.position
+        if now.samples is not None and self.place.sampler is None and position > now.samples:
+            raise ValueError(f"the state is at position {position:,}, but the dataset has only {now.samples:,} samples")
         if not different:
             return
         text = f"the state was saved by a loader with other data: {'; '.join(different)}"
@@ -134,19 +131,22 @@ def with_states(place: Place, samples: int, states: dict[str, bytes | str] | Non
     return replace(place, iterable={**stream, "workers": [{**worker, "state": states}]})
 
 
-def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:
-    """Return an entry for each of this loader's workers; ValueError if they are more or fewer than those of the state,
-    and the state is not the same for all of them, from before the first sample."""
-    workers, wanted = stream["workers"], max(1, num_workers)
+def for_workers(place: Place, num_workers: int) -> Place:
+    """Return the place in an iterable dataset with an entry for each of this loader's workers; ValueError if they are
+    more or fewer than those of the state, and the state is not the same for all of them, from before the first
+    sample."""
+    if place.iterable is None:
+        return place
+    workers, wanted = place.iterable["workers"], max(1, num_workers)
     if len(workers) == wanted:
-        return stream
+        return place
     one = workers[0]
     if one["samples"] or one["ended"] or "iterator" in (one["state"] or ()) or any(other != one for other in workers):
         raise ValueError(
             f"the state is of an iterable dataset read with num_workers={len(workers)}, but this loader has "
             f"num_workers={num_workers}: use num_workers={len(workers)}"
         )
-    return {**stream, "workers": [one] * wanted}
+    return replace(place, iterable={**place.iterable, "workers": [one] * wanted})
 
 
 def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
