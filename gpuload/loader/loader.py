@@ -577,7 +577,7 @@ def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
 
 
 class _OwnSampler:
-    """This rank's part of an epoch, as a `DistributedSampler` gives it: what a `Loader` has in the place of a
+    """The part of an epoch that this rank gets, as a `DistributedSampler` gives it: what a `Loader` has in place of a
     DataLoader's sampler, where gpuload itself decides the order.
 
     Iterating gives the indices of the whole epoch that the next `iter()` of the loader begins, in their order; its
@@ -592,7 +592,7 @@ class _OwnSampler:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """As `Loader.set_epoch`."""
+        """Set the epoch, as `Loader.set_epoch` does."""
         self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:

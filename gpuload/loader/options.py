@@ -173,7 +173,7 @@ class WorkerOptions:
 
     @property
     def processes(self) -> int:
-        """How many workers are processes of this machine."""
+        """The number of workers that are processes of this machine."""
         return 0 if self.workers is not None else self.count
 
     def remarks(self) -> Iterator[str]:
@@ -258,7 +258,7 @@ class Options:
         return cls(order=order, stage=stage, batches=batches, workers=workers)
 
     def argument(self, name: str) -> Any:
-        """The value of an argument of `Loader`, with defaults filled in."""
+        """Return the value of an argument of `Loader`, with defaults filled in."""
         groups = (self.order, self.stage, self.batches, self.workers)
         return next(getattr(group, name) for group in groups if hasattr(group, name))
 
@@ -285,7 +285,7 @@ class Options:
 
     @property
     def cpu_threads(self) -> int:
-        """How many threads the stage may use on the CPU: those that workers leave."""
+        """The number of threads that the stage may use on the CPU: those that workers leave."""
         return max(1, usable_cpus() - (0 if self.device_cached is not None else self.workers.processes))
 
     @property
@@ -352,7 +352,7 @@ class Options:
 
     @property
     def _stage_arguments(self) -> dict[str, Any]:
-        """What `compile_stage` and `check_stage` both get."""
+        """The arguments that `compile_stage` and `check_stage` share."""
         return {
             "backend": self.stage.backend,
             "dtype": self.stage.dtype,
@@ -438,7 +438,7 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 
 
 def local_ranks() -> int:
-    """How many ranks this machine has."""
+    """Return how many ranks this machine has."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

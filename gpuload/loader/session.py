@@ -68,7 +68,7 @@ NEWER = (
 
 
 class SessionState(enum.Enum):
-    """What a session can do: another step, nothing but to be closed, nothing."""
+    """The state of a session: it can take another step, can only be closed, or is closed."""
 
     OPEN = enum.auto()
     BROKEN = enum.auto()  # a step was interrupted with an event or a batch in hand: iter() starts a new session
@@ -250,7 +250,7 @@ class Session:
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
-        """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.
+        """Start an epoch, and drop the work of an earlier one. Return a token for `drop_epoch`.
 
         `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
         a `worker_init_fn` raises an exception.
@@ -292,8 +292,8 @@ class Session:
         return self.ready is not None
 
     def where_it_begins(self) -> IterablePlace | None:
-        """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
-        and without workers."""
+        """Return where this process, without workers and before the first batch, begins with an iterable dataset, whose
+        ``iter()`` is called for it."""
         with self.lock:
             request = self.feed.first()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
@@ -355,7 +355,7 @@ class Session:
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """The next batch to give, or to raise as an error."""
+        """Return the next batch to give, or to raise as an error."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
@@ -489,7 +489,7 @@ class Session:
 
 
 def _raisable(error: Exception) -> Exception:
-    """The error, as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
+    """Return the error as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"making a batch raised {error!r}")
@@ -519,7 +519,8 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """At the interpreter's exit. A daemon thread may still be iterating: it must not end with a traceback."""
+    """Close all sessions at the interpreter's exit. A daemon thread may still be iterating: it must not end with a
+    traceback."""
     with deferred_signals(drop_sigint=True):
         for session in list(_sessions):
             # If that thread is in its next(), the kernel ends the workers with the process. Else it never gets into
@@ -529,7 +530,7 @@ def _close_all() -> None:
 
 
 class _Consumer(Consumer):
-    """What the feed asks of a session, to which it does not refer: a circle would wait for the collector."""
+    """Answers what the feed asks of a session, to which it does not refer: a cycle would wait for the collector."""
 
     def __init__(
         self, options: Options, transfer: Any, decoder: ImageDecoder | None, planning: Assembly | None
