@@ -37,7 +37,7 @@ from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
-from gpuload.stage.decode import ImageDecoder
+from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.noise import forget_tables
 from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
@@ -191,21 +191,7 @@ class Session:
         start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
-        with contextlib.ExitStack() as resources:  # from the last: nobody writes, nothing is copied, the memory goes
-            resources.callback(_forget_tables)
-            self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
-            resources.callback(self.ring.close)
-            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
-            self.decoder: ImageDecoder | None = None
-            if choice.decoder is not None:
-                self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
-                resources.callback(self.decoder.close)
-            resources.callback(self.transfer.close)
-            self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine: Any = engine_for(job, options, self.ring, start.workers, self.placement, cached)
-            if start.workers:  # else it has the dataset, which may refer to whoever has the Loader
-                resources.callback(self.engine.close)
-            self._resources = resources.pop_all()
+        self._resources = self._open(job, choice, device, start.workers, cached)
         self.feed = Feed(
             self.engine,
             self.ring,
@@ -240,6 +226,28 @@ class Session:
         )
         _sessions.add(self)
         log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
+
+    def _open(
+        self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
+    ) -> contextlib.ExitStack:
+        """Make the parts that have to be closed, with `count` workers. Return what closes them, from the last: nobody
+        writes any more, nothing is copied, the memory goes."""
+        options, workers = self.options, self.options.workers
+        with contextlib.ExitStack() as resources:
+            resources.callback(_forget_tables)
+            self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
+            resources.callback(self.ring.close)
+            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.decoder: ImageDecoder | None = None
+            if choice.decoder is not None:
+                self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
+                resources.callback(self.decoder.close)
+            resources.callback(self.transfer.close)
+            self.assembly = Assembly(options.batches, self.stage, self.transfer)
+            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            if count:  # else it has the dataset, which may refer to whoever has the Loader
+                resources.callback(self.engine.close)
+            return resources.pop_all()
 
     @property
     def usable(self) -> bool:
