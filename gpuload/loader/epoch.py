@@ -43,11 +43,6 @@ class Progress:
         """Whether batches are still to come."""
         return self.ended is None and (self.left is None or self.left > 0)
 
-    def end(self, reason: str) -> None:
-        """End the epoch early, if it has not ended."""
-        if self.ended is None:
-            self.ended = reason
-
 
 class Epoch(Iterator[Any]):
     """The batches of an epoch, or of the rest of one.
@@ -173,9 +168,9 @@ class Cursor:
         return Cursor(epoch=progress.start.epoch, last=progress, told_epoch=self.told_epoch)
 
     def end(self, reason: str) -> None:
-        """End the last epoch early."""
-        if self.last is not None:
-            self.last.end(reason)
+        """End the last epoch early, if it has not ended."""
+        if self.last is not None and self.last.ended is None:
+            self.last.ended = reason
 
     @property
     def is_open(self) -> bool:

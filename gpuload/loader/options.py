@@ -113,7 +113,12 @@ class WorkerOptions:
                 "says how many processes work on this machine"
             )
         num_workers = _number("num_workers", self.num_workers, 0)
-        _check_context(self.multiprocessing_context)
+        if self._context_name not in (None, "spawn", "forkserver", "fork"):
+            raise ValueError(
+                "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got "
+                f"{self.multiprocessing_context!r}; it has no effect, since gpuload's workers are fresh interpreters: "
+                "leave it out"
+            )
         function: Any = self.worker_init_fn
         if function is not None and not callable(function):
             raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
@@ -176,9 +181,14 @@ class WorkerOptions:
         """The number of workers that are processes of this machine."""
         return 0 if self.workers is not None else self.count
 
+    @property
+    def _context_name(self) -> Any:
+        context = self.multiprocessing_context
+        return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
+
     def remarks(self) -> Iterator[str]:
         """Yield what to warn of when a loader is made."""
-        if self.processes and _context_name(self.multiprocessing_context) == "fork":
+        if self.processes and self._context_name == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
                 "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
@@ -448,18 +458,6 @@ def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
             raise ValueError(f"{name} must be an integer of at least {minimum} or 'auto', got {value!r}")
         return "auto"
     return check_integer(name, value, minimum)
-
-
-def _context_name(context: Any) -> Any:
-    return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
-
-
-def _check_context(context: Any) -> None:
-    if _context_name(context) not in (None, "spawn", "forkserver", "fork"):
-        raise ValueError(
-            f"multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got {context!r}; "
-            "it has no effect, since gpuload's workers are fresh interpreters: leave it out"
-        )
 
 
 # -- what other libraries' loaders call their arguments: the table of docs/howto/moving.md ----------------------------

@@ -88,7 +88,7 @@ def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
     take(progress, 2)
     cursor = cursor.set_epoch(8, running=True)
     assert cursor.place == Place(0, 2)
-    progress.end("its iterator is no longer used")
+    progress.ended = "its iterator is no longer used"
     assert cursor.place == Place(8, 0)
 
 
