@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpuload.batches.collate import collate, converted, outline_of, row_of, samples_of
+from gpuload.batches.collate import BatchOptions, collate, converted, outline_of, row_of, samples_of
 from gpuload.batches.columns import Finished, columns_of, planned_rows
 from gpuload.batches.gathering import GatheredTargets
 from gpuload.batches.mixing import Pairing, partners_of, soften
-from gpuload.batches.options import BatchOptions
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line

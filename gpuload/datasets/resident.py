@@ -1,7 +1,7 @@
 """`DeviceCached`: a dataset that a `Loader` decodes once, and keeps where its batches are made.
 
-Here is only what the user holds: which dataset, how much memory. What is kept is made by `gpuload.loader.resident` and
-lies in `kept` as long as this object lives, in the main process alone: it does not travel to workers.
+Here is only what the user holds: which dataset, how much memory. What is kept is made by `gpuload.loader.device_cache`
+and lies in `kept` as long as this object lives, in the main process alone: it does not travel to workers.
 """
 
 from __future__ import annotations

@@ -25,15 +25,13 @@ from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
 from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
-from gpuload.loader.cursor import Cursor, Progress
-from gpuload.loader.epoch import Epoch
+from gpuload.loader.device_cache import cached_samples, describe_cache
+from gpuload.loader.epoch import Cursor, Epoch, Progress
 from gpuload.loader.meter import Span
 from gpuload.loader.options import Options, loader_arguments
 from gpuload.loader.replay import Replay, replay
-from gpuload.loader.resident import keep, plan_for
 from gpuload.loader.session import NEWER, Session
-from gpuload.loader.session_setup import check_for, resolve_device, with_share
-from gpuload.loader.state import State, begun, for_workers, with_first_states
+from gpuload.loader.state import State, for_workers, with_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
 from gpuload.order.options import check_integer
@@ -47,6 +45,7 @@ from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray.options import RayWorkers
 from gpuload.workers.signals import deferred_signals
+from gpuload.workers.source import own_state
 
 __all__ = ["BatchInfo", "Loader", "apply"]
 
@@ -204,12 +203,10 @@ class Loader:
             setattr(self, name, options.argument(name))
         self._autotune = autotune_for(options)
         self.errors = ErrorLog()
-        self._told: set[str] = set()
-        self._cursor = Cursor(Place(0, 0))
+        self._cursor = Cursor()
         self._session: Session | None = None
         self._ended: Span | None = None  # the last session that was closed
-        self._new_workers = False  # the next iter() starts new ones
-        check_for(options)
+        options.check_machine()
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
@@ -235,7 +232,7 @@ class Loader:
     @property
     def device(self) -> torch.device:
         """Where the batches go; before the first `iter()`, if `device` was not given, where they would."""
-        return resolve_device(self._options.stage.device) if self._session is None else self._session.stage.device
+        return self._options.resolve_device() if self._session is None else self._session.stage.device
 
     @property
     def num_workers(self) -> int:
@@ -278,14 +275,14 @@ class Loader:
         """
         epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
         order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
-        if self._session is not None:
-            self._session.note_changes()
+        if (session := self._session) is not None:
+            session.note_changes()
         for other in (self.dataset, order.sampler, self.batch_sampler, inner):
             if callable(set_epoch := getattr(other, "set_epoch", None)):
                 set_epoch(epoch)
-        if (session := self._session) is not None and session.changes is not None:
+        if session is not None:
             session.changes.skip()  # workers call the dataset's set_epoch() themselves
-        self._cursor = self._cursor.set_epoch(epoch, running=self._session is not None)
+        self._cursor = self._cursor.set_epoch(epoch, running=session is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is, as a small dict that JSON can hold: after the batches that it gave, not those that it
@@ -299,13 +296,18 @@ class Loader:
         Raises:
             TypeError: the own state of the sampler or dataset holds what a state does not keep; the message says where.
         """
-        return self._state(self._with_own_state(self._cursor.place)).to_dict()
+        place = self._cursor.place
+        if self._reads_itself and not place.iterable and self._cursor.is_untouched:
+            # The dataset may be its own iterator, and nobody else puts it back to its beginning.
+            own = own_state(self.dataset, "dataset")
+            if isinstance(own, bytes):  # some have a state only once they are iterated over
+                place = with_states(place, 0, {"dataset": own})
+        return self._state(place).to_dict()
 
-    def _with_own_state(self, place: Place) -> Place:
-        """Before the first `iter()`, an iterable dataset of this process has its own state too."""
-        if not self._options.order.iterable or self.num_workers or place.iterable or not self._cursor.is_untouched:
-            return place
-        return with_first_states(place, self.dataset)
+    @property
+    def _reads_itself(self) -> bool:
+        """Whether this process itself iterates over an iterable dataset."""
+        return self._options.order.iterable and not self.num_workers
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: the next `iter()` gives the rest of its epoch.
@@ -319,33 +321,29 @@ class Loader:
             TypeError, ValueError: the state is not valid, or of another loader.
         """
         (loaded := State.from_dict(state)).check(self._state(Place(0, 0)), strict=strict)
-        if loaded.stream is not None:
-            loaded = replace(loaded, stream=for_workers(loaded.stream, self.num_workers))
+        place = for_workers(loaded.place, self.num_workers)
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        running = self._session is not None
-        # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
-        own = callable(getattr(self.dataset, "state_dict", None))
-        self._new_workers = running and self._options.order.iterable and own and loaded.stream is None
         if loaded.device_share is not None and self._options.measures_share:
-            self._new_workers |= running and loaded.device_share != self._options.device_share
             self._options = replace(self._options, device_share=loaded.device_share)
-        self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
+        if (session := self._session) is not None:
+            # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
+            own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
+            other_share = session.options.device_share != self._options.device_share
+            session.outdated = other_share or (own and place.iterable is None)
+        self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options
         return State(
-            epoch=place.epoch,
-            position=place.position,
+            place=place,
             samples=options.order.samples,
             seed=options.order.seed,
             order=order_name(options.order),
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
-            sampler=place.sampler,
-            stream=place.iterable,
             device_share=options.device_share,
         )
 
@@ -363,7 +361,7 @@ class Loader:
               Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
-        return plan_for(self._options)
+        return replace(self._options.plan(), samples=describe_cache(self._options))
 
     def stats(self, since: Stats | None = None) -> Stats:
         """What loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to do.
@@ -394,7 +392,7 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        self._options = with_share(self._options)
+        self._options = self._options.with_share()
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -402,7 +400,7 @@ class Loader:
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         check_begin(self._options.order)
-        options = self._options = with_share(self._options)
+        options = self._options = self._options.with_share()
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
@@ -416,24 +414,22 @@ class Loader:
         options = self._options
         if self._session is not None:
             self._session.check_process()
-            # The last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew.
-            if not self._session.usable or self._new_workers or not self._session.knows_ranks:
+            if self._session.usable:
+                self._session.note_changes()
+            else:  # the last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew
                 self._cursor.end(NEWER)
                 self.close()
-            else:
-                self._session.note_changes()
-        self._new_workers = False
         if self._session is None:
-            kept = keep(options)
+            cached = cached_samples(options)
             with deferred_signals():  # nothing is started and then forgotten
-                self._session = Session(options, self.errors, progress.start.epoch, self._told, self._autotune, kept)
+                self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._forget = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
-        given = {"info": self.info, "persistent": self.persistent_workers, "told_epoch": self._cursor.told_epoch}
-        iterator = Epoch(self, self._session, schedule, progress, **given)
-        self._cursor = self._cursor.begin(progress, iterator)
-        if options.order.iterable and not self.num_workers:  # as DataLoader does; in workers it is with the first batch
-            progress.place = begun(progress.place, self._session.where_it_begins())
+        iterator = Epoch(self, self._session, schedule, progress, self._cursor.told_epoch)
+        self._cursor = self._cursor.begin(progress)
+        if self._reads_itself and (begin := self._session.where_it_begins()):
+            # As DataLoader does; in workers it is with the first batch.
+            progress.place = with_states(progress.place, begin.samples, begin.state)
         return iterator
 
     def close(self) -> None:
@@ -581,7 +577,7 @@ def _refuse_rebuilding(*, is_sequential: bool = False) -> None:
 
 
 class _OwnSampler:
-    """This rank's part of an epoch, as a `DistributedSampler` gives it: what a `Loader` has in the place of a
+    """The part of an epoch that this rank gets, as a `DistributedSampler` gives it: what a `Loader` has in place of a
     DataLoader's sampler, where gpuload itself decides the order.
 
     Iterating gives the indices of the whole epoch that the next `iter()` of the loader begins, in their order; its
@@ -596,11 +592,11 @@ class _OwnSampler:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """As `Loader.set_epoch`."""
+        """Set the epoch, as `Loader.set_epoch` does."""
         self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        batches = self._shares().batches(self._loader._cursor.following.epoch)
+        batches = self._shares().batches(self._loader._cursor.next.epoch)
         return (index for rows in batches for index in rows.indices.tolist())
 
     def __len__(self) -> int:

@@ -72,8 +72,8 @@ def resuming(state: State) -> None:
     """Say that a state was loaded."""
     logger.info(
         "resuming in epoch %d at position %d%s",
-        state.epoch,
-        state.position,
+        state.place.epoch,
+        state.place.position,
         "" if state.samples is None else f" of {state.samples}",
     )
 

@@ -11,17 +11,32 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeVar
 
+import torch
+
 from gpuload import transforms
-from gpuload.batches.options import BatchOptions
+from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
-from gpuload.datasets.resident import find_resident
+from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.decode import Decode
 from gpuload.errors import knows_arguments
-from gpuload.loader.limits import WORKER_BYTES, default_workers, usable_cpus
+from gpuload.loader.limits import (
+    WORKER_BYTES,
+    Placement,
+    check_descriptors,
+    check_memory,
+    check_workers,
+    default_workers,
+    find_placement,
+    usable_cpus,
+)
 from gpuload.order.options import OrderOptions, check_flag, check_integer
+from gpuload.order.schedule import ranks_of
+from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
+from gpuload.stage.decode import Choice, choose
+from gpuload.stage.decode.share import measure_share
 from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
@@ -98,7 +113,12 @@ class WorkerOptions:
                 "says how many processes work on this machine"
             )
         num_workers = _number("num_workers", self.num_workers, 0)
-        _check_context(self.multiprocessing_context)
+        if self._context_name not in (None, "spawn", "forkserver", "fork"):
+            raise ValueError(
+                "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got "
+                f"{self.multiprocessing_context!r}; it has no effect, since gpuload's workers are fresh interpreters: "
+                "leave it out"
+            )
         function: Any = self.worker_init_fn
         if function is not None and not callable(function):
             raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
@@ -158,12 +178,17 @@ class WorkerOptions:
 
     @property
     def processes(self) -> int:
-        """How many workers are processes of this machine."""
+        """The number of workers that are processes of this machine."""
         return 0 if self.workers is not None else self.count
+
+    @property
+    def _context_name(self) -> Any:
+        context = self.multiprocessing_context
+        return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
 
     def remarks(self) -> Iterator[str]:
         """Yield what to warn of when a loader is made."""
-        if self.processes and _context_name(self.multiprocessing_context) == "fork":
+        if self.processes and self._context_name == "fork":
             yield (
                 f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
                 "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
@@ -194,7 +219,7 @@ class Options:
 
     def __post_init__(self) -> None:
         decode = self.workers.decode
-        if find_resident(self.order.dataset) is not None and (decode.where, decode.scale) != ("cpu", "exact"):
+        if self.device_cached is not None and (decode.where, decode.scale) != ("cpu", "exact"):
             raise ValueError(
                 "a DeviceCached keeps whole images, which workers decode once: it needs decode=Decode(where='cpu', "
                 f"scale='exact'), got where={decode.where!r}, scale={decode.scale!r}"
@@ -243,7 +268,7 @@ class Options:
         return cls(order=order, stage=stage, batches=batches, workers=workers)
 
     def argument(self, name: str) -> Any:
-        """The value of an argument of `Loader`, with defaults filled in."""
+        """Return the value of an argument of `Loader`, with defaults filled in."""
         groups = (self.order, self.stage, self.batches, self.workers)
         return next(getattr(group, name) for group in groups if hasattr(group, name))
 
@@ -259,15 +284,26 @@ class Options:
         return self.stage.transforms
 
     @property
+    def device_cached(self) -> DeviceCached | None:
+        """The `DeviceCached` that is read; None if there is none."""
+        return find_resident(self.order.dataset)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is applied to images, not even a module."""
+        return not len(self.chain) and self.chain.module is None
+
+    @property
     def cpu_threads(self) -> int:
-        """How many threads the stage may use on the CPU: those that workers leave."""
-        workers = 0 if find_resident(self.order.dataset) is not None else self.workers.processes
-        return max(1, usable_cpus() - workers)
+        """The number of threads that the stage may use on the CPU: those that workers leave."""
+        return max(1, usable_cpus() - (0 if self.device_cached is not None else self.workers.processes))
 
     @property
     def chunk_size(self) -> int:
         """The most samples that a worker does at a time."""
         size, workers = self.order.size, self.workers
+        if self.device_cached is not None:
+            return size  # cut out of a memory by this process
         if workers.chunk_size is not None:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
@@ -287,13 +323,9 @@ class Options:
         """`chunk_size` once samples turn out to be plain arrays."""
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
-    @property
-    def ahead(self) -> int:
-        """How many batches are in work besides the one in use, at first."""
-        return self.ahead_for(self.workers.count, self.workers.prefetch)
-
     def ahead_for(self, count: int, prefetch: int) -> int:
-        """Return `ahead` for so many workers, and for `prefetch` batches that were asked for."""
+        """Return how many batches are in work besides the one in use, with so many workers, where `prefetch` were asked
+        for."""
         workers = self.workers
         if not count:
             return 1
@@ -304,6 +336,99 @@ class Options:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
         # Work for each, beside a batch that is nearly done: or those that were added would have nothing to do.
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
+
+    # -- what they come to, here and now
+
+    def resolve_device(self) -> torch.device:
+        """Return where batches go, a GPU with its index. None means the current GPU (by LOCAL_RANK if none was chosen),
+        or the CPU."""
+        device = self.stage.device or torch.device(accelerator.usual_type())
+        if device.type == "cpu" or device.index is not None:
+            return device
+        current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
+        if current.index or local_rank is None:
+            return current
+        return torch.device(current.type, int(local_rank) % accelerator.device_count())
+
+    def compile(self, device: torch.device) -> Stage:
+        """Compile the transforms for a device."""
+        stage = compile_stage(self.chain, device=device, **self._stage_arguments)
+        if self.workers.decode.scale != "exact":
+            reason = self.chain.resizes_late
+            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
+            text = fast if reason is None else f"all images as they are, since {reason}"
+            stage.plan = replace(stage.plan, decode=f"decode scale='fast': {text}")
+        return stage
+
+    @property
+    def _stage_arguments(self) -> dict[str, Any]:
+        """The arguments that `compile_stage` and `check_stage` share."""
+        return {
+            "backend": self.stage.backend,
+            "dtype": self.stage.dtype,
+            "memory_format": self.stage.memory_format,
+            "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "cpu_threads": self.cpu_threads,
+        }
+
+    def choose_decoder(self, device: torch.device) -> Choice:
+        """Decide who decodes."""
+        return choose(self.workers.decode, device, self.cpu_threads, self.device_share, self.stage.backend)
+
+    def with_share(self) -> Options:
+        """Return the options with the device's share of the decoding, measured if it has to be.
+
+        Raises:
+            ValueError: there are several ranks, each of which would find another one.
+        """
+        if not self.measures_share or self.device_share is not None:
+            return self
+        if (ranks := ranks_of(self.order)["world_size"]) > 1:
+            raise ValueError(
+                f"Decode(where='both') measures which share the device decodes, and each of {ranks} ranks would find "
+                "another one; give it: device_share=0.5, say, or what loader.plan() says on one rank"
+            )
+        choice = self.choose_decoder(self.resolve_device())
+        if choice.decoder is None:
+            return self
+        try:
+            return replace(self, device_share=measure_share(choice.decoder, self.workers.count))
+        finally:
+            choice.decoder.close()
+
+    def find_placement(self, device: torch.device) -> Placement:
+        """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""
+        address = accelerator.pci_address(device)
+        if address is None or self.workers.workers is not None or sys.platform != "linux":
+            return Placement()
+        if self.workers.affinity == "none":
+            return Placement(why="affinity='none': nothing is placed")
+        return find_placement(address, device=str(device), ranks=local_ranks())
+
+    def plan(self) -> Plan:
+        """Return what runs where, and who decodes."""
+        device = self.resolve_device()
+        choice = self.choose_decoder(device)
+        if choice.decoder is not None:
+            choice.decoder.close()
+        placed = self.find_placement(device).describe(self.workers.processes)
+        return replace(self.compile(device).plan, placement=placed or None, decoder=choice.text)
+
+    def check_machine(self) -> None:
+        """Check, before anything is made, that the stage can run here, and that this many workers can be started."""
+        check_workers(self.workers.processes)
+        check_stage(self.chain, self.stage.device, **self._stage_arguments)
+
+    def check_limits(self, device: torch.device, count: int) -> None:
+        """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+        workers, samples = count if self.workers.processes else 0, self.order.samples
+        if workers:
+            check_descriptors(workers)
+        rows = self.order.size if samples is None else min(self.order.size, samples)
+        size = self.chain.at(0).output_size_hw
+        pixel_bytes = 3 * (2 if any(transform.makes for transform in self.chain) else 1)  # floats may be of 16 bits
+        output_bytes = 0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes
+        check_memory(workers=workers, output_bytes=output_bytes)
 
 
 def _group(kind: type[Group], arguments: Mapping[str, Any], **more: Any) -> Group:
@@ -323,7 +448,7 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 
 
 def local_ranks() -> int:
-    """How many ranks this machine has."""
+    """Return how many ranks this machine has."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
@@ -335,106 +460,74 @@ def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     return check_integer(name, value, minimum)
 
 
-def _context_name(context: Any) -> Any:
-    return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
-
-
-def _check_context(context: Any) -> None:
-    if _context_name(context) not in (None, "spawn", "forkserver", "fork"):
-        raise ValueError(
-            f"multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got {context!r}; "
-            "it has no effect, since gpuload's workers are fresh interpreters: leave it out"
-        )
-
-
 # -- what other libraries' loaders call their arguments: the table of docs/howto/moving.md ----------------------------
 
-ALONE: Final = "leave it out: gpuload.Loader does so by itself"
-COUNT: Final = "write num_workers=…"
-DATASET: Final = "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset"
-LENGTH: Final = "leave it out: an epoch is as long as the dataset, and each loop begins the next"
-PREFETCH: Final = "write prefetch_factor=…, the number of batches in work besides the one in use"
-SHARES: Final = "leave it out: samples are divided among ranks and workers, as torch.distributed or torchrun say"
-TRANSFORMS: Final = "write transforms=[…], a list from gpuload.transforms"
-UNEVEN: Final = "write drop_last=True, or uneven='pad', 'drop' or 'exact'"
-
-ARGUMENTS: Final = {
-    # DataLoader, StatefulDataLoader, WebLoader
+# Names of arguments, and what to write in their place.
+ANSWERS: Final = {
     "pin_memory_device": "leave it out: device=… says where batches go",
     "snapshot_every_n_steps": "leave it out: every state is exact",
-    "nodesplitter": SHARES,
-    "workersplitter": SHARES,
+    "nodesplitter workersplitter distributed stick_to_shard": (
+        "leave it out: samples are divided among ranks and workers, as torch.distributed or torchrun say"
+    ),
     "resampled": "write weights=np.ones(len(dataset)) to draw with replacement",
-    "shardshuffle": "write shuffle=True, which is the full shuffle, or shuffle='block'",
-    # torchvision's datasets, fastai, and what else it is called
-    "transform": TRANSFORMS,
-    "augmentations": TRANSFORMS,
-    "batch_tfms": TRANSFORMS,
-    "batch_transforms": TRANSFORMS,
-    "item_tfms": TRANSFORMS,
+    "shardshuffle buffer_size": "write shuffle=True, which is the full shuffle, or shuffle='block'",
+    "transform augmentations batch_tfms batch_transforms item_tfms": (
+        "write transforms=[…], a list from gpuload.transforms"
+    ),
     "target_transform": "change the labels in the dataset",
-    "batch": "write batch_size=…",
-    "bs": "write batch_size=…",
-    "buffer_size": "write shuffle=True, which is the full shuffle, or shuffle='block'",
-    "n_workers": COUNT,
-    "num_processes": COUNT,
-    "prefetch": PREFETCH,
-    "random_state": "write seed=…",
-    "rng": "write seed=…",
-    # timm
-    "batch_size_choices": "write T.by_epoch({0: 128, 10: 224}) as a size, for sizes that change from epoch to epoch",
-    "input_size_choices": "write T.by_epoch({0: 128, 10: 224}) as a size, for sizes that change from epoch to epoch",
-    "distributed": SHARES,
+    "batch bs": "write batch_size=…",
+    "n_workers num_processes num_threads py_num_workers": "write num_workers=…",
+    "prefetch prefetch_queue_depth batches_ahead": (
+        "write prefetch_factor=…, the number of batches in work besides the one in use"
+    ),
+    "random_state rng": "write seed=…",
+    "batch_size_choices input_size_choices": (
+        "write T.by_epoch({0: 128, 10: 224}) as a size, for sizes that change from epoch to epoch"
+    ),
     "fp16": "write dtype='float16'",
     "img_dtype": "write dtype=…",
     "input_size": "write transforms=T.from_timm(config, is_training=…), whose config has it",
     "is_training": "write transforms=T.from_timm(config, is_training=…), and shuffle=True, drop_last=True for training",
-    "mean": "write transforms=[…, T.Normalize(mean, std)]",
+    "mean std": "write transforms=[…, T.Normalize(mean, std)]",
     "num_aug_repeats": "write repeats=…",
     "num_aug_splits": "write transforms=[T.MultiView([…, …])], with a chain for each",
-    "num_batches": LENGTH,
-    "std": "write transforms=[…, T.Normalize(mean, std)]",
+    "num_batches auto_reset reader_name size": (
+        "leave it out: an epoch is as long as the dataset, and each loop begins the next"
+    ),
     "tf_preprocessing": "leave it out: TensorFlow's preprocessing is not in gpuload",
     "use_multi_epochs_loader": "leave it out: workers stay from epoch to epoch",
     "use_prefetcher": "leave it out: batches come on the device",
     "worker_seeding": "leave it out: what is drawn depends on seed, epoch and position alone",
-    # DALI
-    "auto_reset": LENGTH,
     "device_id": "write device=…, such as 0 or 'cuda:0'",
     "dynamic_shape": "write ragged='list' or ragged='pad'",
-    "exec_async": ALONE,
-    "exec_dynamic": ALONE,
-    "exec_pipelined": ALONE,
+    "exec_async exec_dynamic exec_pipelined prepare_first_batch": "leave it out: gpuload.Loader does so by itself",
     "file_list": "write gpuload.Loader(gpuload.FileList(manifest), …)",
-    "file_root": DATASET,
-    "fill_last_batch": UNEVEN,
+    "file_root": "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset",
+    "fill_last_batch last_batch_padded last_batch_policy pad_last_batch": (
+        "write drop_last=True, or uneven='pad', 'drop' or 'exact'"
+    ),
     "initial_fill": "leave it out: shuffle=True is the full shuffle",
-    "last_batch_padded": UNEVEN,
-    "last_batch_policy": UNEVEN,
     "num_shards": "write world_size=…, or leave it out under torchrun",
-    "num_threads": COUNT,
     "output_map": "leave it out: a batch has the structure of a sample, so let the dataset return dicts",
-    "pad_last_batch": UNEVEN,
-    "pipelines": f"{TRANSFORMS}; images are decoded, and labels put together, without being declared",
-    "prefetch_queue_depth": PREFETCH,
-    "prepare_first_batch": ALONE,
-    "py_num_workers": COUNT,
+    "pipelines": (
+        "write transforms=[…], a list from gpuload.transforms; images are decoded, and labels put together, "
+        "without being declared"
+    ),
     "py_start_method": "leave it out: workers are fresh interpreters",
     "random_shuffle": "write shuffle=True",
-    "reader_name": LENGTH,
     "set_affinity": "leave it out, or write affinity='none'",
     "shard_id": "write rank=…, or leave it out under torchrun",
-    "size": LENGTH,
-    "stick_to_shard": SHARES,
-    # FFCV
-    "batches_ahead": PREFETCH,
     "custom_fields": "leave it out: a dataset returns what it likes",
-    "fname": f"{DATASET}; a .beton file is not read, gpuload.pack makes sets of the same use",
+    "fname": (
+        "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset; a .beton file is not read, "
+        "gpuload.pack makes sets of the same use"
+    ),
     "indices": "write gpuload.Loader(torch.utils.data.Subset(dataset, indices), …)",
     "order": "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL",
     "os_cache": "leave it out, or write gpuload.Loader(gpuload.Cached(dataset, bytes_limit), …)",
     "recompile": "leave it out: nothing is compiled",
 }
+ARGUMENTS: Final = {name: answer for names, answer in ANSWERS.items() for name in names.split()}
 
 
 def _instead(argument: str) -> str | None:

@@ -57,59 +57,47 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
     last = len(order.dataset) - 1 if order.planned else 2**63 - 1
     position = check_integer("position", position, 0, last)
-    if index is not None and not (order.planned and order.mixes):
-        keys = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-        return _replay(options, epoch, np.array([position]), keys)
     if index is None and not order.planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
             "position; take it from BatchInfo.indices or ErrorRecord.index"
         )
-    size = order.group  # its partners' images get into its own
-    shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
-    rows = next(shares.batches(epoch, position // size * size))
-    row, indices = position % size, rows.indices.copy()
-    if index is not None:
-        indices[row] = index
-    return _replay(options, epoch, rows.positions, indices, row)
-
-
-def _replay(
-    options: Options, epoch: int, positions: np.ndarray, indices: np.ndarray | list[Any], row: int = 0
-) -> Replay:
-    """Make one sample; SampleError if it cannot be loaded.
-
-    Args:
-        options: the loader's.
-        epoch: its epoch.
-        positions, indices: of the sample, and of its partner if it is mixed with one.
-        row: which of these is the sample.
-    """
-    # A partner that was replaced is replaced again.
-    faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if len(positions) > 1 else Faults()
-    order = options.order
-    sampler = indices if order.sampled else None
-    session = Session(
-        replace(
-            options,
-            order=OrderOptions(dataset=order.dataset, batch_size=len(positions), sampler=sampler, seed=order.seed),
-            batches=replace(options.batches, collate_fn=None, single=False),
-            workers=replace(options.workers, num_workers=0, workers=None, chunk_size=1, faults=faults),
-        ),
-        ErrorLog(),
-    )
+    positions, row = np.array([position]), 0
+    indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
+    if order.planned and (index is None or order.mixes):
+        size = order.group  # its partners' images get into its own
+        shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
+        rows = next(shares.batches(epoch, position // size * size))
+        positions, indices, row = rows.positions, rows.indices.copy(), position % size
+        if index is not None:
+            indices[row] = index
+    session = _session_for(options, indices)
     try:
         session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
         batch = session.feed.take()
         assert batch is not None
-        position = int(positions[row])
         for error in batch.errors:
-            if error.position == position:
+            if error.position == positions[row]:
                 raise SampleError(error)
         columns = columns_of(batch, session.transfer.starts(batch), spread=True)
-        return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == position)[0]))
+        return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
+
+
+def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
+    """Return a session without workers for one batch: a sample, with its partners if it is mixed with some."""
+    order, count = options.order, len(indices)
+    # A partner that was replaced is replaced again.
+    faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if count > 1 else Faults()
+    sampler = indices if order.sampled else None
+    options = replace(
+        options,
+        order=OrderOptions(dataset=order.dataset, batch_size=count, sampler=sampler, seed=order.seed),
+        batches=replace(options.batches, collate_fn=None, single=False),
+        workers=replace(options.workers, num_workers=0, workers=None, chunk_size=1, faults=faults),
+    )
+    return Session(options, ErrorLog())
 
 
 def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:

@@ -29,18 +29,9 @@ from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, tuner_for
-from gpuload.loader.limits import memory_left_bytes
+from gpuload.loader.limits import Placement, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
-from gpuload.loader.session_setup import (
-    check_limits,
-    choose_decoder,
-    compile_for,
-    engine_for,
-    job_for,
-    placement_for,
-    resolve_device,
-)
 from gpuload.order.place import IterablePlace, Place
 from gpuload.order.ranks import find_group
 from gpuload.order.schedule import ranks_of
@@ -48,7 +39,7 @@ from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
 from gpuload.stage.noise import forget_tables
-from gpuload.stage.ranges import STAGE, WAIT, named
+from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
 from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
@@ -56,11 +47,15 @@ from gpuload.workers.box_fields import REMARK
 from gpuload.workers.device_cache import CachedSamples, CacheEngine
 from gpuload.workers.faults import ErrorLog, substitutes
 from gpuload.workers.feed import LAUNCHED_AHEAD, Consumer, Failed, Feed
-from gpuload.workers.inherited import DatasetChanges
+from gpuload.workers.inherited import DatasetChanges, module_values, objects_in
+from gpuload.workers.inline import InProcessEngine
+from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
+from gpuload.workers.pool import WorkerPool
+from gpuload.workers.ray.pool import RayPool
 from gpuload.workers.signals import deferred_signals
 
-__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps"]
+__all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
@@ -72,7 +67,7 @@ NEWER = (
 
 
 class SessionState(enum.Enum):
-    """What a session can do: another step, nothing but to be closed, nothing."""
+    """The state of a session: it can take another step, can only be closed, or is closed."""
 
     OPEN = enum.auto()
     BROKEN = enum.auto()  # a step was interrupted with an event or a batch in hand: iter() starts a new session
@@ -136,7 +131,11 @@ class Steps:
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead."""
+    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead.
+
+    `after` is the place of the next batch, `remarks` what the user is warned of with this one: each of a kind, of which
+    a loader warns once; or of the kind "", of which it warns each time.
+    """
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -144,81 +143,73 @@ class _Launched:
     ticket: Any = None
     error: Exception | None = None
     failed: list[ErrorRecord] = field(default_factory=list)
-    after: Place | None = None  # where the next batch is
-    warning: str = ""
-    remark: str = ""
+    after: Place | None = None
+    remarks: list[tuple[str, str]] = field(default_factory=list)
     images: int = 0
 
 
 class Session:
-    """A session with these options, whose first epoch has this number; failed samples are recorded in `errors`, and
-    `told` is what was said of others once and for all. `autotune` decides what is "auto". `kept` has all samples, if
-    the dataset is a `DeviceCached`: then there are no workers."""
+    """The parts that make the batches of a loader, and the batch that is due.
+
+    Args:
+        options: the loader's.
+        errors: where samples that failed are recorded.
+        epoch: the number of the first epoch.
+        autotune: decides what is "auto".
+        cached: all samples, if the dataset is a `DeviceCached`: then there are no workers.
+
+    Attributes:
+        outdated: workers have something else than the loader now has, so the next epoch begins in another session.
+        ready: the batch that is due; whoever takes it sets None.
+        lock: held while an epoch begins, advances or ends, and until `close` has ended.
+    """
 
     def __init__(
         self,
         options: Options,
         errors: ErrorLog,
         epoch: int = 0,
-        told: set[str] | None = None,
         autotune: Autotune | None = None,
-        kept: CachedSamples | None = None,
+        cached: CachedSamples | None = None,
     ) -> None:
-        self.resident_bytes = None if kept is None else int(kept.memory.nbytes)
-        self.options = options
-        self.errors = errors
-        self._told = set() if told is None else told
-        device = resolve_device(options.stage.device)
-        self.stage = compile_for(options, device)
+        if cached is not None:
+            options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
+        self.options, self.errors, self._warned = options, errors, options.order.told
+        workers, device = options.workers, options.resolve_device()
+        self.stage = options.compile(device)
         self.stage.prepare()
-        choice = choose_decoder(options, device) if kept is None else Choice(None, 0.0, None)
+        choice = options.choose_decoder(device)
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
-        if choice.warning and "decoder" not in self._told:
-            self._told.add("decoder")
+        if choice.warning and "decoder" not in self._warned:
+            self._warned.add("decoder")
             warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        self.launched: deque[_Launched] = deque()
-        workers = options.workers
         self._ranks = ranks_of(options.order), find_group()
-        if kept is not None:
-            autotune = None
         # Workers plan batches by where their images will lie, and one that the device refuses would not be there.
-        plans = workers.processes and kept is None and not choice.share
-        fusing = self.stage.fusing() if plans else None
+        fusing = self.stage.fusing() if workers.processes and not choice.share else None
         job = job_for(options, epoch, fusing, device_share=choice.share)
-        start = Setting(0 if kept is not None else workers.count, workers.prefetch)
-        start = start if autotune is None else autotune.setting
-        check_limits(options, device, start.workers)
-        self.placement = placement_for(options, device)
-        self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
-        try:
-            self.transfer = make_transfer(self.ring, device) if kept is None else transfer_of(kept, self.ring)
-            self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.decoder = _decoder(choice, options, device, self.transfer)
-            self.engine: Any
-            if kept is None:
-                self.engine = engine_for(job, options, self.ring, start.workers, self.placement)
-            else:
-                self.engine = CacheEngine(job, self.ring, kept)
-        except BaseException:
-            self.ring.close()
-            raise
+        start = Setting(workers.count, workers.prefetch) if autotune is None else autotune.setting
+        options.check_limits(device, start.workers)
+        self.placement = options.find_placement(device)
+        self._resources = self._open(job, choice, device, start.workers, cached)
         self.feed = Feed(
             self.engine,
             self.ring,
             _Consumer(options, self.transfer, self.decoder, self.assembly if fusing is not None else None),
-            chunk_size=options.chunk_size if kept is None else options.order.size,
+            chunk_size=options.chunk_size,
             plain_chunk_size=1 if self.transfer.asynchronous else options.plain_chunk_size,
             ahead=options.ahead_for(start.workers, start.ahead),
             workers=start.workers,
             faults=workers.faults,
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
-        self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
+        self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
         self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
-        self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
-        self._follows = False  # whether the epoch's first batch is still to be launched
-        self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
+        self.launched: deque[_Launched] = deque()
+        self.ready: _Launched | None = None
+        self.outdated = False
+        self.lock = threading.RLock()
         self.steps = Steps()
+        self._follows = False  # whether the epoch's first batch is still to be launched
         self._epoch: object = None  # the token of the current one; None between two
         self.meter = Meter(
             options,
@@ -230,23 +221,43 @@ class Session:
             stage=self.stage,
             placement=self.placement,
             launched=self.launched,
-            resident_bytes=self.resident_bytes,
+            resident_bytes=None if cached is None else int(cached.memory.nbytes),
         )
         _sessions.add(self)
         log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
-    @property
-    def usable(self) -> bool:
-        """Whether another epoch can begin here."""
-        return self.steps.state is SessionState.OPEN and self.engine.broken is None
+    def _open(
+        self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
+    ) -> contextlib.ExitStack:
+        """Make the parts that have to be closed, with `count` workers. Return what closes them, from the last: nobody
+        writes any more, nothing is copied, the memory goes."""
+        options, workers = self.options, self.options.workers
+        with contextlib.ExitStack() as resources:
+            resources.callback(_forget_tables)
+            self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
+            resources.callback(self.ring.close)
+            self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
+            self.decoder: ImageDecoder | None = None
+            if choice.decoder is not None:
+                self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
+                resources.callback(self.decoder.close)
+            resources.callback(self.transfer.close)
+            self.assembly = Assembly(options.batches, self.stage, self.transfer)
+            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            if count:  # else it has the dataset, which may refer to whoever has the Loader
+                resources.callback(self.engine.close)
+            return resources.pop_all()
 
     @property
-    def knows_ranks(self) -> bool:
-        """Whether an iterable dataset was told of the ranks that there are now."""
+    def usable(self) -> bool:
+        """Whether another epoch can begin here: no step was interrupted, the engine works, and workers have what the
+        loader now has, an iterable dataset's also the ranks that there are now."""
+        if self.steps.state is not SessionState.OPEN or self.engine.broken is not None or self.outdated:
+            return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
     def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
-        """Start an epoch, and drop the work of an earlier one. Returns a token for `drop_epoch`.
+        """Start an epoch, and drop the work of an earlier one. Return a token for `drop_epoch`.
 
         `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
         a `worker_init_fn` raises an exception.
@@ -256,11 +267,10 @@ class Session:
             self.ready = None
             self.launched.clear()
             self.meter.begin()
-            if self.changes is not None:
-                self.changes.skip()  # what iter() itself changed
+            self.changes.skip()  # what iter() itself changed
             self._follows = True
             self.transfer.follow()  # constants of the user's own transforms may still be on their way
-            self.feed.begin(batches, told_epoch, b"" if self.changes is None else self.changes.packed)
+            self.feed.begin(batches, told_epoch, self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
@@ -270,7 +280,7 @@ class Session:
 
     def note_changes(self) -> None:
         """Note what the user changed of the dataset, for the workers' next epoch."""
-        for text in () if self.changes is None else self.changes.look():
+        for text in self.changes.look():
             log.changed(text)
 
     def advance(self, info: bool) -> bool:
@@ -281,8 +291,7 @@ class Session:
                 self.ready = self._next_launched(info)
             if self.ready is None:
                 self.meter.end()
-                if self.changes is not None:
-                    self.changes.end_epoch()
+                self.changes.end_epoch()
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
             if self.tuner is not None and self.ready is not None:
@@ -290,8 +299,8 @@ class Session:
         return self.ready is not None
 
     def where_it_begins(self) -> IterablePlace | None:
-        """Where this process begins with an iterable dataset, whose ``iter()`` is called for it; before the first batch
-        and without workers."""
+        """Return where this process, without workers and before the first batch, begins with an iterable dataset, whose
+        ``iter()`` is called for it."""
         with self.lock:
             request = self.feed.first()
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
@@ -322,13 +331,11 @@ class Session:
             self._end_batch(current)
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
-        if current.warning:
-            text, current.warning = current.warning, ""
-            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
-        about = next((begin for begin in (REMARK, UNUSABLE) if current.remark.startswith(begin)), "strays")
-        if current.remark and about not in self._told:
-            self._told.add(about)
-            warnings.warn(current.remark, RuntimeWarning, stacklevel=4)
+        while current.remarks:
+            kind, text = current.remarks.pop(0)
+            if kind not in self._warned:
+                self._warned.update(filter(None, [kind]))
+                warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
         self.launched.popleft()
         if current.error is None:
             self._hand_over(current)
@@ -351,11 +358,11 @@ class Session:
         except Exception as error:
             launched.error = _raisable(error)
         if self.options.batches.collate_fn is not None:
-            launched.warning = launched.warning or self._remark_on_layout(launched.value)
+            launched.remarks += self._remarks_on_layout(launched.value)
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """The next batch to give, or to raise as an error."""
+        """Return the next batch to give, or to raise as an error."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
@@ -386,9 +393,8 @@ class Session:
                 self.feed.abandon()
 
     def ending(self) -> Callable[[], None]:
-        """A function that ends the session without keeping it: options may refer to whoever has the Loader."""
-        pool = self.engine if self.feed.workers else None
-        return partial(_end, weakref.ref(self), self.steps, pool, self.transfer, self.ring)
+        """Return a function that ends the session without keeping it: options may refer to whoever has the Loader."""
+        return partial(_end, weakref.ref(self), self.steps, self.ring, self._resources)
 
     def close(self) -> None:
         """End the workers and free the memory, at any time. Idempotent. The caller holds interrupts off."""
@@ -413,14 +419,11 @@ class Session:
         self._epoch = self.ready = None
         self.meter.end()
         self.launched.clear()
-        with contextlib.ExitStack() as stack:  # from the last: nobody writes, nothing is copied, the memory goes
-            stack.callback(_forget_tables)
-            stack.callback(self.ring.close)
-            if self.decoder is not None:
-                stack.callback(self.decoder.close)
-            stack.callback(self.transfer.close)
-            stack.callback(self.engine.close)
-            stack.callback(self.feed.abandon)  # its views of the ring would keep the memory
+        with self._resources:  # freed at its end
+            try:
+                self.feed.abandon()  # its views of the ring would keep the memory
+            finally:
+                self.engine.close()
 
     def _launch(self, batch: Batch, info: bool) -> _Launched:
         try:
@@ -450,21 +453,21 @@ class Session:
                 "the files can still be reached; loader.errors lists the failures"
             )
 
-        def release() -> None:
-            self.feed.release(batch)
-
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
-            made = self.assembly.make(batch, info, release)
+            made = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        remark, images = batch.remark, 0
+        images = 0
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        warning = made.warning
+        remarks = [("", made.warning)] if made.warning else []
         if made.rest is None:  # else the batch is not yet what the user gets
-            warning = warning or self._remark_on_layout(made.tensors)
+            remarks += self._remarks_on_layout(made.tensors)
+        if batch.remark:
+            kind = next((begin for begin in (REMARK, UNUSABLE) if batch.remark.startswith(begin)), "strays")
+            remarks.append((kind, batch.remark))
         return _Launched(
             made.value,
             made.tensors,
@@ -472,32 +475,28 @@ class Session:
             ticket,
             failed=batch.errors,
             after=batch.spec.after,
-            warning=warning,
-            remark=remark,
+            remarks=remarks,
             images=images,
         )
 
-    def _remark_on_layout(self, value: Any) -> str:
-        """What to warn of, once, where ``memory_format="channels_last"`` reaches no tensor of a batch."""
-        if self.options.stage.memory_format != "channels_last" or "layout" in self._told:
-            return ""
-        found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
-        if not found or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found):
-            return ""
-        self._told.add("layout")
+    def _remarks_on_layout(self, value: Any) -> list[tuple[str, str]]:
+        """Return what to warn of where ``memory_format="channels_last"`` reaches no tensor of a batch."""
+        if self.options.stage.memory_format != "channels_last" or "layout" in self._warned:
+            return []
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.ndim == 4]
+        if not tensors or any(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
+            return []
         if self.options.batches.collate_fn is not None:
             why, where = "the collate_fn makes the tensors of a batch", "in it, or in the loop"
         else:
             why = "no leaf of the samples is an image, and arrays that are data stay as the dataset makes them"
             where = "in the loop, or let the dataset return gpuload.Image(array, layout=…)"
-        return (
-            f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last) "
-            f"{where}"
-        )
+        text = f"memory_format='channels_last' has no effect: {why}. Write images.to(memory_format=torch.channels_last)"
+        return [("layout", f"{text} {where}")]
 
 
 def _raisable(error: Exception) -> Exception:
-    """The error, as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
+    """Return the error as a `__next__` may raise it: a StopIteration there would be a quiet end of the epoch."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"making a batch raised {error!r}")
@@ -505,27 +504,15 @@ def _raisable(error: Exception) -> Exception:
     return wrapped
 
 
-def _decoder(choice: Choice, options: Options, device: torch.device, transfer: Any) -> ImageDecoder | None:
-    if choice.decoder is None:
-        return None
-    return ImageDecoder(choice.decoder, options.workers.decode, device, transfer)
-
-
-def _end(session_of: weakref.ref[Session], steps: Steps, pool: Any, transfer: Any, ring: Ring) -> None:
+def _end(session_of: weakref.ref[Session], steps: Steps, ring: Ring, resources: contextlib.ExitStack) -> None:
     with deferred_signals():
-        session = session_of()
-        if session is not None:
+        if (session := session_of()) is not None:
             session.close()
         elif steps.in_forked_child:
             ring.close()
         else:  # it goes together with its Loader, and so does everything that views the ring
             steps.closed = steps.ended = True
-            with contextlib.ExitStack() as stack:
-                stack.callback(_forget_tables)
-                stack.callback(ring.close)
-                stack.callback(transfer.close)
-                if pool is not None:
-                    stack.callback(pool.close)
+            resources.close()
 
 
 def _forget_tables() -> None:
@@ -539,7 +526,8 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """At the interpreter's exit. A daemon thread may still be iterating: it must not end with a traceback."""
+    """Close all sessions at the interpreter's exit. A daemon thread may still be iterating: it must not end with a
+    traceback."""
     with deferred_signals(drop_sigint=True):
         for session in list(_sessions):
             # If that thread is in its next(), the kernel ends the workers with the process. Else it never gets into
@@ -549,7 +537,7 @@ def _close_all() -> None:
 
 
 class _Consumer(Consumer):
-    """What the feed asks of a session, to which it does not refer: a circle would wait for the collector."""
+    """Answers what the feed asks of a session, to which it does not refer: a cycle would wait for the collector."""
 
     def __init__(
         self, options: Options, transfer: Any, decoder: ImageDecoder | None, planning: Assembly | None
@@ -574,3 +562,69 @@ class _Consumer(Consumer):
     def decode(self, batch: Batch) -> Failed:
         assert self._decoder is not None, "only with a device's decoder workers leave it images"
         return self._decoder(batch)
+
+
+# -- what does the chunks, and what it is sent -----------------------------------------------------------------------
+
+
+def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = False, device_share: float = 0.0) -> Job:
+    """Return what workers are sent.
+
+    Args:
+        options: the loader's.
+        epoch: the number of the first epoch.
+        fusing: plans batches, if workers do that.
+        whole: for images that are kept, not cropped.
+        device_share: the share of the samples that the device decodes.
+    """
+    return Job(
+        options.order.dataset,
+        options.chain,
+        options.workers.decode,
+        options.order.seed,
+        collate_fn=options.batches.collate_fn,
+        worker_init_fn=options.workers.worker_init_fn,
+        single=options.order.single,
+        plain=options.plain,
+        moves=options.chain.moves_pixels,
+        epoch=epoch,
+        **ranks_of(options.order),
+        group=find_group(),
+        fusing=fusing,
+        whole=whole,
+        device_share=device_share,
+        module_values=_module_values(options) if options.workers.processes else {},
+    )
+
+
+def _module_values(options: Options) -> dict[str, dict[str, Any]]:
+    """Return the values of the user's modules that workers' code refers to."""
+    objects = [options.batches.collate_fn, options.workers.worker_init_fn]
+    for _, part in objects_in(options.order.dataset):
+        objects += [part, *getattr(part, "__dict__", {}).values()]
+    return module_values(user for user in objects if user is not None)
+
+
+def engine_for(
+    job: Job,
+    options: Options,
+    ring: Ring,
+    count: int,
+    placement: Placement,
+    cached: CachedSamples | None = None,
+) -> WorkerPool | RayPool | InProcessEngine | CacheEngine:
+    """Return what does the chunks: processes of this machine, workers of a cluster, or this process, which may cut them
+    out of cached samples."""
+    workers = options.workers
+    watch = {
+        "timeout_s": workers.timeout,
+        "max_restarts": workers.faults.max_restarts,
+        "own_queues": options.order.iterable,
+    }
+    if cached is not None:
+        return CacheEngine(job, ring, cached)
+    if workers.workers is not None:
+        return RayPool(job, workers.workers, ring, **watch)
+    if not count:
+        return InProcessEngine(job, ring, around=partial(named, DECODE))
+    return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)

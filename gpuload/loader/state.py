@@ -16,30 +16,18 @@ import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 
-from gpuload.order.place import IterablePlace, Place
-from gpuload.workers.source import own_state
+from gpuload.order.place import Place
 
-__all__ = ["State", "begun", "for_workers", "from_json", "to_json", "with_first_states"]
+__all__ = ["State", "for_workers", "from_json", "to_json", "with_states"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream", "device_share"})
-BITS: Final = {"seed": 64}  # of other numbers, 63: those that `set_epoch` takes, and that orders count
-KINDS: Final[dict[str, type]] = {
-    "epoch": int,
-    "position": int,
-    "samples": int,
-    "seed": int,
-    "order": str,
-    "transforms": str,
-    "sampler": dict,
-    "stream": dict,
-    "device_share": float,
-}
 # The kinds of a user's own state.
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -52,47 +40,43 @@ class State:
     """Where a loader is.
 
     Attributes:
-        epoch: the epoch of the next batch.
-        position: how many positions of that epoch all ranks together have finished.
+        place: where the next batch is.
         samples: the dataset's length, or None.
         seed: of order and draws.
         order: how the samples are ordered.
         transforms: the chain's fingerprint.
-        sampler, stream: `sampler` and `iterable` of its `Place`.
         device_share: of the decoding, if it was measured.
     """
 
     VERSION: ClassVar[int] = 1
 
-    epoch: int
-    position: int
+    place: Place
     samples: int | None
     seed: int
     order: str
     transforms: str
-    sampler: dict[str, Any] | None = None
-    stream: dict[str, Any] | None = None
     device_share: float | None = None
-
-    @property
-    def place(self) -> Place:
-        """Where the next batch is."""
-        return Place(self.epoch, self.position, self.sampler, self.stream)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
-        state: dict[str, Any] = {"version": self.VERSION}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in OPTIONAL and value is None:
-                continue
-            if field.name == "sampler" and value["own"] is not None:
-                own = value["own"]
-                value = {**value, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
-            if field.name == "stream":
-                value = {**value, "workers": [{**one, "state": _unpacked(one["state"])} for one in value["workers"]]}
-            state[field.name] = value
-        return state
+        place, sampler, stream = self.place, self.place.sampler, self.place.iterable
+        if sampler is not None and (own := sampler["own"]) is not None:
+            sampler = {**sampler, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
+        if stream is not None:
+            stream = {**stream, "workers": [{**one, "state": _unpacked(one["state"])} for one in stream["workers"]]}
+        state = {
+            "version": self.VERSION,
+            "epoch": place.epoch,
+            "position": place.position,
+            "samples": self.samples,
+            "seed": self.seed,
+            "order": self.order,
+            "transforms": self.transforms,
+            "sampler": sampler,
+            "stream": stream,
+            "device_share": self.device_share,
+        }
+        return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
@@ -105,25 +89,16 @@ class State:
                 f"the state has version {version!r}, this gpuload reads version {cls.VERSION}; "
                 "load it with the gpuload that wrote it"
             )
-        names = [field.name for field in fields(cls)]
-        values = {name: state[name] for name in names if name in state}
-        if missing := set(names) - values.keys() - OPTIONAL:
+        if missing := READERS.keys() - state.keys() - OPTIONAL:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}; it is not what state_dict() gave")
-        for name, value in values.items():
-            kind = KINDS[name]
-            if value is None and (name == "samples" or name in OPTIONAL):
-                continue
-            if kind is int:
-                _expect_count(name, value, BITS.get(name, 63))
-            else:
-                _expect(type(value) is kind, name, f"of type {kind.__name__}", value)
-        if (share := values.get("device_share")) is not None:
-            _expect(0 < share < 1, "decoding: device_share", "above 0 and below 1", share)
-        if values.get("sampler") is not None:
-            values["sampler"] = _read_sampler(values["sampler"])
-        if values.get("stream") is not None:
-            values["stream"] = _read_stream(values["stream"])
-        return cls(**values)
+
+        def read(name: str) -> Any:
+            value = state.get(name)
+            return None if value is None and name in {"samples", *OPTIONAL} else READERS[name](name, value)
+
+        values = {name: read(name) for name in READERS}
+        place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
+        return cls(place=place, **values)
 
     def check(self, now: State, *, strict: bool) -> None:
         """Raise a ValueError if `now` has other data and `strict`, else warn."""
@@ -132,10 +107,9 @@ class State:
             for name in ("samples", "seed", "order", "transforms")
             if getattr(self, name) != getattr(now, name)
         ]
-        if now.samples is not None and self.sampler is None and self.position > now.samples:
-            raise ValueError(
-                f"the state is at position {self.position:,}, but the dataset has only {now.samples:,} samples"
-            )
+        position = self.place.position
+        if now.samples is not None and self.place.sampler is None and position > now.samples:
+            raise ValueError(f"the state is at position {position:,}, but the dataset has only {now.samples:,} samples")
         if not different:
             return
         text = f"the state was saved by a loader with other data: {'; '.join(different)}"
@@ -147,44 +121,32 @@ class State:
         warnings.warn(f"{text}; going on all the same, since strict=False", RuntimeWarning, stacklevel=3)
 
 
-def with_first_states(place: Place, dataset: Any) -> Place:
-    """Return a place that nobody has left yet, with the own state of the iterable dataset: it may be its own iterator,
-    and nobody else puts it back to its beginning."""
-    state = own_state(dataset, "dataset")
-    if not isinstance(state, bytes):  # some have one only once they are iterated over
+def with_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
+    """Return a place with the own states that the iterable dataset of this process and its iterator have after so many
+    samples; the same place if these are not those before it: then the iterator runs through them again."""
+    stream = place.iterable or {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": None}]}
+    worker = stream["workers"][0]
+    if states is None or worker["samples"] != samples:
         return place
-    return replace(place, iterable=_one_worker({"dataset": state}))
+    return replace(place, iterable={**stream, "workers": [{**worker, "state": states}]})
 
 
-def _one_worker(states: dict[str, bytes | str]) -> dict[str, Any]:
-    """Return the place of a single iterator that has given nothing."""
-    return {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": states}]}
-
-
-def begun(place: Place, begin: IterablePlace | None) -> Place:
-    """Return the place where a single iterator begins, with the own state that it and the dataset have there."""
-    if begin is None or begin.state is None:
+def for_workers(place: Place, num_workers: int) -> Place:
+    """Return the place in an iterable dataset with an entry for each of this loader's workers; ValueError if they are
+    more or fewer than those of the state, and the state is not the same for all of them, from before the first
+    sample."""
+    if place.iterable is None:
         return place
-    entry = place.iterable or _one_worker({})
-    if entry["workers"][0]["samples"] != begin.samples:  # it has to run through the samples before
-        return place
-    workers = [{**entry["workers"][0], "state": begin.state}]
-    return replace(place, iterable={**entry, "workers": workers})
-
-
-def for_workers(stream: dict[str, Any], num_workers: int) -> dict[str, Any]:
-    """Return an entry for each of this loader's workers; ValueError if they are more or fewer than those of the state,
-    and the state is not the same for all of them, from before the first sample."""
-    workers, wanted = stream["workers"], max(1, num_workers)
+    workers, wanted = place.iterable["workers"], max(1, num_workers)
     if len(workers) == wanted:
-        return stream
+        return place
     one = workers[0]
     if one["samples"] or one["ended"] or "iterator" in (one["state"] or ()) or any(other != one for other in workers):
         raise ValueError(
             f"the state is of an iterable dataset read with num_workers={len(workers)}, but this loader has "
             f"num_workers={num_workers}: use num_workers={len(workers)}"
         )
-    return {**stream, "workers": [one] * wanted}
+    return replace(place, iterable={**place.iterable, "workers": [one] * wanted})
 
 
 def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
@@ -201,21 +163,24 @@ def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
     return unpacked
 
 
-def _read_stream(stream: Any) -> dict[str, Any]:
-    workers, turn, step = (stream.get(name) for name in ("workers", "turn", "step"))
-    is_list = isinstance(workers, list) and len(workers) > 0
-    _expect(is_list, "stream: workers", "a list with an entry for each", workers)
-    read = [_read_worker(number, worker) for number, worker in enumerate(workers)]
-    _expect(_is_count(turn) and turn < len(workers), "stream: turn", f"an integer below {len(workers)}", turn)
-    _expect_count("stream: step", step)
-    return {"turn": turn, "step": step, "workers": read}
+# -- what is read: each value is checked, and the error says which one it is ----------------------------------------
+
+
+def _read_stream(name: str, stream: Any) -> dict[str, Any]:
+    _expect(type(stream) is dict, name, "of type dict", stream)
+    workers, turn = stream.get("workers"), stream.get("turn")
+    _expect(isinstance(workers, list) and len(workers) > 0, "stream: workers", "a list with an entry for each", workers)
+    workers = [_read_worker(number, worker) for number, worker in enumerate(workers)]
+    is_turn = type(turn) is int and 0 <= turn < len(workers)
+    _expect(is_turn, "stream: turn", f"an integer below {len(workers)}", turn)
+    return {"turn": turn, "step": _count("stream: step", stream.get("step")), "workers": workers}
 
 
 def _read_worker(number: int, worker: Any) -> dict[str, Any]:
     _expect(isinstance(worker, dict), f"stream: worker {number}", "a dict", worker)
     where = f"stream, worker {number}"
     samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
-    _expect_count(f"{where}: samples", samples)
+    _count(f"{where}: samples", samples)
     _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
     known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
     _expect(known, f"{where}: state", "None, or a dict of iterator and dataset", states)
@@ -225,9 +190,10 @@ def _read_worker(number: int, worker: Any) -> dict[str, Any]:
     return {"samples": samples, "ended": ended, "state": packed}
 
 
-def _read_sampler(entry: Any) -> dict[str, Any]:
-    batches, own, generator = (entry.get(name) for name in ("batches", "own", "generator"))
-    _expect_count("sampler: batches", batches)
+def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
+    _expect(type(entry) is dict, name, "of type dict", entry)
+    batches, own, generator = (entry.get(key) for key in ("batches", "own", "generator"))
+    _count("sampler: batches", batches)
     if own is not None:
         known = isinstance(own, dict) and own.get("of") in ("iterator", "sampler", "inner") and "state" in own
         _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', own)
@@ -241,19 +207,39 @@ def _read_sampler(entry: Any) -> dict[str, Any]:
     return {**entry, "batches": batches, "own": own, "generator": generator}
 
 
-def _is_count(value: Any, bits: int = 63) -> bool:
-    return type(value) is int and 0 <= value < 2**bits
+def _share(name: str, value: Any) -> float:
+    _expect(type(value) is float, name, "of type float", value)
+    return _expect(0 < value < 1, "decoding: device_share", "above 0 and below 1", value)
 
 
-def _expect_count(what: str, value: Any, bits: int = 63) -> None:
-    _expect(_is_count(value, bits), what, f"an integer in 0 … 2**{bits} - 1", value)
+def _text(name: str, value: Any) -> str:
+    return _expect(type(value) is str, name, "of type str", value)
 
 
-def _expect(condition: bool, what: str, expected: str, value: Any) -> None:
+def _count(what: str, value: Any, bits: int = 63) -> int:
+    """Check a number; with 63 bits, one that `set_epoch` takes and that orders count."""
+    return _expect(type(value) is int and 0 <= value < 2**bits, what, f"an integer in 0 … 2**{bits} - 1", value)
+
+
+def _expect(condition: bool, what: str, expected: str, value: Any) -> Any:
     if not condition:
         shown = repr(value)
         shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
         raise ValueError(f"the state's {what} must be {expected}, got {shown}")
+    return value
+
+
+READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "epoch": _count,
+    "position": _count,
+    "samples": _count,
+    "seed": partial(_count, bits=64),
+    "order": _text,
+    "transforms": _text,
+    "sampler": _read_sampler,
+    "stream": _read_stream,
+    "device_share": _share,
+}
 
 
 # -- a user's own state -------------------------------------------------------------------------------------------
@@ -295,10 +281,10 @@ def to_json(value: Any, path: str) -> Any:
         return {"$complex": [value.real, value.imag]}
     if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized:
         bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _text(bits)]}
+        return {"$tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _encoded(bits)]}
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufcmMSU":
         name = "$array" if kind is np.ndarray else "$scalar"
-        return {name: [value.dtype.str, list(value.shape), _text(value)]}
+        return {name: [value.dtype.str, list(value.shape), _encoded(value)]}
     where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
     raise TypeError(
         f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which a state does not keep; let it hold "
@@ -347,7 +333,7 @@ def _of_kind(name: str, content: Any, inner: Callable[[Any], Any]) -> Any:
     raise ValueError("no such kind")
 
 
-def _text(bits: Any) -> str:
+def _encoded(bits: Any) -> str:
     return base64.b64encode(bits.tobytes()).decode()
 
 

@@ -538,7 +538,7 @@ def near_the_last(tmp_path, monkeypatch):
     machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
     monkeypatch.setattr(accelerator, "pci_address", lambda device: "0000:10:00.0")
     here = partial(find_placement, root=str(machine.root))
-    monkeypatch.setattr("gpuload.loader.session_setup.find_placement", here)
+    monkeypatch.setattr("gpuload.loader.options.find_placement", here)
 
 
 def masks(loader) -> set[int]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.options import BatchOptions
+from gpuload.batches.collate import BatchOptions
 from gpuload.loader.options import ARGUMENTS, Options, WorkerOptions
 from gpuload.order.options import OrderOptions
 from gpuload.stage.options import StageOptions
@@ -137,7 +137,7 @@ def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
     monkeypatch.setattr("gpuload.loader.options.usable_cpus", lambda: 2)
     options = Options.of(given(batch_size=64, num_workers="auto", prefetch_factor=3))
     assert [options.ahead_for(count, 3) for count in (1, 2, 4, 8, 32)] == [3, 3, 3, 5, 17]  # chunks of 16
-    assert Options.of(given(batch_size=64, num_workers=32, prefetch_factor=3, chunk_size=16)).ahead == 3
+    assert Options.of(given(batch_size=64, num_workers=32, prefetch_factor=3, chunk_size=16)).ahead_for(32, 3) == 3
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import torch
 from dataloader.common import alike
 
 from gpuload.loader.state import State, from_json, to_json
+from gpuload.order.place import Place
 
-HERE = State(epoch=3, position=128, samples=1000, seed=5, order="shuffled", transforms="0123456789abcdef")
+HERE = State(place=Place(3, 128), samples=1000, seed=5, order="shuffled", transforms="0123456789abcdef")
 
 
 def changed(**changes) -> dict:

@@ -14,7 +14,7 @@ from stage.decode.test_images import Photos, photo
 
 import gpuload as gl
 from gpuload.decode.options import device_rows
-from gpuload.loader import session_setup
+from gpuload.loader import options
 from gpuload.stage.decode import choose, share
 from gpuload.stage.decode.share import measure_share, share_of
 
@@ -65,7 +65,7 @@ def decoded(made: gl.Loader) -> int:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What measurements will find, one after the other."""
     coming = [0.25, 0.75]
-    monkeypatch.setattr(session_setup, "measure_share", lambda decoder, workers: coming.pop(0))
+    monkeypatch.setattr(options, "measure_share", lambda decoder, workers: coming.pop(0))
     return coming
 
 

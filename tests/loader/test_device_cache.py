@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.errors import LimitError
-from gpuload.loader import resident
+from gpuload.loader import device_cache
 from gpuload.workers.process import WorkerProcess
 
 CHAIN = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
@@ -303,7 +303,7 @@ def test_more_than_the_limit_is_refused_from_a_sample_of_it():
 
 @pytest.mark.parametrize("limit", [None, 1 << 40])
 def test_more_than_is_free_is_refused(limit, monkeypatch):
-    monkeypatch.setattr(resident, "available_bytes", lambda: 2_000_000)
+    monkeypatch.setattr(device_cache, "available_bytes", lambda: 2_000_000)
     told = refused(gl.DeviceCached(images(200, 64), bytes_limit=limit))
     assert "takes 2.5 MB of pixels on cpu" in told
     if limit is None:
@@ -317,7 +317,7 @@ def test_more_than_is_free_is_refused(limit, monkeypatch):
 def test_what_a_projection_missed_is_refused_while_it_is_read():
     """Every sample but those that are looked at first is large."""
     count = 640
-    small = set(np.linspace(0, count - 1, resident.PROBES).astype(int).tolist())
+    small = set(np.linspace(0, count - 1, device_cache.PROBES).astype(int).tolist())
     dataset = [images(1, 8 if number in small else 100)[0] for number in range(count)]
     told = refused(gl.DeviceCached(dataset, bytes_limit=1 << 20))
     assert "of them alone), but bytes_limit=1048576 allows 1.0 MB" in told

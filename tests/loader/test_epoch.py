@@ -6,7 +6,8 @@ import gc
 
 import pytest
 
-from gpuload.loader.cursor import Cursor, Progress
+import gpuload as gl
+from gpuload.loader.epoch import Cursor, Progress
 from gpuload.order.place import Place
 
 
@@ -26,18 +27,7 @@ class Schedule:
         return self._end or Place(epoch + 1, 0)
 
 
-class Iterator:
-    """What the cursor knows of an epoch's iterator."""
-
-    def __init__(self, is_open: bool = True) -> None:
-        self.is_open = is_open
-        self.ended = ""
-
-    def end(self, reason: str) -> None:
-        self.ended, self.is_open = reason, False
-
-
-FIRST = Cursor(Place(0, 0))
+FIRST = Cursor()
 
 
 def take(progress: Progress, count: int) -> None:
@@ -49,22 +39,22 @@ def take(progress: Progress, count: int) -> None:
         progress.place = Place(progress.place.epoch, position) if position < 10 else Place(progress.place.epoch + 1, 0)
 
 
-def begin(cursor: Cursor, iterator: Iterator, schedule: Schedule | None = None) -> tuple[Cursor, Progress]:
+def begin(cursor: Cursor, schedule: Schedule | None = None) -> tuple[Cursor, Progress]:
     progress = cursor.start(schedule or Schedule())
-    return cursor.begin(progress, iterator), progress
+    return cursor.begin(progress), progress
 
 
 def test_each_epoch_begins_where_the_one_before_it_ended():
-    cursor, iterator = FIRST, Iterator()
+    cursor = FIRST
     for epoch in range(3):
-        cursor, progress = begin(cursor, iterator)
+        cursor, progress = begin(cursor)
         assert (cursor.epoch, progress.start, progress.left) == (epoch, Place(epoch, 0), 10)
         take(progress, 10)
         assert cursor.place == Place(epoch + 1, 0)
 
 
 def test_an_epoch_that_was_left_is_saved_where_it_stands_and_the_next_is_a_whole_one():
-    cursor, progress = begin(FIRST, Iterator())
+    cursor, progress = begin(FIRST)
     take(progress, 4)
     assert cursor.place == Place(0, 4)
     assert cursor.start(Schedule()).start == Place(1, 0)
@@ -73,9 +63,9 @@ def test_an_epoch_that_was_left_is_saved_where_it_stands_and_the_next_is_a_whole
 def test_an_iterator_from_which_nothing_was_taken_does_not_count():
     cursor = FIRST.go_to(Place(3, 7), running=False)
     for _ in range(3):
-        cursor, progress = begin(cursor, Iterator())
+        cursor, progress = begin(cursor)
         assert (cursor.epoch, progress.start, progress.left) == (3, Place(3, 7), 3)
-    assert begin(cursor.set_epoch(5, running=True), Iterator())[1].start == Place(5, 0)
+    assert begin(cursor.set_epoch(5, running=True))[1].start == Place(5, 0)
 
 
 def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
@@ -87,44 +77,35 @@ def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
 
 @pytest.mark.parametrize("running", [False, True])
 def test_the_number_of_the_last_epoch_stays_while_there_is_a_session(running):
-    cursor, progress = begin(FIRST, Iterator())
+    cursor, progress = begin(FIRST)
     take(progress, 1)
     assert cursor.set_epoch(7, running=running).epoch == (0 if running else 7)
     assert cursor.go_to(Place(7, 2), running=running).epoch == (0 if running else 7)
 
 
 def test_a_place_set_by_hand_is_saved_once_the_open_epoch_is_over():
-    iterator = Iterator()
-    cursor, progress = begin(FIRST, iterator)
+    cursor, progress = begin(FIRST)
     take(progress, 2)
     cursor = cursor.set_epoch(8, running=True)
     assert cursor.place == Place(0, 2)
-    iterator.is_open = False
-    assert cursor.place == Place(8, 0)
-    iterator.is_open = True
-    del iterator
-    gc.collect()
+    progress.ended = "its iterator is no longer used"
     assert cursor.place == Place(8, 0)
 
 
-def test_ending_it_reaches_the_iterator_as_long_as_there_is_one():
+def test_an_epoch_ends_for_one_reason():
     FIRST.end("before there was one")
-    iterator = Iterator()
-    cursor, _ = begin(FIRST, iterator)
+    cursor, progress = begin(FIRST)
     assert cursor.is_open
     cursor.end("a reason")
-    assert (iterator.ended, cursor.is_open) == ("a reason", False)
-    del iterator
-    gc.collect()
-    cursor.end("nobody hears it")
-    assert not cursor.is_open
+    cursor.end("another")
+    assert (progress.ended, cursor.is_open) == ("a reason", False)
 
 
 def test_what_a_sampler_said_at_the_end_of_an_epoch_goes_to_the_next_whatever_set_its_number():
     end = Place(1, 0, sampler={"over": True, "own": 5})
-    cursor, progress = begin(FIRST, Iterator(is_open=False))
+    cursor, progress = begin(FIRST)
     take(progress, 10)
-    progress.place = end
+    progress.place, progress.ended = end, ""
     assert cursor.place == end
     assert cursor.start(Schedule()).place == end
     assert cursor.set_epoch(1, running=True).place == end
@@ -138,10 +119,22 @@ def test_a_place_at_the_end_of_an_epoch_counts_as_the_beginning_of_the_next():
 
 
 def test_a_cursor_is_never_changed():
-    cursor, _ = begin(FIRST, Iterator())
+    cursor, _ = begin(FIRST)
     cursor.set_epoch(9, running=False)
     cursor.go_to(Place(9, 9), running=False)
-    assert cursor.next == Place(1, 0)
-    assert Cursor(Place(0, 0)) == FIRST
+    assert cursor.next == Place(0, 0)
+    assert Cursor() == FIRST
     with pytest.raises(AttributeError):
         cursor.epoch = 5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_an_iterator_that_nobody_has_any_more_has_ended_its_epoch():
+    loader = gl.Loader(range(6), 2, num_workers=0, device="cpu")
+    with loader:
+        batches = iter(loader)
+        next(batches)
+        loader.set_epoch(8)
+        assert loader.state_dict()["position"] == 2
+        del batches
+        gc.collect()
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (8, 0)

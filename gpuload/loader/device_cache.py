@@ -1,0 +1,253 @@
+"""Reading a `DeviceCached`: every sample once, by the loader's workers, before the first batch.
+
+Why before the first batch and not while the first epoch trains: files are read in their order, which disks and shards
+like; what does not fit is refused before training begins, with figures projected from samples all over the data set,
+and not in the middle of an epoch; and an epoch may begin anywhere, on any rank, with any sampler, since each batch is
+made in the same way. The price is that the loop waits for one pass of decoding.
+
+Runs in the main process, at the first `iter()` whose samples are not kept yet. Ring and workers of the pass end with
+it. What was read belongs to the `DeviceCached`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuload.datasets.kinds import draws_nothing
+from gpuload.datasets.resident import DeviceCached
+from gpuload.errors import LimitError
+from gpuload.loader import log
+from gpuload.loader.limits import available_bytes, memory_left_bytes
+from gpuload.loader.options import Options
+from gpuload.loader.session import engine_for, job_for
+from gpuload.order.spec import BatchSpec
+from gpuload.ring.packing import ALIGN
+from gpuload.ring.ring import Ring, align
+from gpuload.stage import accelerator
+from gpuload.stage.resident import PixelMemory
+from gpuload.workers.batch import Batch
+from gpuload.workers.box_fields import read_differently
+from gpuload.workers.device_cache import CachedSamples
+from gpuload.workers.faults import Faults
+from gpuload.workers.feed import Feed
+from gpuload.workers.signals import deferred_signals
+
+__all__ = ["cached_samples", "describe_cache"]
+
+PROBES = 64  # samples from which the size is projected; they are read twice
+ROOM = 1.03  # more than the projection, for images of different sizes
+CHUNK, CHUNKS_EACH, AHEAD = 16, 2, 2
+PROGRESS_S = 10.0
+
+
+def cached_samples(options: Options) -> CachedSamples | None:
+    """Return all samples of the loader's `DeviceCached`, read if need be; None if it has none.
+
+    Raises:
+        LimitError: they do not fit.
+        WorkerError: workers died too often.
+    """
+    cached = options.device_cached
+    if cached is None:
+        return None
+    device = options.resolve_device()
+    key = _key(options, cached, device)
+    samples = cached.kept.get(key)
+    if samples is None:
+        samples = cached.kept[key] = _read(options, cached, device)
+    return samples
+
+
+def describe_cache(options: Options) -> str | None:
+    """Say where the samples of the loader's `DeviceCached` are; None if it has none."""
+    cached = options.device_cached
+    if cached is None:
+        return None
+    device = options.resolve_device()
+    samples = cached.kept.get(_key(options, cached, device))
+    if samples is None:
+        return f"{len(cached):,} will be kept on {device}, read at the first iter()"
+    others = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
+    return f"{len(cached):,} are kept on {device}: {_mb(samples.memory.nbytes)}{others}"
+
+
+def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[object, ...]:
+    """Return how the loader reads its samples: loaders that read them alike share what is cached."""
+    chain = options.chain
+    seed = None if draws_nothing(cached.dataset) else options.order.seed
+    collates = options.batches.collate_fn is not None
+    kinds = options.plain, chain.moves_pixels, collates, options.workers.decode, seed
+    return str(device), len(cached), *kinds, *read_differently(chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a `DeviceCached` may take.
+
+    Attributes:
+        device: where its pixels go.
+        limit: the `bytes_limit` that was given, or None.
+        device_free, host_free: bytes that were free at first; None: not known, which is no limit.
+        samples: of the dataset.
+    """
+
+    device: torch.device
+    limit: int | None
+    device_free: int | None
+    host_free: int | None
+    samples: int
+
+    @classmethod
+    def of(cls, cached: DeviceCached, device: torch.device) -> Budget:
+        host = available_bytes()
+        free = host if device.type == "cpu" else accelerator.accelerator(device).free_bytes()
+        return cls(device, cached.bytes_limit, free, host, len(cached))
+
+    @property
+    def pixels(self) -> int | None:
+        """The most bytes of pixels; None: no limit."""
+        limits = self.limit, self._share(self.device_free)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _share(self, free: int | None) -> int | None:
+        """Return how much of what is free may be taken: half, unless the user gave a limit."""
+        return free if free is None or self.limit is not None else free // 2
+
+    def check(self, pixels: int, others: int, basis: str) -> None:
+        """Raise a LimitError if it is too much: bytes of pixels, and of all else. `basis` says how they are known."""
+        limit = self.limit
+        if limit is not None and pixels + others > limit:
+            self._refuse(pixels, others, basis, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit")
+        half, remedy = ", of which it takes at most half", "give bytes_limit for more"
+        if limit is not None:
+            half, remedy = "", "free some"
+        on_host = self.device.type == "cpu"
+        for need, free, where in (
+            (pixels + others if on_host else pixels, self.device_free, str(self.device)),
+            (0 if on_host else others, self.host_free, "cpu"),
+        ):
+            if free is not None and need > (self._share(free) or 0):
+                self._refuse(pixels, others, basis, f"{_mb(free)} are free on {where}{half}", remedy)
+
+    def _refuse(self, pixels: int, others: int, basis: str, left: str, remedy: str) -> None:
+        raise LimitError(
+            f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on {self.device} "
+            f"and {_mb(others)} of other values on cpu ({basis}), but {left}. If more can be had, {remedy}; else keep "
+            "a part of the dataset, or smaller images (gpuload.pack resizes them), or use gpuload.Cached, which keeps "
+            "files as they are and lets go of some"
+        )
+
+
+class PixelCount:
+    """Counts the bytes of pixels, and keeps none."""
+
+    nbytes = 0
+
+    def add(self, data: np.ndarray) -> int:
+        self.nbytes += align(len(data), ALIGN)
+        return 0
+
+
+def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
+    """Read all samples: first some, for the size of all; then each, in order."""
+    count, began = len(cached), perf_counter()
+    budget = Budget.of(cached, device)
+    samples = CachedSamples(count, memory := PixelMemory(device))
+    with _feed(options, cached, device) as feed:
+        if count:
+            memory.reserve(_projected(feed, budget))
+        logged = perf_counter()
+        size = feed.chunk_size * CHUNKS_EACH * max(1, feed.workers)
+        for batch in _batches(feed, np.arange(count), size):
+            done = batch.spec.step * size
+            budget.check(memory.used_bytes, samples.host_bytes, f"the first {done:,} of them alone")
+            _add(batch, samples)
+            for error in batch.errors:
+                number: Any = error.index
+                samples.errors[number] = error
+            feed.release(batch)
+            if perf_counter() - logged > PROGRESS_S:
+                logged = perf_counter()
+                log.kept_so_far(done, count)
+        del batch  # it views the ring
+    samples.end()
+    if device.type != "cpu":
+        runtime = accelerator.accelerator(device)
+        runtime.synchronize(runtime.current_stream())  # the transfer has another stream
+    log.kept_all(samples, device, perf_counter() - began)
+    return samples
+
+
+def _projected(feed: Feed, budget: Budget) -> int:
+    """Return the bytes to reserve for all pixels, by some samples; LimitError if they are too many."""
+    numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
+    probes, sizes = CachedSamples(len(numbers), PixelCount()), set()
+    for batch in _batches(feed, numbers, 1):  # one by one, for the size of each
+        before = probes.memory.nbytes
+        _add(batch, probes, first=batch.spec.step)
+        sizes.add(probes.memory.nbytes - before)
+        feed.release(batch)
+    pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (probes.memory.nbytes, probes.host_bytes))
+    budget.check(pixels, others, f"by {len(numbers)} of them")
+    log.keeping(budget.samples, pixels, others, budget.device)
+    if len(sizes) == 1:
+        return pixels
+    most = budget.pixels
+    return int(pixels * ROOM) if most is None else min(int(pixels * ROOM), most)
+
+
+@contextlib.contextmanager
+def _feed(options: Options, cached: DeviceCached, device: torch.device) -> Iterator[Feed]:
+    """Yield a feed with workers of its own, which end with it."""
+    job = replace(job_for(options, 0, whole=True), dataset=cached.dataset)
+    workers, placement = options.workers, options.find_placement(device)
+    options.check_limits(device, workers.count)
+    stack = contextlib.ExitStack()
+    try:
+        with deferred_signals():  # nothing is started and then forgotten
+            ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=placement.cpus)
+            stack.callback(ring.close)
+            engine = engine_for(job, options, ring, workers.count, placement)
+            stack.callback(engine.close)
+        feed = Feed(
+            engine,
+            ring,
+            chunk_size=CHUNK,
+            ahead=AHEAD,
+            workers=workers.count,
+            # Samples that fail are kept as such, and are errors of the batches that have them.
+            faults=Faults(on_error="skip", max_error_rate=1.0, max_restarts=workers.faults.max_restarts),
+        )
+        stack.callback(feed.abandon)  # its views of the ring would keep the memory
+        yield feed
+    finally:
+        with deferred_signals():
+            stack.close()
+
+
+def _batches(feed: Feed, numbers: np.ndarray, size: int) -> Iterator[Batch]:
+    """Yield the batches of these samples."""
+    parts = (numbers[start : start + size] for start in range(0, len(numbers), size))
+    feed.begin(BatchSpec(step, 0, part, part, may_be_dropped=True) for step, part in enumerate(parts))
+    feed.await_engine()
+    while (batch := feed.take()) is not None:
+        yield batch
+
+
+def _add(batch: Batch, samples: CachedSamples, first: int | None = None) -> None:
+    """Cache the samples of a batch that have come, under their own numbers or from `first` on."""
+    for part in batch.parts:
+        if part.content is not None and part.content.rows and part.data is not None:
+            numbers = part.indices if first is None else range(first, first + len(part.indices))
+            samples.add(part.content, numbers, part.data)  # pyright: ignore[reportArgumentType]
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"
