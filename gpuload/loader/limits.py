@@ -32,7 +32,6 @@ __all__ = [
     "START_DESCRIPTORS",
     "WORKER_BYTES",
     "WORKER_DESCRIPTORS",
-    "Machine",
     "Placement",
     "available_bytes",
     "check_descriptors",
@@ -43,6 +42,7 @@ __all__ = [
     "default_workers",
     "descriptors_left",
     "find_placement",
+    "lockable_bytes",
     "memory_left_bytes",
     "near",
     "numa_nodes",
@@ -69,24 +69,6 @@ DISPLAY, ACCELERATOR = "0x03", "0x12"  # the classes of PCI devices that GPUs ha
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a process may use.
-
-    Attributes:
-        cpus: CPUs, by its affinity and its control group.
-        memlock_bytes: memory that it may lock (``ulimit -l``); None means no limit, or not known.
-    """
-
-    cpus: int
-    memlock_bytes: int | None = None
-
-    @classmethod
-    def here(cls) -> Machine:
-        """Ask the system what this process may use."""
-        return cls(usable_cpus(), _soft_limit("RLIMIT_MEMLOCK"))
 
 
 def usable_cpus(root: str = "/") -> int:
@@ -215,6 +197,11 @@ def available_bytes(root: str = "/") -> int | None:
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     left = memory_left_bytes(root)
     return min([*free, *([] if left is None else [left])], default=None)
+
+
+def lockable_bytes() -> int | None:
+    """Return how much memory this process may lock (``ulimit -l``); None means no limit, or not known."""
+    return _soft_limit("RLIMIT_MEMLOCK")
 
 
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:

@@ -21,7 +21,7 @@ from gpuload.datasets.resident import DeviceCached
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS
 from gpuload.loader.advice import advice
-from gpuload.loader.limits import Machine, Placement
+from gpuload.loader.limits import Placement, usable_cpus
 from gpuload.loader.options import Options
 from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
 from gpuload.stage import Stage
@@ -71,7 +71,7 @@ class Span:
         earlier = self.begun if since is None else since.totals
         if earlier is None or earlier.session != self.now.session:
             earlier = Counters(self.now.session)
-        return _stats(self, self.now - earlier, epoch, Machine.here())
+        return _stats(self, self.now - earlier, epoch)
 
 
 class Meter:
@@ -250,7 +250,7 @@ def _untried(options: Options) -> tuple[str, ...]:
     return tuple(untried)
 
 
-def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats:
+def _stats(span: Span, counted: Counters, epoch: int) -> Stats:
     """Make the view of what was counted."""
     main, in_process = counted.main, not span.gauges["num_workers"]
     seconds = float(main["time_s"])
@@ -270,7 +270,7 @@ def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats
         decoders=dict(counted.decoded + Counter({name: sums[name] for name in DECODERS})),
         device_refused=dict(counted.refused),
         decoded_whole=sums["whole"],
-        cpus=machine.cpus,
+        cpus=usable_cpus(),
         cpu_s=main["cpu_s"] + (0.0 if span.gauges["elsewhere"] else cpu_s),
         workers_cpu_s=cpu_s,
         workers_queued_s=sums["queued_ns"] / 1e9,
@@ -278,7 +278,7 @@ def _stats(span: Span, counted: Counters, epoch: int, machine: Machine) -> Stats
         **counts,
         **span.gauges,
     )
-    return replace(stats, advice=advice(stats, machine))
+    return replace(stats, advice=advice(stats))
 
 
 def _within_epochs(row: Counter[str], time_ns: int) -> Counter[str]:
