@@ -28,7 +28,7 @@ from gpuload.batches.assemble import Assembly
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
-from gpuload.loader.autotune import Autotune, Setting, tuner_for
+from gpuload.loader.autotune import Autotune, Setting, Tuner
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
@@ -214,7 +214,7 @@ class Session:
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
         self.changes = DatasetChanges(options.order.dataset) if workers.processes and kept is None else None
-        self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
+        self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
         self.lock = threading.RLock()  # held while an epoch begins, advances or ends, and until `close` has ended
         self._follows = False  # whether the epoch's first batch is still to be launched
         self.ready: _Launched | None = None  # the batch that is due; whoever takes it sets None
