@@ -63,7 +63,7 @@ SPARE_DESCRIPTORS = 8  # opened for a moment: imported modules, libraries' files
 WORKER_BYTES = 45 * 1000 * 1000
 
 # In the folder of a control group, by version: the files of a limit and of what is used; what can be reclaimed.
-PROCESS_FILES = dict.fromkeys(("cgroup2", "cgroup"), ("pids.max", "pids.current"))
+PROCESS_FILES = {"cgroup2": ("pids.max", "pids.current"), "cgroup": ("pids.max", "pids.current")}
 MEMORY_FILES = {
     "cgroup2": ("memory.max", "memory.current"),
     "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -7,6 +7,7 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import warnings
@@ -23,7 +24,6 @@ from torch.utils.data import SequentialSampler
 from gpuload.batches.assemble import BatchInfo
 from gpuload.datasets.sample import Image
 from gpuload.decode import Decode
-from gpuload.loader import log
 from gpuload.loader.autotune import autotune_for
 from gpuload.loader.cursor import Cursor, Progress
 from gpuload.loader.epoch import Epoch
@@ -51,6 +51,7 @@ from gpuload.workers.signals import deferred_signals
 __all__ = ["BatchInfo", "Loader", "apply"]
 
 DEFAULT_RING_BYTES = 2 << 30
+logger = logging.getLogger("gpuload.loader")
 
 
 class Loader:
@@ -332,7 +333,8 @@ class Loader:
             self._new_workers |= running and loaded.device_share != self._options.device_share
             self._options = replace(self._options, device_share=loaded.device_share)
         self._cursor = self._cursor.go_to(loaded.place, running=running, loaded=True)
-        log.resuming(loaded)
+        samples = "" if loaded.samples is None else f" of {loaded.samples}"
+        logger.info("resuming in epoch %d at position %d%s", loaded.epoch, loaded.position, samples)
 
     def _state(self, place: Place) -> State:
         options = self._options

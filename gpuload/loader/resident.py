@@ -12,6 +12,7 @@ it. What was read belongs to the `DeviceCached`.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -23,7 +24,7 @@ import torch
 from gpuload.datasets.kinds import draws_nothing
 from gpuload.datasets.resident import DeviceCached, find_resident
 from gpuload.errors import LimitError
-from gpuload.loader import log, session_setup
+from gpuload.loader import session_setup
 from gpuload.loader.limits import available_bytes, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.loader.session_setup import check_limits, engine_for, job_for, placement_for, resolve_device
@@ -41,6 +42,8 @@ from gpuload.workers.job import Job
 from gpuload.workers.signals import deferred_signals
 
 __all__ = ["keep", "plan_for"]
+
+logger = logging.getLogger("gpuload.loader")
 
 PROBES = 64  # samples from which the size is projected; they are read twice
 ROOM = 1.03  # more than the projection, for images of different sizes
@@ -175,7 +178,9 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
                 feed.release(batch)
             pixels, others = (nbytes * count // len(probes) for nbytes in (sizes.memory.nbytes, sizes.host_bytes))
             budget.check(pixels, others, f"by {len(probes)} of them")
-            log.keeping(count, pixels, others, device)
+            logger.info(
+                "keeping %d samples: about %.1f MB on %s, %.1f MB besides", count, pixels / 1e6, device, others / 1e6
+            )
             if len(different) == 1:
                 memory.reserve(pixels)
             elif pixels:
@@ -190,13 +195,16 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
             feed.release(batch)
             if perf_counter() - told > PROGRESS_S:
                 told = perf_counter()
-                log.kept_so_far(done, count)
+                logger.info("keeping samples: %d of %d were read", done, count)
         del batch  # it views the ring
     kept.end()
     if device.type != "cpu":
         runtime = accelerator.accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer has another stream
-    log.kept_all(kept, device, perf_counter() - began)
+    pixels_mb, failed = kept.memory.nbytes / 1e6, len(kept.errors)
+    first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""
+    seconds = perf_counter() - began
+    logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", kept.count - failed, pixels_mb, device, seconds, first)
     return kept
 
 

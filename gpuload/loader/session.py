@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import logging
 import os
 import threading
 import warnings
@@ -27,7 +28,6 @@ from torch.utils._pytree import tree_leaves
 from gpuload.batches.assemble import Assembly
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
-from gpuload.loader import log
 from gpuload.loader.autotune import Autotune, Setting, Tuner
 from gpuload.loader.limits import memory_left_bytes
 from gpuload.loader.meter import Meter
@@ -38,6 +38,7 @@ from gpuload.loader.session_setup import (
     compile_for,
     engine_for,
     job_for,
+    log_beginning,
     placement_for,
     resolve_device,
 )
@@ -64,6 +65,7 @@ __all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps"]
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
+logger = logging.getLogger("gpuload.loader")
 OVER = "this iterator is over: {}"
 NEWER = (
     "a newer iter() of its Loader was started. A Loader gives one epoch at a time: for two at once, as in "
@@ -233,7 +235,7 @@ class Session:
             resident_bytes=self.resident_bytes,
         )
         _sessions.add(self)
-        log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
+        log_beginning(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
     @property
     def usable(self) -> bool:
@@ -271,7 +273,7 @@ class Session:
     def note_changes(self) -> None:
         """Note what the user changed of the dataset, for the workers' next epoch."""
         for text in () if self.changes is None else self.changes.look():
-            log.changed(text)
+            logger.info("%s: workers apply it from the next epoch on", text)
 
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""

@@ -1,11 +1,15 @@
 """What a session is made with: the device, the compiled stage, who decodes, whether the machine allows it all; what
-does the chunks, and what it is sent.
+does the chunks, and what it is sent; and what the log is told of all that.
 
-Runs in the main process; keeps nothing.
+Runs in the main process; keeps nothing. The loggers are children of ``gpuload``: ``gpuload.loader`` here,
+``gpuload.workers`` (restarts) and ``gpuload.ring`` (growth). gpuload sets no level and no handler, but one that does
+nothing: without it Python would print warnings of a program that has not asked for a log. Lines are put together only
+where somebody listens.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -14,6 +18,9 @@ from typing import Any
 
 import torch
 
+from gpuload.datasets.resident import find_resident
+from gpuload.decode import Decoder
+from gpuload.decode.jpeg import NvImageCodec
 from gpuload.loader.limits import Placement, check_descriptors, check_memory, check_workers, find_placement
 from gpuload.loader.options import Options, local_ranks
 from gpuload.order.ranks import find_group
@@ -37,11 +44,15 @@ __all__ = [
     "compile_for",
     "engine_for",
     "job_for",
+    "log_beginning",
     "placement_for",
     "plan_for",
     "resolve_device",
     "with_share",
 ]
+
+logging.getLogger("gpuload").addHandler(logging.NullHandler())
+logger = logging.getLogger("gpuload.loader")
 
 
 def compile_for(options: Options, device: torch.device) -> Stage:
@@ -210,3 +221,61 @@ def engine_for(
     if not count:
         return InProcessEngine(job, ring, around=partial(named, DECODE))
     return WorkerPool(job, count, ring, most=workers.most, cpus_for=placement.cpus_for, **watch)
+
+
+def log_beginning(options: Options, plan: Plan, placed: str) -> None:
+    """Say that a session has begun: its workers, and where they are placed, its decoders of JPEGs, its plan."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    workers = options.workers
+    logger.info(
+        "session begun: %s, batches of %d on %s, prefetch_factor=%d, ring_bytes=%d",
+        _workers(options),
+        options.order.size,
+        plan.device,
+        workers.prefetch,
+        workers.ring_bytes,
+    )
+    if workers.workers is None:  # else they are decoded elsewhere
+        logger.info("JPEGs: %s", plan.decoder or _decoders(options))
+    logger.info("plan: %s", _steps(plan))
+    if placed:
+        logger.info("placement: %s", placed)
+
+
+def _workers(options: Options) -> str:
+    workers = options.workers
+    if workers.workers is not None:
+        return repr(workers.workers)
+    if find_resident(options.order.dataset) is not None:
+        return "all samples are kept, no workers"
+    if not workers.count:
+        return "no worker processes (num_workers=0)"
+    return f"{workers.count} worker{'s' * (workers.count > 1)}"
+
+
+def _decoders(options: Options) -> str:
+    """Say which decoders there are, as the workers find them: of the same installation."""
+    usable, missing = Decoder(options.workers.decode).jpeg_decoders
+    if not missing:
+        return f"crops by {usable[0]}, whole images by {usable[-1]}, what they refuse by Pillow"
+    text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
+    if NvImageCodec.name in usable:
+        return text
+    return (
+        f"{text}. With nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or "
+        "'gpuload[cu12]' for CUDA 12"
+    )
+
+
+def _steps(plan: Plan) -> str:
+    views = []
+    for number, view in enumerate(plan.views):
+        steps = [
+            f"{type(step.transform).__name__} by {step.backend}" + (f" ({step.reason})" if step.reason else "")
+            for step in view
+        ]
+        steps += [plan.module] if plan.module else []
+        views.append((f"view {number + 1}: " if len(plan.views) > 1 else "") + (", ".join(steps) or "no transforms"))
+    note = f" ({plan.note})" if plan.note else ""
+    return f"backend {plan.backend} on {plan.device}{note}: {'; '.join(views)}"
