@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Literal
 
@@ -115,23 +115,16 @@ class Span:
 
 @dataclass(eq=False)
 class Meter:
-    """Counts what a session does; a context for the time within ``next()``.
-
-    It is entered once for each ``next()``, and adds up in the thread that iterates.
-
-    Args:
-        options: the loader's.
-        feed, assembly, transfer, decoder, errors: parts of the session, which count what they do.
-        stage, placement: where batches go, and where workers and ring are.
-        launched: the batches whose stages were launched.
-        resident_bytes: what a `DeviceCached` keeps on the device; None if there is none.
+    """Counts what a session does; a context for the time within ``next()``, in the thread that iterates.
 
     Attributes:
-        waited_s: seconds that ``next()`` waited for workers (with ``num_workers=0``: that it did their work).
-        held_s: seconds that it waited for the device, which is behind.
-        next_s: the other seconds within ``next()``.
-        first_s: of `waited_s`, those before the first batch of an epoch.
-        batches, images: that the loop was given.
+        options: the loader's; the other fields are parts of the session, which count what they do.
+        launched: the batches whose stages were launched.
+        resident_bytes: what a `DeviceCached` keeps on the device; None if there is none.
+        own: the batches and images that the loop was given, and seconds within ``next()``: `waited_s` for workers (with
+            ``num_workers=0``: while it did their work), of these `first_s` before the first batch of an epoch; `held_s`
+            for the device, which is behind; and `next_s`, all others.
+        last_waited_s: seconds that the last ``next()`` waited for workers.
     """
 
     options: Options
@@ -145,14 +138,10 @@ class Meter:
     placement: Placement
     launched: Sized
     resident_bytes: int | None
-    waited_s: float = field(default=0.0, init=False)
-    held_s: float = field(default=0.0, init=False)
-    next_s: float = field(default=0.0, init=False)
-    first_s: float = field(default=0.0, init=False)
-    batches: int = field(default=0, init=False)
-    images: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.own: Counter[str] = Counter()
+        self.last_waited_s = 0.0
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
         self._epochs_s, self._begun_s = 0.0, 0.0  # of epochs that ended; when the present one began, 0.0: none has
@@ -180,8 +169,8 @@ class Meter:
 
     def given(self, images: int) -> None:
         """Count a batch that the loop gets."""
-        self.batches += 1
-        self.images += images
+        self.own["batches"] += 1
+        self.own["images"] += images
         self._first = False
 
     def __enter__(self) -> None:
@@ -190,11 +179,12 @@ class Meter:
     def __exit__(self, *exc_info: object) -> None:
         start, waited_s, held_s = self._entered
         waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.held_s - held_s
-        self.waited_s += waited_s
-        self.held_s += held_s
-        self.next_s += perf_counter() - start - waited_s - held_s
+        self.own["waited_s"] += waited_s
+        self.own["held_s"] += held_s
+        self.own["next_s"] += perf_counter() - start - waited_s - held_s
         if self._first:
-            self.first_s += waited_s
+            self.own["first_s"] += waited_s
+        self.last_waited_s = waited_s
 
     def span(self) -> Span:
         """Return what the session did so far."""
@@ -204,9 +194,11 @@ class Meter:
         """Read all counters, from the begin of the session on."""
         engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
         decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
-        main = {name: getattr(self, name) for name in ("waited_s", "held_s", "next_s", "first_s", "batches", "images")}
-        main |= {name: getattr(assembly, name) for name in ("copy_s", "stage_s", "collate_s")}
-        main |= {
+        main = {
+            **self.own,
+            "copy_s": assembly.copy_s,
+            "stage_s": assembly.stage_s,
+            "collate_s": assembly.collate_s,
             "time_s": self.time_s,
             "full_s": ring.full_s,
             "refused": ring.refused,

@@ -278,7 +278,6 @@ class Session:
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
         with self.steps.begin(engine_broken=self.engine.broken is not None):
-            waited_s = self.meter.waited_s
             with self.meter:
                 self.ready = self._next_launched(info)
             if self.ready is None:
@@ -288,7 +287,7 @@ class Session:
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
             if self.tuner is not None and self.ready is not None:
-                self.tuner.batch(self.meter.waited_s - waited_s)
+                self.tuner.batch(self.meter.last_waited_s)
         return self.ready is not None
 
     def where_it_begins(self) -> IterablePlace | None:
