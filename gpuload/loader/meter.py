@@ -140,7 +140,8 @@ class Meter:
     resident_bytes: int | None
 
     def __post_init__(self) -> None:
-        self.own: Counter[str] = Counter()
+        names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
+        self.own: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
@@ -194,7 +195,7 @@ class Meter:
         """Read all counters, from the begin of the session on."""
         engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
         decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
-        main = {
+        main: dict[str, Any] = {
             **self.own,
             "copy_s": assembly.copy_s,
             "stage_s": assembly.stage_s,

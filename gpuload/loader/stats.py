@@ -43,12 +43,9 @@ class Counters:
     def __sub__(self, earlier: Counters) -> Counters:
         """Return what was counted since an earlier moment of the session. Numbers that do not grow are 0: the rows of
         workers are read while these write them."""
-        main, decoded, refused = (
-            self.main - earlier.main,
-            self.decoded - earlier.decoded,
-            self.refused - earlier.refused,
-        )
-        return Counters(self.session, main, decoded, refused, np.maximum(self.workers - earlier.workers, 0))
+        main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
+        refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
+        return Counters(self.session, main, decoded, refused, workers)
 
 
 @dataclass(frozen=True, slots=True)
