@@ -2,14 +2,9 @@
 
 `Autotune` is the rule, without clock, processes or randomness. It belongs to a `Loader`, and outlives its sessions. It
 is fed once a batch with how long the batch took and how much of that the loop waited for it. From time to time these
-make a *window*, long enough for its means to say something, and `decide` looks at it:
-
-- The loop waits, and workers are busy: more workers. It waits although they are not, for single slow samples, say: more
-  batches ahead, which are begun earlier. It does not wait, and workers are idle: fewer.
-- Each such step is a *trial*: the next window says whether it did what it was for. If not, it is taken back, and that
-  direction is *barred* for many batches, each time for twice as many; unless the loop or the data become others.
-- No more workers than CPUs, unless they want little of these (they wait for a disk, or for other machines; a worker
-  that waits for a CPU wants one), and no more than memory, open files and processes allow.
+make a *window*, long enough for its means to say something, and `decide` looks at it. Each step is a *trial*: the next
+window says whether it did what it was for. If not, it is taken back, and that direction is *barred* for many batches.
+docs/autotuning.md has the rule, and its limits.
 
 A `Tuner` measures for it while a session runs, does what it says, and logs it. It is called once a batch, which costs
 some microseconds, and some more at the end of a window.

@@ -3,10 +3,8 @@
 A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
 message. So it is checked first, and what does not fit is a `LimitError` with the figures.
 
-A GPU belongs to one NUMA node of a machine with several. Pixels that workers of another node write, or that lie in its
-memory, cross the link between the nodes on their way. So workers go to the CPUs of the GPU's node, and the ring to its
-memory; but not where that would leave workers fewer CPUs than there are of them, nor where somebody has already chosen
-CPUs for this process.
+On a machine with several NUMA nodes, workers go to the CPUs of the GPU's node, and the ring to its memory, where
+nothing speaks against it: docs/tuning.md has the cases.
 
 Runs in the main process. Nothing is cached, since limits and use change with every file and every batch. A figure that
 is missing or makes no sense counts as no limit: a guess must never stop a program that would have run. `root`, where a
@@ -107,7 +105,7 @@ def default_workers(cpus: int, local_ranks: int) -> int:
 
 def descriptors_left() -> int | None:
     """Return how many more files this process may open: the soft limit less open files; None if not known."""
-    limit = _soft_limit("RLIMIT_NOFILE")
+    limit = _limits_of("RLIMIT_NOFILE")[0]
     if limit is None:
         return None
     try:
@@ -134,10 +132,8 @@ def check_descriptors(workers: int, *, spared: int = 0) -> None:
     left = descriptors_left()
     if left is None or needed <= left + spared:
         return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    soft, hard = _limits_of("RLIMIT_NOFILE")
+    most = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
         f"num_workers={workers} takes {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} for each "
         f"worker, {needed - WORKER_DESCRIPTORS * workers} besides), but {left:,} are left of the {soft:,} that it may "
@@ -153,7 +149,7 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
     version 2 and 1).
     """
     left = []
-    limit = _soft_limit("RLIMIT_NPROC")
+    limit = _limits_of("RLIMIT_NPROC")[0]
     if limit is not None and os.geteuid() != 0:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
@@ -209,7 +205,7 @@ def available_bytes(root: str = "/") -> int | None:
 
 def lockable_bytes() -> int | None:
     """Return how much memory this process may lock (``ulimit -l``); None means no limit, or not known."""
-    return _soft_limit("RLIMIT_MEMLOCK")
+    return _limits_of("RLIMIT_MEMLOCK")[0]
 
 
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
@@ -407,15 +403,16 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _soft_limit(name: str) -> int | None:
-    """Return a limit of this process; None means no limit, or not known."""
+def _limits_of(name: str) -> tuple[int | None, int | None]:
+    """Return a soft and a hard limit of this process; None means no limit, or not known."""
     try:
         import resource  # not on Windows
 
-        limit = resource.getrlimit(getattr(resource, name))[0]
+        soft, hard = resource.getrlimit(getattr(resource, name))
     except (ImportError, OSError, ValueError):
-        return None
-    return None if limit == resource.RLIM_INFINITY else limit
+        return None, None
+    none = resource.RLIM_INFINITY
+    return None if soft == none else soft, None if hard == none else hard
 
 
 def _mb(nbytes: int) -> str:

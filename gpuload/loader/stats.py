@@ -255,15 +255,9 @@ def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
         share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
-        yield part.name, part.where, share, _seconds(part.seconds), _each(part), _rate(part)
-
-
-def _each(part: Part) -> str:
-    return _seconds(part.seconds / part.count) if part.count else ""
-
-
-def _rate(part: Part) -> str:
-    return f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
+        each = _seconds(part.seconds / part.count) if part.count else ""
+        rate = f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
+        yield part.name, part.where, share, _seconds(part.seconds), each, rate
 
 
 def _seconds(seconds: float) -> str:

@@ -78,7 +78,7 @@ class Counters:
         numbers = _ROW.unpack_from(self._memory, at)
         vars(self).update(zip(_NAMES, numbers, strict=False))
         self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
-        if not self.running:
+        if memory is None:
             self.running, self.since = IDLE, _clock()
 
     @property
@@ -97,7 +97,7 @@ class Counters:
 
     def begin(self) -> None:
         """Note that there is something to do from now on."""
-        self._go_on(BUSY)
+        self.go_on(BUSY)
         self._queued_at = self._queued()  # what it waited to wake up was idle time
 
     def end(self) -> None:
@@ -106,7 +106,7 @@ class Counters:
 
     def leave(self) -> None:
         """Note that the worker ends: from now on it is neither busy nor idle."""
-        self._go_on(0)
+        self.go_on(0)
 
     def flush(self, running: int | None = None) -> None:
         """Write all numbers down; by default there is more to do."""
@@ -115,12 +115,13 @@ class Counters:
             self.cpu_ns += self._cpu_at - before
         before, self._queued_at = self._queued_at, self._queued()
         self.queued_ns += self._queued_at - before
-        self._go_on(self.running if running is None else running)
+        self.go_on(self.running if running is None else running)
 
-    def _go_on(self, running: int) -> None:
+    def go_on(self, running: int) -> None:
         """Count the time until now, go on with another one, and write all numbers down."""
         now, name = _clock(), FIELDS[self.running]
-        setattr(self, name, getattr(self, name) + now - self.since)
+        if self.running:
+            setattr(self, name, getattr(self, name) + now - self.since)
         self.running, self.since = running, now
         _ROW.pack_into(self._memory, self._at, *_numbers_of(self), *self.decoded.values())
 
@@ -150,7 +151,7 @@ class CounterTable:
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
     def of(self, worker: int) -> Counters:
-        """Return a worker's own row, in its process."""
+        """Return a worker's own row: in its process, or while it has none."""
         assert self._memory is not None
         return Counters(self._memory, self._at + ROW_BYTES * (worker - self._first))
 
@@ -160,33 +161,22 @@ class CounterTable:
             return self._last
         whole = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
         rows = np.frombuffer(whole, np.int64).reshape(self._workers, -1)[:, : len(FIELDS)].copy()
-        _count_until_now(rows)
+        at_something = np.flatnonzero(rows[:, 0])
+        running, since = rows[at_something, :2].T
+        rows[at_something, running] += np.maximum(_clock() - since, 0)
+        rows[:, :2] = 0
         return rows
 
     def starting(self, worker: int) -> None:
         """Note that a worker's process is about to be started."""
-        self._change(worker, running=START, since=_clock())
+        self.of(worker).go_on(START)
 
     def bury(self, worker: int, *, died: bool = True) -> None:
         """Note that no process has this number any more; what it was at ends now. `died`: it counts as a restart."""
-        self._change(worker, restarts=died)
-
-    def _change(self, worker: int, *, running: int = 0, since: int = 0, restarts: int = 0) -> None:
-        assert self._memory is not None
-        place = self._at + ROW_BYTES * (worker - self._first)
-        row = np.array(_ROW.unpack_from(self._memory, place))
-        _count_until_now(row[None])
-        row[:2] = running, since
-        row[place_of["restarts"]] += restarts
-        _ROW.pack_into(self._memory, place, *row.tolist())
+        counters = self.of(worker)
+        counters.restarts += died
+        counters.go_on(0)
 
     def close(self) -> None:
         """Let go of the memory."""
         self._last, self._memory = self.read(), None
-
-
-def _count_until_now(rows: np.ndarray) -> None:
-    """Add to the time that each row is counting what has passed of it, and count no longer."""
-    running, since = rows[:, 0], rows[:, 1]
-    np.add.at(rows, (np.arange(len(rows)), running), np.where(running > 0, np.maximum(_clock() - since, 0), 0))
-    rows[:, :2] = 0

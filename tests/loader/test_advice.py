@@ -198,6 +198,13 @@ def test_copies():
     assert said(replace(refused, waiting=0.65, **found)).startswith("decode is the bottleneck")
 
 
+def test_the_devices_decoder():
+    assert said(stats(main={"device decode": 6.0, "step": 3.0}, device="cuda:0")) == (
+        "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both') "
+        "shares the images with workers"
+    )
+
+
 def test_a_step_that_is_the_bottleneck_has_a_word_for_the_ring():
     found = stats(main={"step": 9.0, "copy": 0.2}, pinning_refused=True, **workers(0.4, decode=4.0))
     sentence = said(found, lockable_bytes=64 << 10)
