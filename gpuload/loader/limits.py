@@ -357,15 +357,12 @@ def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
         mounted = [(base, point) for kind, base, point in mounts if kind == version]
         mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
         # In a container the group may be outside of the mounted ones: then the mounted one is the container's.
-        point, below = mounted[0][1], PurePosixPath()
+        point, below = mounted[0][1], ()
         if ".." not in group.parts:
-            inside = ((point, group.relative_to(base)) for base, point in mounted if group.is_relative_to(base))
+            inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))
             point, below = next(inside, (point, below))
-        top = PurePosixPath(root, point)
-        for folder in (top / below, *(top / below).parents):  # any ancestor's limit counts
-            yield str(folder), version
-            if folder == top:
-                break
+        for depth in range(len(below), -1, -1):  # any ancestor's limit counts
+            yield os.path.join(root, point, *below[:depth]), version
 
 
 def _mounts(root: str, controller: str) -> Iterator[tuple[str, str, str]]:

@@ -28,7 +28,7 @@ from gpuload.loader.options import Options
 from gpuload.loader.stats import Counters, Part, Stats, WorkerStats
 from gpuload.stage import Stage
 from gpuload.stage.decode import ImageDecoder
-from gpuload.workers.counters import FIELDS
+from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.faults import ErrorLog
 from gpuload.workers.feed import Feed
 
@@ -88,7 +88,8 @@ class Span:
             counted -= earlier
         in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
         rows = _within_epochs(counted.workers, int(1e9 * seconds))
-        numbers = Counter({**counted.main, **{name: int(column.sum()) for name, column in rows.items()}})
+        numbers = Counter({**counted.main, **dict(zip(FIELDS, rows.sum(axis=0).tolist(), strict=True))})
+        numbers["started"] = int(np.count_nonzero(rows[:, place_of["start_ns"]]))
         workers_cpu_s = numbers["cpu_ns"] / 1e9
         stats = Stats(
             epoch=epoch,
@@ -257,14 +258,14 @@ def _untried(options: Options) -> tuple[str, ...]:
     return tuple(untried)
 
 
-def _within_epochs(workers: np.ndarray, time_ns: int) -> dict[str, np.ndarray]:
-    """Return the workers' numbers by name, without the time between epochs, in which workers start and are idle too;
-    and which of them have started."""
-    rows = dict(zip(FIELDS, workers.T, strict=True))
-    left_ns = np.maximum(0, time_ns - rows["busy_ns"])
-    rows["start_ns"] = np.minimum(rows["start_ns"], left_ns)
-    rows["idle_ns"] = np.minimum(rows["idle_ns"], left_ns - rows["start_ns"])
-    return rows | {"started": rows["start_ns"] > 0}
+def _within_epochs(workers: np.ndarray, time_ns: int) -> np.ndarray:
+    """Return the workers' rows without the time between epochs, in which workers start and are idle too."""
+    rows = workers.copy()
+    busy_ns, start_ns, idle_ns = (rows[:, place_of[name]] for name in ("busy_ns", "start_ns", "idle_ns"))
+    left_ns = np.maximum(0, time_ns - busy_ns)
+    start_ns[:] = np.minimum(start_ns, left_ns)
+    idle_ns[:] = np.minimum(idle_ns, left_ns - start_ns)
+    return rows
 
 
 def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
@@ -285,10 +286,10 @@ def _parts(numbers: Mapping[str, float], *, in_process: bool) -> Iterator[Part]:
             yield Part(name, "main" if in_process and where == "workers" else where, seconds, int(numbers[count]))
 
 
-def _workers(rows: Mapping[str, np.ndarray], seconds: float, count: int) -> Iterator[WorkerStats]:
+def _workers(rows: np.ndarray, seconds: float, count: int) -> Iterator[WorkerStats]:
     """Yield the workers that there are, and those that there were."""
-    columns = (rows[name].tolist() for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts"))
-    for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(zip(*columns, strict=True)):
+    places = [place_of[name] for name in ("busy_ns", "idle_ns", "start_ns", "samples", "restarts")]
+    for number, (busy_ns, idle_ns, start_ns, samples, restarts) in enumerate(rows[:, places].tolist()):
         if number < count or busy_ns or idle_ns or start_ns or restarts:
             ready_ns = max(1e9 * seconds - start_ns, 1)
             yield WorkerStats(number, min(1.0, busy_ns / ready_ns), samples, restarts)
