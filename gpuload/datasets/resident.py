@@ -6,15 +6,16 @@ and lies in `kept` as long as this object lives, in the main process alone: it d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
 from gpuload.datasets.kinds import check_dataset, is_iterable, natural_blocks
 
-__all__ = ["DeviceCached", "find_resident", "numbers_of"]
+__all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 
-DEPTH: Final = 8  # how deep a `DeviceCached` is looked for in datasets of datasets
+DEPTH: Final = 8  # how deep is looked into datasets of datasets
 
 
 class DeviceCached:
@@ -113,7 +114,7 @@ def find_resident(dataset: Any) -> DeviceCached | None:
             break
         outer = outer.dataset
     inner = outer.dataset if isinstance(outer, DeviceCached) else outer
-    if _holds_one(inner, DEPTH):
+    if any(isinstance(part, DeviceCached) for part in datasets_in(inner)):
         raise ValueError(
             f"there is a DeviceCached inside of {type(inner).__name__}, where a Loader cannot use what it keeps; put "
             f"it outermost: DeviceCached({type(inner).__name__}(…)), or only a torch Subset around it"
@@ -141,10 +142,11 @@ def _is_subset(dataset: Any) -> bool:
     return type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ == "Subset"
 
 
-def _holds_one(dataset: Any, depth: int) -> bool:
-    if isinstance(dataset, DeviceCached):
-        return True
+def datasets_in(dataset: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """Yield a dataset, and the datasets that it is made of."""
+    yield dataset
     inner = vars(dataset) if depth and hasattr(dataset, "__dict__") else {}
     several = inner.get("datasets")
-    parts = [inner.get("dataset"), *(several if isinstance(several, list | tuple) else [])]
-    return any(_holds_one(part, depth - 1) for part in parts if part is not None)
+    for part in (inner.get("dataset"), *(several if isinstance(several, list | tuple) else ())):
+        if part is not None:
+            yield from datasets_in(part, depth - 1)

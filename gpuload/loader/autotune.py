@@ -2,14 +2,9 @@
 
 `Autotune` is the rule, without clock, processes or randomness. It belongs to a `Loader`, and outlives its sessions. It
 is fed once a batch with how long the batch took and how much of that the loop waited for it. From time to time these
-make a *window*, long enough for its means to say something, and `decide` looks at it:
-
-- The loop waits, and workers are busy: more workers. It waits although they are not, for single slow samples, say: more
-  batches ahead, which are begun earlier. It does not wait, and workers are idle: fewer.
-- Each such step is a *trial*: the next window says whether it did what it was for. If not, it is taken back, and that
-  direction is *barred* for many batches, each time for twice as many; unless the loop or the data become others.
-- No more workers than CPUs, unless they want little of these (they wait for a disk, or for other machines; a worker
-  that waits for a CPU wants one), and no more than memory, open files and processes allow.
+make a *window*, long enough for its means to say something, and `decide` looks at it. Each step is a *trial*: the next
+window says whether it did what it was for. If not, it is taken back, and that direction is *barred* for many batches.
+docs/autotuning.md has the rule, and its limits.
 
 A `Tuner` measures for it while a session runs, does what it says, and logs it. It is called once a batch, which costs
 some microseconds, and some more at the end of a window.
@@ -23,8 +18,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
 from gpuload.loader.limits import (
     SPARE_DESCRIPTORS,
@@ -40,9 +35,8 @@ from gpuload.loader.options import DEFAULT_PREFETCH, Options
 from gpuload.stage import Stage
 from gpuload.workers.feed import Feed
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.protocol import Engine
 
-__all__ = ["LEAP", "MOST_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for", "tuner_for"]
+__all__ = ["LEAP", "MOST_AHEAD", "Autotune", "Load", "Room", "Setting", "Step", "Tuner", "autotune_for"]
 
 # The share of the time that matters: the loop waits for more, or a step up would save so much: up. Else, down, as long
 # as it costs no more.
@@ -64,24 +58,21 @@ Way = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
 logger = logging.getLogger("gpuload")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """`workers` processes; `ahead` batches in work besides the one in use."""
 
     workers: int
     ahead: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Means over a window: how many workers were at chunks, and how many CPUs they all used or waited for."""
 
     busy: float
     cpus: float
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What the machine allows now; `by` is what limits the workers."""
 
     workers: int
@@ -89,8 +80,7 @@ class Room:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A change, and why; the first `skip` batches after it say nothing yet."""
 
     before: Setting
@@ -99,17 +89,11 @@ class Step:
     skip: int
 
     def __str__(self) -> str:
-        before, after = self.before, self.after
-        numbers = [
-            ("num_workers", before.workers, after.workers),
-            ("prefetch_factor", before.ahead, after.ahead),
-        ]
-        changes = ", ".join(f"{name} {old} → {new}" for name, old, new in numbers if old != new)
-        return f"{changes}: {self.why}"
+        numbers = zip(("num_workers", "prefetch_factor"), self.before, self.after, strict=True)
+        return f"{', '.join(f'{name} {old} → {new}' for name, old, new in numbers if old != new)}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Means:
+class _Means(NamedTuple):
     """The means of a window: seconds of a batch, seconds of these that the loop waited, and the workers' load."""
 
     seconds: float
@@ -128,31 +112,48 @@ class _Means:
         return self.seconds - self.waited_s
 
     @property
+    def work_s(self) -> float:
+        """What all workers together need for a batch."""
+        return self.load.busy * self.seconds
+
+    @property
     def is_tight(self) -> bool:
         """Whether workers had enough to do."""
         return self.load.busy > TIGHT * self.workers
+
+    def gain(self, workers: int) -> float:
+        """Return the share of the time that more workers are expected to save."""
+        return 1 - max(self.own_s, self.work_s / workers) / self.seconds if self.is_tight else self.waiting
 
     def is_like(self, other: _Means) -> bool:
         most = OTHER * max(self.seconds, other.seconds)
         return abs(self.seconds - other.seconds) <= most and abs(self.own_s - other.own_s) <= most
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A step that the next window judges by the means before it; `min_gain` is a share of the seconds of a batch."""
+class _Trial(NamedTuple):
+    """A step that the next window judges by the `means` before it."""
 
     way: Way
     before: Setting
+    after: Setting
     means: _Means
-    min_gain: float
 
     def helped(self, means: _Means) -> bool:
         """Whether the step did what it was for."""
         if self.way == "more workers":
-            return means.seconds <= (1 - self.min_gain) * self.means.seconds
+            return means.seconds <= (1 - KEPT * self.means.gain(self.after.workers)) * self.means.seconds
         if self.way == "more ahead":
             return means.waited_s <= (1 - KEPT) * self.means.waited_s
         return means.waiting <= THRESHOLD or means.seconds <= (1 + THRESHOLD) * self.means.seconds
+
+    def in_vain(self, means: _Means) -> str:
+        """Say that it did not."""
+        if self.way.startswith("more"):
+            return (
+                f"{self.way} did not help: a batch took {_ms(self.means.seconds)} ms with a wait of "
+                f"{_ms(self.means.waited_s)}, and then {_ms(means.seconds)} with {_ms(means.waited_s)}"
+            )
+        return f"{self.way} cost time: the loop waited {self.means.waiting:.1%} of it, and then {means.waiting:.1%}"
 
 
 @dataclass(slots=True)
@@ -181,29 +182,27 @@ class Autotune:
     """
 
     def __init__(self, start: Setting, *, cpus: int, workers: bool = True, ahead: bool = True) -> None:
-        self.setting = start
+        self.setting = self._start = start
         self.chunks = 1
         self.settled = False
         self.verdict = ""
-        self._start = start
         self._cpus = cpus
         self._tunes = {"workers": workers, "ahead": ahead}
-        self._batches = 0
-        self._changed_at = 0
+        self._batches = self._changed_at = 0
         self._window: list[tuple[float, float]] = []  # of each batch: the loop's own seconds, and those it waited
-        self._total_s = 0.0  # of the window
         self._trial: _Trial | None = None
         self._bars: dict[Way, _Bar] = {}
+
+    # -- windows ----------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float, waited_s: float) -> bool:
         """Take in that a batch came, so long after the one before. True: the window is long enough for `decide`."""
         self._batches += 1
         self._window.append((max(0.0, seconds - waited_s), waited_s))
-        self._total_s += seconds
         count, least = len(self._window), self._min_batches
-        if count < least or self._total_s < MIN_S or (count - least) % (least // 4):
+        if count < least or (count - least) % (least // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
             return False
-        is_clear = not self.settled and sum(waited_s for _, waited_s in self._window) > CLEAR * self._total_s
+        is_clear = not self.settled and sum(waited_s for _, waited_s in self._window) > CLEAR * total_s
         if is_clear or count >= MOST_TIMES * least:
             return True
         first, second = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
@@ -222,11 +221,19 @@ class Autotune:
     def forget(self) -> None:
         """Forget the batches of this window: they say nothing."""
         self._window.clear()
-        self._total_s = 0.0
+
+    def _means(self, load: Load) -> _Means:
+        own = [own_s for own_s, _ in self._window]
+        most = PAUSE[0] * statistics.median(own) + PAUSE[1]
+        waited_s = statistics.fmean(waited_s for _, waited_s in self._window)
+        own_s = statistics.fmean(min(own_s, most) for own_s in own)
+        return _Means(own_s + waited_s, waited_s, load, self.setting.workers)
+
+    # -- trials -----------------------------------------------------------------------------------------------------
 
     def refused(self, workers: int) -> None:
         """Accept that no more than so many workers could be started."""
-        self.setting = replace(self.setting, workers=workers)
+        self.setting = self.setting._replace(workers=workers)
         self._trial = None
         self.forget()
 
@@ -241,100 +248,69 @@ class Autotune:
                 bar.until = 0
         trial, self._trial = self._trial, None
         if trial is not None and not trial.helped(means):
-            if trial.way.startswith("more") and not means.is_tight and (step := self._more_ahead(means, room)):
+            if trial.way.startswith("more") and not means.is_tight and (step := self._try("more ahead", means, room)):
                 self._trial = trial  # goes on: more of both may help where one alone does not
                 return step
-            return self._take_back(trial, means)
+            batches = self._bar(trial.way, trial.means)
+            return self._step(trial.before, f"{trial.in_vain(means)}; not tried again for {batches} batches")
         if trial is not None and trial.way == "more workers":
             self._bar("fewer workers", means)  # they are needed: not so soon
-        step = self._propose(means, room)
+        ways: tuple[Way, ...] = ("fewer workers", "less ahead")
+        self.verdict = f"the loop waits {means.waiting:.1%} of the time"
+        if means.waiting > THRESHOLD:
+            ways = ("more workers", "more ahead") if means.is_tight else ("more ahead", "more workers")
+            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and more do not help"
+        step = self._try(ways[0], means, room) or self._try(ways[1], means, room)
         self.settled = step is None
         return step
 
-    def _means(self, load: Load) -> _Means:
-        own = [own_s for own_s, _ in self._window]
-        most = PAUSE[0] * statistics.median(own) + PAUSE[1]
-        waited_s = statistics.fmean(waited_s for _, waited_s in self._window)
-        own_s = statistics.fmean(min(own_s, most) for own_s in own)
-        return _Means(own_s + waited_s, waited_s, load, self.setting.workers)
+    def _bar(self, way: Way, means: _Means) -> int:
+        """Do not go this way for a while; return for how many batches: each time for twice as many."""
+        batches = min(2 * self._bars[way].batches, MOST_BARRED) if way in self._bars else BARRED
+        self._bars[way] = _Bar(batches, self._batches + batches, means)
+        return batches
 
-    # -- steps ------------------------------------------------------------------------------------------------------
-
-    def _propose(self, means: _Means, room: Callable[[], Room]) -> Step | None:
-        if means.waiting > THRESHOLD:
-            ways = (self._more_workers, self._more_ahead) if means.is_tight else (self._more_ahead, self._more_workers)
-            self.verdict = f"the loop waits {means.waiting:.0%} of the time, and more do not help"
-            return ways[0](means, room) or ways[1](means, room)
-        self.verdict = f"the loop waits {means.waiting:.1%} of the time"
-        return self._fewer_workers(means) or self._less_ahead(means)
-
-    def _more_workers(self, means: _Means, room: Callable[[], Room]) -> Step | None:
-        now = self.setting.workers
-        if not self._may("more workers"):
+    def _try(self, way: Way, means: _Means, room: Callable[[], Room]) -> Step | None:
+        """Go a way, if it may be gone, and leads anywhere."""
+        is_barred = way in self._bars and self._batches < self._bars[way].until
+        if is_barred or not self._tunes["workers" if "workers" in way else "ahead"]:
             return None
+        before = self.setting
+        if way == "more workers":
+            after = before._replace(workers=self._more_workers(means, room))
+        elif way == "fewer workers":
+            after = before._replace(workers=min(before.workers, max(1, math.ceil(means.load.busy / TIGHT))))
+        elif way == "more ahead":
+            after = before._replace(ahead=self._more_ahead(room))
+        else:
+            is_calm = self._batches - self._changed_at >= BARRED
+            after = before._replace(ahead=max(self._start.ahead, before.ahead // 2)) if is_calm else before
+        if after == before:
+            return None
+        self._trial = _Trial(way, before, after, means)
+        return self._step(
+            after,
+            f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms a "
+            f"batch), and {means.load.busy:.1f} of {before.workers} workers are busy",
+        )
+
+    def _more_workers(self, means: _Means, room: Callable[[], Room]) -> int:
+        """Return how many workers the work needs, as far as they are allowed, and if that saves enough."""
+        now = self.setting.workers
         # More than there are CPUs, only as far as workers leave these idle.
         most, by = max(self._cpus, int(TIGHT * self._cpus * now / max(means.load.cpus, 1e-3))), "CPUs"
         if most > now and (allowed := room()).workers < most:
             most, by = allowed.workers, allowed.by
         if most <= now:
             self.verdict = f"the loop waits {means.waiting:.0%} of the time, and more are not possible, limited by {by}"
-            return None
-        work_s = means.load.busy * means.seconds  # of all workers, for a batch
-        needed = work_s / (TIGHT * means.own_s) if means.own_s else math.inf
+            return now
+        needed = means.work_s / (TIGHT * means.own_s) if means.own_s else math.inf
         workers = min(most, max(now + 1, math.ceil(min(needed, LEAP * now))))
-        gain = 1 - max(means.own_s, work_s / workers) / means.seconds if means.is_tight else means.waiting
-        if gain < THRESHOLD:
-            return None
-        return self._try("more workers", replace(self.setting, workers=workers), means, KEPT * gain)
+        return now if means.gain(workers) < THRESHOLD else workers
 
-    def _fewer_workers(self, means: _Means) -> Step | None:
-        workers = max(1, math.ceil(means.load.busy / TIGHT))
-        if workers >= self.setting.workers or not self._may("fewer workers"):
-            return None
-        return self._try("fewer workers", replace(self.setting, workers=workers), means)
-
-    def _more_ahead(self, means: _Means, room: Callable[[], Room]) -> Step | None:
-        if self.setting.ahead >= MOST_AHEAD or not self._may("more ahead"):
-            return None
-        ahead = min(2 * self.setting.ahead, MOST_AHEAD, room().ahead)
-        if ahead <= self.setting.ahead:
-            return None
-        return self._try("more ahead", replace(self.setting, ahead=ahead), means)
-
-    def _less_ahead(self, means: _Means) -> Step | None:
-        ahead = max(self._start.ahead, self.setting.ahead // 2)
-        is_calm = self._batches - self._changed_at >= BARRED
-        if ahead >= self.setting.ahead or not is_calm or not self._may("less ahead"):
-            return None
-        return self._try("less ahead", replace(self.setting, ahead=ahead), means)
-
-    def _may(self, way: Way) -> bool:
-        is_barred = way in self._bars and self._batches < self._bars[way].until
-        return self._tunes["workers" if "workers" in way else "ahead"] and not is_barred
-
-    # -- trials -----------------------------------------------------------------------------------------------------
-
-    def _try(self, way: Way, after: Setting, means: _Means, min_gain: float = 0.0) -> Step:
-        self._trial = _Trial(way, self.setting, means, min_gain)
-        return self._step(
-            after,
-            f"the loop waits {means.waiting:.0%} of the time ({_ms(means.waited_s)} of {_ms(means.seconds)} ms a "
-            f"batch), and {means.load.busy:.1f} of {self.setting.workers} workers are busy",
-        )
-
-    def _take_back(self, trial: _Trial, means: _Means) -> Step:
-        self.settled = False
-        if trial.way.startswith("more"):
-            why = (
-                f"{trial.way} did not help: a batch took {_ms(trial.means.seconds)} ms with a wait of "
-                f"{_ms(trial.means.waited_s)}, and then {_ms(means.seconds)} with {_ms(means.waited_s)}"
-            )
-        else:
-            why = (
-                f"{trial.way} cost time: the loop waited {trial.means.waiting:.1%} of it, and then {means.waiting:.1%}"
-            )
-        batches = self._bar(trial.way, trial.means)
-        return self._step(trial.before, f"{why}; not tried again for {batches} batches")
+    def _more_ahead(self, room: Callable[[], Room]) -> int:
+        now = self.setting.ahead
+        return now if now >= MOST_AHEAD else max(now, min(2 * now, MOST_AHEAD, room().ahead))
 
     def _step(self, after: Setting, why: str) -> Step:
         before, self.setting, self._changed_at = self.setting, after, self._batches
@@ -342,12 +318,6 @@ class Autotune:
         if after.workers < before.workers or after.ahead != before.ahead:
             skip += max(before.ahead, after.ahead)  # what is ready already hides for a while what has changed
         return Step(before, after, why, skip)
-
-    def _bar(self, way: Way, means: _Means) -> int:
-        """Do not go this way for a while; return for how many batches: each time for twice as many."""
-        batches = min(2 * self._bars[way].batches, MOST_BARRED) if way in self._bars else BARRED
-        self._bars[way] = _Bar(batches, self._batches + batches, means)
-        return batches
 
 
 def _ms(seconds: float) -> str:
@@ -359,34 +329,19 @@ def autotune_for(options: Options) -> Autotune | None:
     workers = options.workers
     if not workers.count or "auto" not in (workers.num_workers, workers.prefetch_factor):
         return None
-    start = Setting(workers.count, workers.prefetch)
-    return Autotune(
-        start, cpus=workers.cpus, workers=workers.num_workers == "auto", ahead=workers.prefetch_factor == "auto"
-    )
-
-
-def tuner_for(autotune: Autotune | None, options: Options, engine: Engine, feed: Feed, stage: Stage) -> Tuner | None:
-    """Return the tuner of a session; None if there is nothing to tune."""
-    if autotune is None or not isinstance(engine, WorkerPool):
-        return None
-    return Tuner(autotune, options, engine, feed, stage)
+    tunes = {"workers": workers.num_workers == "auto", "ahead": workers.prefetch_factor == "auto"}
+    return Autotune(Setting(workers.count, workers.prefetch), cpus=workers.cpus, **tunes)
 
 
 class Tuner:
     """Sets the number of workers and of batches ahead of one session."""
 
     def __init__(self, autotune: Autotune, options: Options, pool: WorkerPool, feed: Feed, stage: Stage) -> None:
-        self._autotune = autotune
-        self._options = options
-        self._pool = pool
-        self._feed = feed
-        self._stage = stage
+        self._autotune, self._options, self._pool, self._feed, self._stage = autotune, options, pool, feed, stage
         self._last: float | None = None  # when the last batch was given
         self._skip = 0
-        self._since: tuple[float, dict[int, float]] | None = None  # the workers' clocks when the window (re)began
-        self._busy_s = self._cpu_s = self._seconds = 0.0  # of the window, before that
-        autotune.chunks = -(-options.order.size // feed.chunk_size)
-        autotune.forget()
+        self._look_at_chunks()
+        self._restart()
         self._leave_cpus()
 
     def begin(self) -> None:
@@ -415,8 +370,9 @@ class Tuner:
                 self._decide()
 
     def _restart(self) -> None:
-        self._since = None
-        self._busy_s = self._cpu_s = self._seconds = 0.0
+        """Begin a window."""
+        self._since: tuple[float, dict[int, float]] | None = None  # the workers' clocks when the window (re)began
+        self._busy_s = self._cpu_s = self._seconds = 0.0  # of the window, before that
         self._autotune.forget()
 
     def _bank(self) -> None:
@@ -430,8 +386,8 @@ class Tuner:
         self._bank()
         busy = self._busy_s / self._seconds
         load = Load(busy, self._cpu_s / self._seconds or busy)  # not known: as if they did nothing but compute
+        self._look_at_chunks()
         was_settled = self._autotune.settled
-        self._autotune.chunks = -(-self._options.order.size // self._feed.chunk_size)
         step = self._autotune.decide(load, self._room)
         self._restart()
         if step is not None:
@@ -439,13 +395,11 @@ class Tuner:
             self._apply()
             logger.info("%s", step)
         elif not was_settled:
-            setting = self._autotune.setting
-            logger.info(
-                "settled at num_workers=%d, prefetch_factor=%d: %s",
-                setting.workers,
-                setting.ahead,
-                self._autotune.verdict,
-            )
+            setting, verdict = self._autotune.setting, self._autotune.verdict
+            logger.info("settled at num_workers=%d, prefetch_factor=%d: %s", *setting, verdict)
+
+    def _look_at_chunks(self) -> None:
+        self._autotune.chunks = -(-self._options.order.size // self._feed.chunk_size)
 
     def _apply(self) -> None:
         setting = self._autotune.setting

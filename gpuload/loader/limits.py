@@ -3,10 +3,8 @@
 A limit that is reached in the middle of an epoch is an `OSError` in some library, or a process that is killed without a
 message. So it is checked first, and what does not fit is a `LimitError` with the figures.
 
-A GPU belongs to one NUMA node of a machine with several. Pixels that workers of another node write, or that lie in its
-memory, cross the link between the nodes on their way. So workers go to the CPUs of the GPU's node, and the ring to its
-memory; but not where that would leave workers fewer CPUs than there are of them, nor where somebody has already chosen
-CPUs for this process.
+On a machine with several NUMA nodes, workers go to the CPUs of the GPU's node, and the ring to its memory, where
+nothing speaks against it: docs/tuning.md has the cases.
 
 Runs in the main process. Nothing is cached, since limits and use change with every file and every batch. A figure that
 is missing or makes no sense counts as no limit: a guess must never stop a program that would have run. `root`, where a
@@ -19,9 +17,9 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import PurePosixPath
 
 from gpuload.errors import LimitError
 from gpuload.ring.affinity import cpu_list, cpus_in
@@ -32,7 +30,6 @@ __all__ = [
     "START_DESCRIPTORS",
     "WORKER_BYTES",
     "WORKER_DESCRIPTORS",
-    "Machine",
     "Placement",
     "available_bytes",
     "check_descriptors",
@@ -43,6 +40,7 @@ __all__ = [
     "default_workers",
     "descriptors_left",
     "find_placement",
+    "lockable_bytes",
     "memory_left_bytes",
     "near",
     "numa_nodes",
@@ -62,6 +60,16 @@ SPARE_DESCRIPTORS = 8  # opened for a moment: imported modules, libraries' files
 # images and other decoders soon take the difference.
 WORKER_BYTES = 45 * 1000 * 1000
 
+# In the folder of a control group, by version: the files of a limit and of what is used; what can be reclaimed.
+PROCESS_FILES = {"cgroup2": ("pids.max", "pids.current"), "cgroup": ("pids.max", "pids.current")}
+MEMORY_FILES = {
+    "cgroup2": ("memory.max", "memory.current"),
+    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+RECLAIMABLE = {
+    "cgroup2": ("inactive_file", "active_file", "slab_reclaimable"),
+    "cgroup": ("total_inactive_file", "total_active_file"),
+}
 _UNLIMITED = 1 << 60  # version 1 says "none" with the largest multiple of a page below 2**63
 
 DEVICES = "sys/bus/pci/devices"
@@ -69,24 +77,6 @@ DISPLAY, ACCELERATOR = "0x03", "0x12"  # the classes of PCI devices that GPUs ha
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a process may use.
-
-    Attributes:
-        cpus: CPUs, by its affinity and its control group.
-        memlock_bytes: memory that it may lock (``ulimit -l``); None means no limit, or not known.
-    """
-
-    cpus: int
-    memlock_bytes: int | None = None
-
-    @classmethod
-    def here(cls) -> Machine:
-        """Ask the system what this process may use."""
-        return cls(usable_cpus(), _soft_limit("RLIMIT_MEMLOCK"))
 
 
 def usable_cpus(root: str = "/") -> int:
@@ -115,7 +105,7 @@ def default_workers(cpus: int, local_ranks: int) -> int:
 
 def descriptors_left() -> int | None:
     """Return how many more files this process may open: the soft limit less open files; None if not known."""
-    limit = _soft_limit("RLIMIT_NOFILE")
+    limit = _limits_of("RLIMIT_NOFILE")[0]
     if limit is None:
         return None
     try:
@@ -142,10 +132,8 @@ def check_descriptors(workers: int, *, spared: int = 0) -> None:
     left = descriptors_left()
     if left is None or needed <= left + spared:
         return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    soft, hard = _limits_of("RLIMIT_NOFILE")
+    most = "no limit" if hard is None else f"{hard:,}"
     raise LimitError(
         f"num_workers={workers} takes {needed:,} file descriptors in this process ({WORKER_DESCRIPTORS} for each "
         f"worker, {needed - WORKER_DESCRIPTORS * workers} besides), but {left:,} are left of the {soft:,} that it may "
@@ -161,15 +149,13 @@ def processes_left(root: str = "/") -> tuple[int, str] | None:
     version 2 and 1).
     """
     left = []
-    limit = _soft_limit("RLIMIT_NPROC")
+    limit = _limits_of("RLIMIT_NPROC")[0]
     if limit is not None and os.geteuid() != 0:
         with contextlib.suppress(OSError):
             name = f"the {limit:,} that this user may have (RLIMIT_NPROC, `ulimit -u`)"
             left.append((max(0, limit - _tasks_of(os.getuid(), root)), name))
-    for folder, _ in control_groups(root, "pids"):
-        limit, use = (_number(_read(f"{folder}/pids.{name}")) for name in ("max", "current"))
-        if limit is not None and use is not None:
-            left.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
+    for limit, use, folder, _ in _limited_groups(root, "pids", PROCESS_FILES):
+        left.append((max(0, limit - use), f"the {limit:,} that the control group {folder} may have (pids.max)"))
     return min(left, default=None)
 
 
@@ -204,8 +190,8 @@ def memory_left_bytes(root: str = "/") -> int | None:
     epoch the dataset. Shared memory, such as the ring, is in neither: it has no file to go back to. Memory that could
     be swapped out does not count.
     """
-    memory = _tightest(root)
-    return None if memory is None else memory.left_bytes
+    tightest = _tightest(root)
+    return None if tightest is None else tightest[0]
 
 
 def available_bytes(root: str = "/") -> int | None:
@@ -217,6 +203,11 @@ def available_bytes(root: str = "/") -> int | None:
     return min([*free, *([] if left is None else [left])], default=None)
 
 
+def lockable_bytes() -> int | None:
+    """Return how much memory this process may lock (``ulimit -l``); None means no limit, or not known."""
+    return _limits_of("RLIMIT_MEMLOCK")[0]
+
+
 def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
     """Raise a LimitError, with figures and advice, if the control group has too little memory left to begin.
 
@@ -226,57 +217,27 @@ def check_memory(*, workers: int, output_bytes: int, root: str = "/") -> None:
         workers: processes that will be started.
         output_bytes: ordinary memory of one finished batch.
     """
-    memory = _tightest(root)
+    tightest = _tightest(root)
     needed = workers * WORKER_BYTES + output_bytes
-    if memory is None or needed <= memory.left_bytes:
+    if tightest is None or needed <= tightest[0]:
         return
+    left_bytes, limit_bytes, folder = tightest
     raise LimitError(
         f"at least {_mb(needed)} of memory are needed ({workers} workers of about {_mb(WORKER_BYTES)}, "
-        f"{_mb(output_bytes)} for a finished batch), "
-        f"but the control group {memory.folder} has {_mb(memory.left_bytes)} left of its limit of "
-        f"{_mb(memory.limit_bytes)}. Use fewer workers or a smaller batch_size, or raise "
-        "the limit of the container or job"
+        f"{_mb(output_bytes)} for a finished batch), but the control group {folder} has {_mb(left_bytes)} left of its "
+        f"limit of {_mb(limit_bytes)}. Use fewer workers or a smaller batch_size, or raise the limit of the container "
+        "or job"
     )
 
 
-class _Memory(NamedTuple):
-    left_bytes: int
-    limit_bytes: int
-    folder: str
-
-
-class _Files(NamedTuple):
-    """The file names of a version of control groups, for memory."""
-
-    limit: str
-    use: str
-    reclaimable: tuple[str, ...]
-
-
-_VERSIONS = {
-    "cgroup2": _Files("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
-    "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-}
-
-
-def _tightest(root: str) -> _Memory | None:
-    """Return the control group with the least memory left, if any has a limit."""
+def _tightest(root: str) -> tuple[int, int, str] | None:
+    """Return the control group with the least memory left, if any has a limit: left bytes, limit, folder."""
     groups = []
-    for folder, version in control_groups(root, "memory"):
-        files = _VERSIONS[version]
-        limit = _number(_read(f"{folder}/{files.limit}"))
-        if limit is None or limit >= _UNLIMITED:
-            continue
-        use = _number(_read(f"{folder}/{files.use}"))
-        if use is not None:
-            left = limit - use + _reclaimable(_read(f"{folder}/memory.stat"), files)
-            groups.append(_Memory(max(0, left), limit, folder))
+    for limit, use, folder, version in _limited_groups(root, "memory", MEMORY_FILES):
+        entries = (line.partition(" ") for line in _read(f"{folder}/memory.stat").splitlines())
+        reclaimable = sum(_number(value) or 0 for name, _, value in entries if name in RECLAIMABLE[version])
+        groups.append((max(0, limit - use + reclaimable), limit, folder))
     return min(groups, default=None)
-
-
-def _reclaimable(stat: str, files: _Files) -> int:
-    entries = (line.partition(" ") for line in stat.splitlines())
-    return sum(_number(value) or 0 for name, _, value in entries if name in files.reclaimable)
 
 
 # -- near the GPU -----------------------------------------------------------------------------------------------------
@@ -387,49 +348,42 @@ def _ranks_near(root: str, address: str, node: int, ranks: int) -> int:
 def control_groups(root: str, controller: str) -> Iterator[tuple[str, str]]:
     """Yield the folders of this process's groups for a controller, from its own upwards as far as they are visible;
     with "cgroup2", or "cgroup" for version 1."""
-    mounts = _mounts(root, controller)
+    mounts = list(_mounts(root, controller))
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not path.startswith("/") or (controllers and controller not in controllers.split(",")):
             continue
-        version = "cgroup" if controllers else "cgroup2"
-        mounted = mounts.get(version) or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
+        version, group = "cgroup" if controllers else "cgroup2", PurePosixPath(path)
+        mounted = [(base, point) for kind, base, point in mounts if kind == version]
+        mounted = mounted or [("/", f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")]
         # In a container the group may be outside of the mounted ones: then the mounted one is the container's.
-        point, below = next(
-            ((point, below) for base, point in mounted if (below := _below(path, base)) is not None),
-            (mounted[0][1], ""),
-        )
-        top = os.path.join(root, point)
-        folder = os.path.join(top, below) if below else top
-        while True:  # any ancestor's limit counts
-            yield folder, version
-            if len(folder) <= len(top):
-                break
-            folder = os.path.dirname(folder)
+        point, below = mounted[0][1], ()
+        if ".." not in group.parts:
+            inside = ((point, group.relative_to(base).parts) for base, point in mounted if group.is_relative_to(base))
+            point, below = next(inside, (point, below))
+        for depth in range(len(below), -1, -1):  # any ancestor's limit counts
+            yield os.path.join(root, point, *below[:depth]), version
 
 
-def _mounts(root: str, controller: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the mounts of each version: (group, folder relative to the root)."""
-    mounts: dict[str, list[tuple[str, str]]] = {}
+def _mounts(root: str, controller: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the mounts that have a controller: version, group, folder relative to the root."""
     for line in _read(os.path.join(root, "proc/self/mountinfo")).splitlines():
-        if " - cgroup" not in line:
-            continue
         before, _, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
-        if len(fields) < 5 or (kinds[0] == "cgroup" and controller not in kinds[-1].split(",")):
-            continue
-        base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
-        mounts.setdefault(kinds[0], []).append((base, point.lstrip("/")))
-    return mounts
+        if kinds[0] in ("cgroup", "cgroup2") and len(fields) >= 5:
+            base, point = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
+            if kinds[0] == "cgroup2" or controller in kinds[-1].split(","):
+                yield kinds[0], base, point.lstrip("/")
 
 
-def _below(path: str, base: str) -> str | None:
-    """Return `path` relative to `base`; None if it is not inside."""
-    inner = path.strip("/").split("/") if path.strip("/") else []
-    outer = base.strip("/").split("/") if base.strip("/") else []
-    if ".." in inner or inner[: len(outer)] != outer:
-        return None
-    return "/".join(inner[len(outer) :])
+def _limited_groups(
+    root: str, controller: str, names: Mapping[str, tuple[str, str]]
+) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the groups that have a limit: limit, use, folder, version; `names` are the files of both, by version."""
+    for folder, version in control_groups(root, controller):
+        limit, use = (_number(_read(f"{folder}/{name}")) for name in names[version])
+        if limit is not None and limit < _UNLIMITED and use is not None:
+            yield limit, use, folder, version
 
 
 def _read(path: str) -> str:
@@ -446,15 +400,16 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _soft_limit(name: str) -> int | None:
-    """Return a limit of this process; None means no limit, or not known."""
+def _limits_of(name: str) -> tuple[int | None, int | None]:
+    """Return a soft and a hard limit of this process; None means no limit, or not known."""
     try:
         import resource  # not on Windows
 
-        limit = resource.getrlimit(getattr(resource, name))[0]
+        soft, hard = resource.getrlimit(getattr(resource, name))
     except (ImportError, OSError, ValueError):
-        return None
-    return None if limit == resource.RLIM_INFINITY else limit
+        return None, None
+    none = resource.RLIM_INFINITY
+    return None if soft == none else soft, None if hard == none else hard
 
 
 def _mb(nbytes: int) -> str:

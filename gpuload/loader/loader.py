@@ -7,6 +7,7 @@ collection or the interpreter's exit. An epoch's iterator holds no resources of 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import warnings
@@ -50,6 +51,7 @@ from gpuload.workers.source import own_state
 __all__ = ["BatchInfo", "Loader", "apply"]
 
 DEFAULT_RING_BYTES = 2 << 30
+logger = logging.getLogger("gpuload.loader")
 
 
 class Loader:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import logging
 import os
 import threading
 import warnings
@@ -28,7 +29,7 @@ from gpuload.batches.assemble import Assembly
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import ErrorRecord, GpuloadError, SampleError, TooManyErrors
 from gpuload.loader import log
-from gpuload.loader.autotune import Autotune, Setting, tuner_for
+from gpuload.loader.autotune import Autotune, Setting, Tuner
 from gpuload.loader.limits import Placement, memory_left_bytes
 from gpuload.loader.meter import Meter
 from gpuload.loader.options import Options
@@ -59,6 +60,7 @@ __all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "j
 
 THREAD_WAIT_S = 5.0  # for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
+logger = logging.getLogger("gpuload.loader")
 OVER = "this iterator is over: {}"
 NEWER = (
     "a newer iter() of its Loader was started. A Loader gives one epoch at a time: for two at once, as in "
@@ -203,7 +205,7 @@ class Session:
         )
         # Workers have a copy of the dataset; in this process and on a device it is the user's own, or read.
         self.changes = DatasetChanges(options.order.dataset if workers.processes else None)
-        self.tuner = tuner_for(autotune, options, self.engine, self.feed, self.stage)
+        self.tuner = None if autotune is None else Tuner(autotune, options, self.engine, self.feed, self.stage)
         self.launched: deque[_Launched] = deque()
         self.ready: _Launched | None = None
         self.outdated = False
@@ -286,7 +288,6 @@ class Session:
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""
         with self.steps.begin(engine_broken=self.engine.broken is not None):
-            waited_s = self.meter.waited_s
             with self.meter:
                 self.ready = self._next_launched(info)
             if self.ready is None:
@@ -295,7 +296,7 @@ class Session:
             elif self.ready.error is None:
                 self.meter.given(self.ready.images)
             if self.tuner is not None and self.ready is not None:
-                self.tuner.batch(self.meter.waited_s - waited_s)
+                self.tuner.batch(self.meter.last_waited_s)
         return self.ready is not None
 
     def where_it_begins(self) -> IterablePlace | None:

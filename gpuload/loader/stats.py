@@ -9,9 +9,10 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import zip_longest
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
+
+import numpy as np
 
 from gpuload.stage.html import paragraph, table
 
@@ -22,34 +23,29 @@ COLUMNS: Final = 80  # the width of the table
 HEADS: Final = ("part", "where", "share", "total", "each", "rate")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """What a session counted up to a moment: numbers by name, which only grow, so two moments can be subtracted.
+    """What a session counted up to a moment: numbers that only grow, so two moments can be subtracted.
 
     Attributes:
         session: the session's number in this process.
-        main: of the main process.
+        main: of the main process, by name.
         decoded, refused: images for the device's decoder, by decoder, and by the reason why it refused them.
-        workers: of each worker, by `gpuload.workers.counters.FIELDS`.
+        workers: a row for each worker, int64 (workers, `gpuload.workers.counters.FIELDS`).
     """
 
     session: int
     main: Counter[str] = field(default_factory=Counter)
     decoded: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    workers: tuple[Counter[str], ...] = ()
+    workers: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def __sub__(self, earlier: Counters) -> Counters:
         """Return what was counted since an earlier moment of the session. Numbers that do not grow are 0: the rows of
         workers are read while these write them."""
-        rows = zip_longest(self.workers, earlier.workers[: len(self.workers)], fillvalue=Counter())
-        return Counters(
-            self.session,
-            self.main - earlier.main,
-            self.decoded - earlier.decoded,
-            self.refused - earlier.refused,
-            tuple(now - before for now, before in rows),
-        )
+        main, decoded = self.main - earlier.main, self.decoded - earlier.decoded
+        refused, workers = self.refused - earlier.refused, np.maximum(self.workers - earlier.workers, 0)
+        return Counters(self.session, main, decoded, refused, workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +209,9 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON can hold it."""
-        values = {name: value for name, value in _values(self) if name != "totals"}
-        lists = {name: [dict(_values(entry)) for entry in values[name]] for name in ("parts", "workers")}
-        return values | lists | {name: dict(values[name]) for name in ("decoders", "device_refused")}
+        values = asdict(replace(self, totals=None))
+        del values["totals"]
+        return values | {name: list(values[name]) for name in ("parts", "workers")}
 
     def __str__(self) -> str:
         lines = [_headline(self), ""]
@@ -229,10 +225,6 @@ class Stats:
     def _repr_html_(self) -> str:
         tables = [table(_headline(self), HEADS, _rows(self)), table("", (), _facts(self))] if self.seconds else []
         return "\n".join([*(tables or [paragraph(_headline(self))]), paragraph(self.advice)])
-
-
-def _values(record: Any) -> Iterator[tuple[str, Any]]:
-    return ((entry.name, getattr(record, entry.name)) for entry in fields(record))
 
 
 def size_of(nbytes: float) -> str:
@@ -263,15 +255,9 @@ def _rows(stats: Stats) -> Iterator[tuple[str, ...]]:
     for part in stats.parts:
         time = stats.seconds * (workers if part.where == "workers" else 1)
         share = f"{min(1.0, part.seconds / time):.0%}" if time else ""
-        yield part.name, part.where, share, _seconds(part.seconds), _each(part), _rate(part)
-
-
-def _each(part: Part) -> str:
-    return _seconds(part.seconds / part.count) if part.count else ""
-
-
-def _rate(part: Part) -> str:
-    return f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
+        each = _seconds(part.seconds / part.count) if part.count else ""
+        rate = f"{part.count / part.seconds:,.0f}/s" if part.count and part.seconds >= 1e-6 else ""
+        yield part.name, part.where, share, _seconds(part.seconds), each, rate
 
 
 def _seconds(seconds: float) -> str:

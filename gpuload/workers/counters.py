@@ -5,7 +5,9 @@ Memory layout: a row of 256 bytes for each worker, native int64, in the order of
 long; the parent writes to it only after the worker's death. A new worker continues its predecessor's numbers. With
 ``num_workers=0`` the row is ordinary memory of the main process.
 
-Numbers only grow. A reader may find a row half written: then a few of its numbers are a chunk younger than the others.
+A worker starts, is busy or is idle: a row says which of these times it is counting, and since when, and a reader adds
+what has passed since. Numbers only grow. A reader may find a row half written: then a few of its numbers are a chunk
+younger than the others.
 """
 
 from __future__ import annotations
@@ -41,11 +43,14 @@ class Counters:
         at: its offset.
 
     Attributes:
+        running: the place in `FIELDS` of the time that is being counted; 0: none is. since: from when on, monotonic ns.
         start_ns: the time from the start of the process until it can take a chunk.
         queued_ns: the time that a busy worker was runnable while others had the CPUs.
         decoded: images by decoder; a decoder counts here (`gpuload.decode.decoder.COUNTED`).
     """
 
+    running: int
+    since: int
     busy_ns: int
     idle_ns: int
     start_ns: int
@@ -70,12 +75,11 @@ class Counters:
         self._cpu_at = None if memory is None else time.process_time_ns()  # the main process counts its own
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
         self._queue_fd, self._queued_at = -1, 0
-        self._state_at = _clock()
         numbers = _ROW.unpack_from(self._memory, at)
-        self._start_since = numbers[place_of["start_since"]]
-        for name, number in zip(_NAMES, numbers[STATES:], strict=False):
-            setattr(self, name, number)
+        vars(self).update(zip(_NAMES, numbers, strict=False))
         self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
+        if memory is None:
+            self.running, self.since = IDLE, _clock()
 
     @property
     def table(self) -> CounterTable:
@@ -93,55 +97,41 @@ class Counters:
 
     def begin(self) -> None:
         """Note that there is something to do from now on."""
-        now = _clock()
-        if self._start_since:
-            self.start_ns += now - self._start_since
-            self._start_since = 0
-        else:
-            self.idle_ns += now - self._state_at
-        self._state_at = now
+        self.go_on(BUSY)
         self._queued_at = self._queued()  # what it waited to wake up was idle time
-        _STATE.pack_into(self._memory, self._at, now, 0, 0, self.busy_ns, self.idle_ns, self.start_ns)
 
     def end(self) -> None:
         """Note that there is nothing to do from now on."""
-        self._write(0, self._count_busy())
+        self.flush(IDLE)
 
     def leave(self) -> None:
         """Note that the worker ends: from now on it is neither busy nor idle."""
-        self.idle_ns += _clock() - self._state_at
-        self._write(0, 0)
+        self.go_on(0)
 
-    def flush(self) -> None:
-        """Write all numbers down; there is more to do."""
-        self._write(self._count_busy(), 0)
-
-    def _count_busy(self) -> int:
-        """Count the time until now, which it returns."""
-        now = _clock()
-        self.busy_ns += now - self._state_at
+    def flush(self, running: int | None = None) -> None:
+        """Write all numbers down; by default there is more to do."""
         if self._cpu_at is not None:
             before, self._cpu_at = self._cpu_at, time.process_time_ns()
             self.cpu_ns += self._cpu_at - before
         before, self._queued_at = self._queued_at, self._queued()
         self.queued_ns += self._queued_at - before
-        return now
+        self.go_on(self.running if running is None else running)
 
-    def _write(self, busy_since: int, idle_since: int) -> None:
-        self._state_at = busy_since or idle_since
-        states = busy_since, idle_since, self._start_since
-        _ROW.pack_into(self._memory, self._at, *states, *_numbers_of(self), *self.decoded.values())
+    def go_on(self, running: int) -> None:
+        """Count the time until now, go on with another one, and write all numbers down."""
+        now, name = _clock(), FIELDS[self.running]
+        if self.running:
+            setattr(self, name, getattr(self, name) + now - self.since)
+        self.running, self.since = running, now
+        _ROW.pack_into(self._memory, self._at, *_numbers_of(self), *self.decoded.values())
 
 
 _NAMES: Final = tuple(Counters.__annotations__)
 _numbers_of = attrgetter(*_NAMES)
-# "since": when the worker's present state began to be uncounted, monotonic ns, 0 for none; `CounterTable.read` adds it
-# to the numbers of the same order that follow.
-FIELDS: Final = ("busy_since", "idle_since", "start_since", *_NAMES, *COUNTED)
-STATES: Final = 3
+FIELDS: Final = (*_NAMES, *COUNTED)
 place_of: Final = {name: place for place, name in enumerate(FIELDS)}
+BUSY, IDLE, START = place_of["busy_ns"], place_of["idle_ns"], place_of["start_ns"]
 _ROW: Final = struct.Struct(f"{len(FIELDS)}q")
-_STATE: Final = struct.Struct(f"{2 * STATES}q")  # the first of them: since when, and how long
 assert _ROW.size <= ROW_BYTES
 
 
@@ -161,7 +151,7 @@ class CounterTable:
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
     def of(self, worker: int) -> Counters:
-        """Return a worker's own row, in its process."""
+        """Return a worker's own row: in its process, or while it has none."""
         assert self._memory is not None
         return Counters(self._memory, self._at + ROW_BYTES * (worker - self._first))
 
@@ -171,30 +161,21 @@ class CounterTable:
             return self._last
         whole = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
         rows = np.frombuffer(whole, np.int64).reshape(self._workers, -1)[:, : len(FIELDS)].copy()
-        since, now = rows[:, :STATES], _clock()
-        rows[:, STATES : 2 * STATES] += np.where(since > 0, np.maximum(now - since, 0), 0)
-        since[:] = 0
+        at_something = np.flatnonzero(rows[:, 0])
+        running, since = rows[at_something, :2].T
+        rows[at_something, running] += np.maximum(_clock() - since, 0)
+        rows[:, :2] = 0
         return rows
 
     def starting(self, worker: int) -> None:
         """Note that a worker's process is about to be started."""
-        self._change(worker, start_since=_clock())
+        self.of(worker).go_on(START)
 
     def bury(self, worker: int, *, died: bool = True) -> None:
         """Note that no process has this number any more; what it was at ends now. `died`: it counts as a restart."""
-        self._change(worker, restarts=died)
-
-    def _change(self, worker: int, *, start_since: int = 0, restarts: int = 0) -> None:
-        assert self._memory is not None
-        place = self._at + ROW_BYTES * (worker - self._first)
-        numbers = list(_ROW.unpack_from(self._memory, place))
-        for since in range(STATES):
-            if numbers[since]:
-                numbers[since + STATES] += max(0, _clock() - numbers[since])
-                numbers[since] = 0
-        numbers[place_of["start_since"]] = start_since
-        numbers[place_of["restarts"]] += restarts
-        _ROW.pack_into(self._memory, place, *numbers)
+        counters = self.of(worker)
+        counters.restarts += died
+        counters.go_on(0)
 
     def close(self) -> None:
         """Let go of the memory."""

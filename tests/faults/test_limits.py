@@ -192,19 +192,18 @@ def test_a_full_dev_shm_does_not_matter():
 @pytest.fixture
 def group():
     """A control group within our own, whose memory can be limited; its processes are gone when the test ends."""
-    groups = ((folder, limits._VERSIONS[version]) for folder, version in limits.control_groups("/", "memory"))
-    folder, files = next(
-        ((folder, files) for folder, files in groups if os.path.exists(f"{folder}/{files.use}")), (None,) * 2
-    )
-    if folder is None or files is None:
+    groups = ((folder, limits.MEMORY_FILES[version]) for folder, version in limits.control_groups("/", "memory"))
+    found = next(((folder, limit) for folder, (limit, use) in groups if os.path.exists(f"{folder}/{use}")), None)
+    if found is None:
         lacking.skip("a control group", "this process is in none that counts memory")
+    folder, limit_name = found
     made = Path(folder, f"gpuload-test-{os.getpid()}")
     try:
         made.mkdir()
     except OSError as error:
         lacking.skip("a control group", error)
     try:
-        limit = made / files.limit
+        limit = made / limit_name
         if not limit.exists():
             lacking.skip("a control group", f"{folder} does not hand it on to groups within it")
         try:

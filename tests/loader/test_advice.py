@@ -1,18 +1,15 @@
-"""Each rule says its sentence where it should, and nothing where another is right."""
+"""The sentence names the bottleneck where it should, and nothing else where another is right."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuload.loader.advice import RULES, View, advice
-from gpuload.loader.limits import Machine
+from gpuload.loader import advice as module
+from gpuload.loader.advice import advice
 from gpuload.loader.stats import Part, Stats, WorkerStats
-
-EIGHT = Machine(cpus=16)
 
 
 def workers(*busy: float, **parts: float) -> dict[str, Any]:
@@ -33,14 +30,13 @@ def stats(*, main: dict[str, float] | None = None, on_device: dict[str, float] |
     return Stats(**{"seconds": 10.0, "batches": 100, "images": 1000, "bytes_decoded": 600_000_000} | given, parts=parts)
 
 
-def said(found: Stats, machine: Machine = EIGHT) -> tuple[str, str]:
-    """The rule that speaks, and what it says."""
-    view = View(found, machine)
-    rule = next(rule for rule in RULES if rule(view) is not None)
-    sentence = advice(found, machine)
-    assert sentence == rule(view)
+def said(found: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
+    """The sentence, on a machine with so many CPUs, whose process may lock so much memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "lockable_bytes", lambda: lockable_bytes)
+        sentence = advice(replace(found, cpus=cpus))
     assert "\n" not in sentence
-    return rule.__name__, sentence
+    return sentence
 
 
 DECODING = workers(*[0.975] * 8, read=1.0, header=4.0, decode=70.0)
@@ -48,8 +44,7 @@ DECODING |= {"decoders": {"nvImageCodec": 1000}}
 
 
 def test_decode_is_the_bottleneck():
-    rule, sentence = said(stats(waiting=0.31, **DECODING))
-    assert rule == "working"
+    sentence = said(stats(waiting=0.31, **DECODING))
     assert sentence == (
         "decode is the bottleneck: 7.8 of 8 workers busy, the loop waits 31% of the time; with 12 workers, about 1.4 "
         "times the throughput"
@@ -57,16 +52,16 @@ def test_decode_is_the_bottleneck():
 
 
 def test_more_workers_than_cpus_are_not_recommended():
-    rule, sentence = said(stats(waiting=0.31, **DECODING), Machine(cpus=10))
-    assert rule == "working"
+    sentence = said(stats(waiting=0.31, **DECODING), cpus=10)
+    assert sentence.startswith("decode is the bottleneck")
     assert sentence.endswith("with 10 workers, about 1.2 times the throughput")
     for cpus in (8, 4):
-        _, sentence = said(stats(waiting=0.31, **DECODING), Machine(cpus=cpus))
+        sentence = said(stats(waiting=0.31, **DECODING), cpus=cpus)
         assert f"more workers would not help, as this process may use {cpus} CPUs: smaller or cuttable" in sentence
 
 
 def test_full_cpus_take_no_more_workers():
-    _, sentence = said(stats(waiting=0.31, cpu_s=95.0, **DECODING), Machine(cpus=10))
+    sentence = said(stats(waiting=0.31, cpu_s=95.0, **DECODING), cpus=10)
     assert "more workers would not help, as this process uses all of its 10 CPUs" in sentence
 
 
@@ -74,41 +69,39 @@ def test_cpus_that_are_full_once_workers_have_started_are_full():
     """Counters of workers begin with their first chunk."""
     given = DECODING | {"parts": (Part("start", "workers", 8 * 8.0, 8), *DECODING["parts"])}
     found = stats(waiting=0.7, seconds=18.0, first_s=8.0, cpu_s=95.0, **given)
-    assert "as this process uses all of its 10 CPUs" in said(found, Machine(cpus=10))[1]
+    assert "as this process uses all of its 10 CPUs" in said(found, cpus=10)
 
 
 def test_workers_elsewhere_are_not_bound_by_cpus_here():
-    _, sentence = said(stats(waiting=0.5, cpu_s=10.0, elsewhere=True, **DECODING), Machine(cpus=1))
+    sentence = said(stats(waiting=0.5, cpu_s=10.0, elsewhere=True, **DECODING), cpus=1)
     assert "with 16 workers, about 2.0 times the throughput" in sentence
 
 
 def test_the_start_does_not_count():
     """Five of ten seconds were the first batch: the loop waits for a tenth of the rest."""
-    assert said(stats(waiting=0.55, first_s=5.0, **DECODING))[1].count("the loop waits 10% of the time") == 1
-    assert said(stats(waiting=0.5, first_s=5.0, **DECODING))[0] == "step"
+    assert said(stats(waiting=0.55, first_s=5.0, **DECODING)).count("the loop waits 10% of the time") == 1
+    assert said(stats(waiting=0.5, first_s=5.0, **DECODING)).startswith("the training step is the bottleneck")
 
 
 def test_reading_is_the_bottleneck():
     slow = stats(waiting=0.6, **workers(1.0, 1.0, read=19.0, decode=1.0))
     slow = replace(slow, workers_cpu_s=1.0, decoders={"simplejpeg": 1000})
-    rule, sentence = said(slow, Machine(cpus=2))
-    assert rule == "reading"
+    sentence = said(slow, cpus=2)
     assert sentence == (
         "reading is the bottleneck (a sample takes 19 ms): 2.0 of 2 workers busy, the loop waits 60% of the time; with "
         "5 workers, about 2.5 times the throughput"
     )
-    rule, sentence = said(replace(slow, workers_cpu_s=18.0), Machine(cpus=2))
-    assert rule == "reading"
+    sentence = said(replace(slow, workers_cpu_s=18.0), cpus=2)
+    assert sentence.startswith("reading is the bottleneck")
     assert "takes CPU time (a sample takes 19 ms in the dataset's own code)" in sentence
     assert sentence.endswith("more workers would not help, as this process may use 2 CPUs")
-    _, sentence = said(replace(slow, workers_cpu_s=18.0, decoders={}), Machine(cpus=2))
+    sentence = said(replace(slow, workers_cpu_s=18.0, decoders={}), cpus=2)
     assert "if the dataset decodes images itself, let it return gl.read(path) or gl.Encoded(bytes) instead" in sentence
 
 
 def test_no_workers():
     found = stats(waiting=0.75, parts=(Part("decode", "main", 7.0, 1000),), decoders={"simplejpeg": 1000})
-    rule, sentence = said(found)
-    assert rule == "working"
+    sentence = said(found)
     assert sentence == (
         "decode is the bottleneck: the main process does it itself (num_workers=0), for 75% of the time; with 3 "
         "workers, about 4.0 times the throughput"
@@ -116,14 +109,14 @@ def test_no_workers():
 
 
 def test_without_nvimagecodec():
-    rule, sentence = said(stats(waiting=0.31, decoded_whole=950, **DECODING))
-    assert rule == "working"
+    sentence = said(stats(waiting=0.31, decoded_whole=950, **DECODING))
+    assert sentence.startswith("decode is the bottleneck")
     assert "950 JPEGs were decoded whole for a part of them: `gpuload doctor` says why" in sentence
 
 
 def test_large_images():
-    rule, sentence = said(stats(waiting=0.31, **DECODING | {"bytes_decoded": 36_000_000_000}))
-    assert rule == "working"
+    sentence = said(stats(waiting=0.31, **DECODING | {"bytes_decoded": 36_000_000_000}))
+    assert sentence.startswith("decode is the bottleneck")
     assert "12.0 megapixels decoded of each" in sentence
     assert "--short-side 512" in sentence
 
@@ -133,93 +126,96 @@ def test_large_images():
     stats(main={"collate": 3.0, "rest": 3.0}, **workers(0.4, 0.4, decode=4.0) | {"bytes_decoded": 3_072_000}),
 ])  # fmt: skip
 def test_small_images(found: Stats):
-    rule, sentence = said(found)
-    assert rule == "small_images"
+    sentence = said(found)
     assert sentence.startswith("tiny images are the bottleneck: 3,072 bytes of pixels each")
 
 
 def test_small_crops_of_large_files_are_no_small_images():
     found = stats(waiting=0.3, bytes_read=200_000_000, **DECODING | {"bytes_decoded": 3_072_000})
-    assert said(found)[0] == "working"
+    assert said(found).startswith("decode is the bottleneck")
 
 
 def test_small_images_on_a_slow_disk_are_a_slow_disk():
     found = stats(waiting=0.6, bytes_decoded=3_072_000, **workers(1.0, read=9.0, decode=0.1))
-    assert said(found)[0] == "reading"
+    assert said(found).startswith("reading is the bottleneck")
 
 
 def test_a_small_ring():
     found = stats(
         waiting=0.4, main={"slot wait": 6.0}, ring_limit_bytes=4 << 20, **workers(0.5, 0.5, read=1.0, decode=9.0)
     )
-    rule, sentence = said(found)
-    assert rule == "small_ring"
+    sentence = said(found)
+    assert sentence.startswith("the ring is the bottleneck")
     assert (
         "ring_bytes=4,194,304 is too small for the batches in work, which had no room for 60% of the time" in sentence
     )
     assert sentence.endswith("try ring_bytes=8,388,608")
-    assert said(replace(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers)))[0] == "working"
+    assert said(replace(found, workers=tuple(replace(worker, busy=1.0) for worker in found.workers))).startswith(
+        "copying the dataset's arrays is the bottleneck"
+    )
 
 
 def test_dying_workers():
-    rule, sentence = said(stats(waiting=0.4, restarts=30, **workers(0.5, 0.5, decode=9.0)))
-    assert rule == "dying"
+    sentence = said(stats(waiting=0.4, restarts=30, **workers(0.5, 0.5, decode=9.0)))
     assert sentence.startswith("dying workers are the bottleneck: 30 died within 100 batches")
-    assert said(stats(waiting=0.4, restarts=1, **workers(0.9, 0.9, decode=9.0)))[0] == "working"
+    assert said(stats(waiting=0.4, restarts=1, **workers(0.9, 0.9, decode=9.0))).startswith(
+        "copying the dataset's arrays is the bottleneck"
+    )
 
 
 def test_one_worker_has_the_work():
-    rule, sentence = said(stats(waiting=0.4, **workers(0.95, 0.1, 0.1, decode=9.0)))
-    assert rule == "waiting"
+    sentence = said(stats(waiting=0.4, **workers(0.95, 0.1, 0.1, decode=9.0)))
     assert "worker 0 is the bottleneck: it is busy 95% of the time, all 3 together 38%" in sentence
 
 
 def test_nobody_has_enough_to_do():
-    rule, sentence = said(stats(waiting=0.2, **workers(0.5, 0.5, decode=9.0)))
-    assert rule == "waiting"
+    sentence = said(stats(waiting=0.2, **workers(0.5, 0.5, decode=9.0)))
+    assert sentence.startswith("the bottleneck is too few")
     assert sentence.endswith("raise prefetch_factor, to 4 say, or lower chunk_size")
 
 
 def test_the_stage():
-    rule, sentence = said(stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **workers(0.5, decode=5.0)))
-    assert rule == "issuing"
+    sentence = said(stats(waiting=0.1, main={"stage": 6.0, "step": 3.0}, **workers(0.5, decode=5.0)))
     assert sentence.startswith(
         "the stage is the bottleneck: it takes 60% of the loop's time, 60 ms for each batch; transforms run"
     )
-    rule, sentence = said(stats(on_device={"stage": 7.0, "copy": 1.0}, main={"hold": 8.0}, **workers(0.3, decode=3.0)))
-    assert rule == "issuing"
+    sentence = said(stats(on_device={"stage": 7.0, "copy": 1.0}, main={"hold": 8.0}, **workers(0.3, decode=3.0)))
     assert sentence.startswith("the stage is the bottleneck: it takes 70% of the device's time")
 
 
 def test_copies():
     copying = stats(main={"copy": 6.0}, device="cuda:0")
-    rule, sentence = said(copying)
-    assert rule == "issuing"
+    sentence = said(copying)
     assert sentence.startswith(
         "copying batches to the device is the bottleneck: it takes 60% of the loop's time; decode"
     )
     refused = replace(copying, pinning_refused=True)
-    rule, sentence = said(refused, Machine(16, memlock_bytes=64 << 10))
-    assert rule == "issuing"
+    sentence = said(refused, lockable_bytes=64 << 10)
     assert "this process may lock 64 KiB of memory" in sentence
     assert "ulimit -l unlimited" in sentence
-    assert "the driver refused it" in said(refused)[1]
+    assert "the driver refused it" in said(refused)
     found = DECODING | {"parts": refused.parts + DECODING["parts"]}
-    assert said(replace(refused, waiting=0.65, **found))[0] == "working"
+    assert said(replace(refused, waiting=0.65, **found)).startswith("decode is the bottleneck")
+
+
+def test_the_devices_decoder():
+    assert said(stats(main={"device decode": 6.0, "step": 3.0}, device="cuda:0")) == (
+        "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both') "
+        "shares the images with workers"
+    )
 
 
 def test_a_step_that_is_the_bottleneck_has_a_word_for_the_ring():
     found = stats(main={"step": 9.0, "copy": 0.2}, pinning_refused=True, **workers(0.4, decode=4.0))
-    rule, sentence = said(found, Machine(16, memlock_bytes=64 << 10))
-    assert rule == "step"
+    sentence = said(found, lockable_bytes=64 << 10)
+    assert sentence.startswith("the training step is the bottleneck")
     assert (
         "at most 2% more throughput; the ring is not page-locked (this process may lock 64 KiB of memory)" in sentence
     )
 
 
 def test_the_main_process():
-    rule, sentence = said(stats(main={"collate": 4.0, "rest": 1.0}, **workers(0.5, decode=3.0)))
-    assert rule == "issuing"
+    sentence = said(stats(main={"collate": 4.0, "rest": 1.0}, **workers(0.5, decode=3.0)))
     assert sentence.startswith(
         "the main process is the bottleneck: it takes 50% of the loop's time to put batches together"
     )
@@ -228,17 +224,15 @@ def test_the_main_process():
 
 def test_kept_samples():
     found = {"parts": (Part("pack", "main", 6.0, 1000),), "resident_bytes": 600_000_000, "bytes_decoded": 0}
-    rule, sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
-    assert rule == "issuing"
+    sentence = said(stats(waiting=0.6, main={"stage": 2.0}, **found))
     assert sentence.startswith(
         "cutting batches out of kept samples is the bottleneck: it takes 60% of the loop's time, in this process; work"
     )
-    assert said(stats(waiting=0.01, main={"step": 9.0}, **found))[0] == "step"
+    assert said(stats(waiting=0.01, main={"step": 9.0}, **found)).startswith("the training step is the bottleneck")
 
 
 def test_the_step():
-    rule, sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
-    assert rule == "step"
+    sentence = said(stats(waiting=0.004, main={"step": 9.0}, **workers(*[0.2] * 8, decode=9.0)))
     assert sentence == (
         "the training step is the bottleneck: the loop waits 0.4% of the time, and a faster loader could bring at most "
         "1% more throughput; 1.6 of 8 workers are busy, 3 would do"
@@ -249,8 +243,7 @@ def test_the_start_of_workers():
     start = Part("start", "workers", 20.0, 2)
     found = stats(waiting=0.97, seconds=10.4, first_s=10.0, **workers(0.9, 0.9, decode=0.7))
     found = replace(found, parts=(start, *found.parts))
-    rule, sentence = said(found)
-    assert rule == "starting"
+    sentence = said(found)
     assert sentence == (
         "the start of the workers is the bottleneck so far: 10.0 of 10.4 s, in which they import the dataset's modules "
         "and unpack the dataset; it comes once, not in each epoch: ask again later, or for what came since with "
@@ -258,20 +251,20 @@ def test_the_start_of_workers():
     )
     # Of 60 s the start is of no account; where it comes with each epoch, it is, unless the loop waits longer for more.
     later = replace(found, seconds=60.0, waiting=0.2)
-    assert said(later)[0] != "starting"
-    rule, sentence = said(replace(later, untried=("persistent",)))
-    assert rule == "starting"
+    assert not said(later).startswith("the start of the workers")
+    sentence = said(replace(later, untried=("persistent",)))
+    assert sentence.startswith("the start of the workers")
     assert sentence.endswith("persistent_workers=True starts them once, not in each epoch")
-    assert said(replace(later, waiting=0.9, untried=("persistent",)))[0] != "starting"
+    assert not said(replace(later, waiting=0.9, untried=("persistent",))).startswith("the start of the workers")
 
 
 def test_a_stage_that_is_slower_than_the_wait_is_not_the_bottleneck_while_workers_are_busy():
     """A batch takes one worker 0.1 s, and the loop 0.09: a quicker stage would only make the loop wait longer."""
     main = {"stage": 8.0, "step": 1.0}
     found = stats(waiting=0.1, main=main, decoders={"simplejpeg": 1000}, **workers(1.0, decode=10.0))
-    assert said(found)[1].startswith("decode is the bottleneck: 1.0 of 1 worker busy, the loop waits 10% of the time")
+    assert said(found).startswith("decode is the bottleneck: 1.0 of 1 worker busy, the loop waits 10% of the time")
     # Unless all CPUs are in use, most of them by the transforms.
-    assert said(replace(found, cpu_s=39.0), Machine(cpus=4))[1].startswith("the stage is the bottleneck")
+    assert said(replace(found, cpu_s=39.0), cpus=4).startswith("the stage is the bottleneck")
 
 
 # -- counters of real loaders whose timing cannot be had at will ------------------------------------------------------
@@ -281,8 +274,7 @@ def test_a_stage_of_16_percent_beside_a_step_of_81():
     """A step of 83 ms, a transform that takes 11, two workers, two busy CPUs."""
     main = {"wait": 0.001, "copy": 0.004, "stage": 1.583, "collate": 0.037, "rest": 0.28, "step": 8.157}
     found = stats(seconds=10.06, batches=96, waiting=0.0001, main=main, **workers(0.01, 0.01, header=0.125, pack=0.016))
-    rule, sentence = said(found, Machine(cpus=2))
-    assert rule == "step"
+    sentence = said(found, cpus=2)
     assert sentence.startswith(
         "the training step is the bottleneck: the loop waits 0.0% of the time, and a faster loader could bring at most "
         "23% more throughput; the stage takes 16% of the loop's time, 16.5 ms for each batch; transforms run on the CPU"
@@ -293,14 +285,14 @@ def test_a_dataset_that_computes_on_a_busy_machine():
     """8 ms of CPU for each sample, two workers on two CPUs, beside four busy loops and others' work."""
     given = workers(1.0, 1.0, read=20.534, header=0.085) | {"workers_cpu_s": 1.586, "bytes_decoded": 0}
     found = stats(seconds=10.393, batches=6, images=192, waiting=0.999, workers_queued_s=19.142, cpu_s=1.593, **given)
-    rule, sentence = said(found, Machine(cpus=2))
-    assert rule == "reading"
+    sentence = said(found, cpus=2)
+    assert sentence.startswith("reading is the bottleneck")
     assert "and takes CPU time (a sample takes 20.5 ms in the dataset's own code)" in sentence
     assert (
         "; more workers would not help, as this process may use 2 CPUs, and other programs use them too: workers wait "
         "93% of their time for a CPU; " in sentence
     )
-    _, sentence = said(replace(found, num_workers=1, workers=found.workers[:1]), Machine(cpus=2))
+    sentence = said(replace(found, num_workers=1, workers=found.workers[:1]), cpus=2)
     assert (
         "with 2 workers it would wait less, but workers wait 93% of their time for a CPU that others have" in sentence
     )
@@ -315,31 +307,30 @@ def test_a_dataset_that_waits_takes_more_workers_than_cpus(count: int, images: i
     """20 ms of sleep for each sample, batches of 32, two CPUs."""
     given = workers(*[0.99] * count, read=9.9 * count) | {"workers_cpu_s": cpu_s, "bytes_decoded": 0}
     found = stats(batches=images // 32, images=images, waiting=0.98, cpu_s=cpu_s + 0.2, **given)
-    rule, sentence = said(replace(found, chunk_size=8, prefetch_factor=8), Machine(cpus=2))
-    assert rule == "reading"
+    sentence = said(replace(found, chunk_size=8, prefetch_factor=8), cpus=2)
+    assert sentence.startswith("reading is the bottleneck")
     assert f"; {wanted} about 4.0 times the throughput" in sentence
 
 
 def test_a_mapped_array_on_a_slow_disk_is_read_as_it_is_copied():
     """An `ArrayFile` on a network disk: its pages come while pixels are copied."""
     found = stats(waiting=0.9, untried=("block", "cache"), **workers(1.0, 1.0, header=0.1, decode=19.0))
-    rule, sentence = said(replace(found, workers_cpu_s=0.9), Machine(cpus=2))
-    assert rule == "reading"
+    sentence = said(replace(found, workers_cpu_s=0.9), cpus=2)
     assert sentence.startswith("reading is the bottleneck (a sample takes 19.1 ms): 2.0 of 2 workers busy")
     assert sentence.endswith('shuffle="block" reads neighbours together')  # Cached keeps no pixels
-    rule, sentence = said(found, Machine(cpus=2))  # in the page cache
-    assert (rule, "JPEG" in sentence) == ("working", False)
+    sentence = said(found, cpus=2)  # in the page cache
+    assert "JPEG" not in sentence
     assert sentence.startswith("copying the dataset's arrays is the bottleneck")
 
 
 def test_what_takes_no_jpegs_has_none_to_blame():
     for parts in ({"collate": 9.0}, {"pack": 9.0}, {"plan": 9.0}, {"header": 9.0, "read": 8.0}):
-        rule, sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"bytes_decoded": 0}), Machine(cpus=1))
-        assert (rule, "JPEG" in sentence) == ("working", False)
+        sentence = said(stats(waiting=0.9, **workers(1.0, **parts) | {"bytes_decoded": 0}), cpus=1)
+        assert "JPEG" not in sentence
         assert sentence.endswith("more workers would not help, as this process may use 1 CPU")
     found = stats(waiting=0.9, decoders={"Pillow": 1000}, **workers(1.0, decode=9.0))
-    assert "JPEG" not in said(found, Machine(cpus=1))[1]
-    assert "JPEG" in said(replace(found, decoders={"simplejpeg": 1000}), Machine(cpus=1))[1]
+    assert "JPEG" not in said(found, cpus=1)
+    assert "JPEG" in said(replace(found, decoders={"simplejpeg": 1000}), cpus=1)
 
 
 @pytest.mark.parametrize(("batches", "sentence"), [
@@ -348,10 +339,4 @@ def test_what_takes_no_jpegs_has_none_to_blame():
     (2, "2 batches, too few to name the bottleneck: ask again later"),
 ])  # fmt: skip
 def test_too_little(batches: int, sentence: str):
-    assert said(stats(batches=batches, waiting=0.5)) == ("nothing", sentence)
-
-
-def test_each_rule_is_tested():
-    names = {rule.__name__ for rule in RULES}
-    text = Path(__file__).read_text()
-    assert {name for name in names if f'"{name}"' not in text} == set()
+    assert said(stats(batches=batches, waiting=0.5)) == sentence

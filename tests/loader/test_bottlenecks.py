@@ -21,13 +21,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from simulated.machine import Event
-from simulated.machine import Machine as SimulatedMachine
+from simulated.machine import Event, Machine
 from simulated.runtime import simulated
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.limits import Machine
 
 
 class Sleeping:
@@ -68,7 +66,7 @@ class SlowModule(torch.nn.Module):
 
 @pytest.fixture
 def many_cpus(monkeypatch):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine(cpus=16)))
+    monkeypatch.setattr("gpuload.loader.meter.usable_cpus", lambda: 16)
 
 
 def measured(dataset: Any, step: Callable[[], object] = lambda: None, batches: int = 6, **given: Any) -> gl.Stats:
@@ -170,12 +168,12 @@ def test_little_memory_may_be_locked(monkeypatch):
     """On the simulated device, whose driver refuses, and which has much to do: a copy from memory that is not
     page-locked waits for it."""
 
-    def long_wait(machine: SimulatedMachine, what: str, event: Event) -> None:
+    def long_wait(machine: Machine, what: str, event: Event) -> None:
         time.sleep(0.1 * (what not in ("event", "stream")))
         wait(machine, what, event)
 
-    wait = SimulatedMachine.wait
-    monkeypatch.setattr(SimulatedMachine, "wait", long_wait)
+    wait = Machine.wait
+    monkeypatch.setattr(Machine, "wait", long_wait)
     before, pictures = resource.getrlimit(resource.RLIMIT_MEMLOCK), [np.zeros((64, 64, 3), np.uint8)] * 64
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, before[1]))
     try:
@@ -313,7 +311,7 @@ def test_a_dataset_that_computes_beside_other_programs():
 
 @pytest.mark.processes
 def test_a_dataset_that_waits_has_no_use_for_cpus(monkeypatch):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine(cpus=1)))
+    monkeypatch.setattr("gpuload.loader.meter.usable_cpus", lambda: 1)
     found = measured(Sleeping(0.1), num_workers=4, batch_size=8, chunk_size=1, batches=3)
     check(found, "reading is the bottleneck (a sample takes ", "; with 16 workers", "times the throughput")
 

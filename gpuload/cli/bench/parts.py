@@ -23,7 +23,7 @@ from gpuload.cli.measure import forever, images_of, one_round
 from gpuload.cli.processes import cpu_seconds
 from gpuload.errors import LimitError
 from gpuload.loader.advice import better_setting
-from gpuload.loader.limits import Machine, default_workers
+from gpuload.loader.limits import default_workers
 from gpuload.order.place import Place
 from gpuload.order.schedule import schedule_of
 
@@ -129,7 +129,7 @@ class Bench:
             before = loader.stats()
             made = one_round(batches, self.seconds, self.device)
             stats = loader.stats(since=before)
-            better = better_setting(stats, Machine.here())
+            better = better_setting(stats)
             rates = made.images_per_s, made.cpu_s_per_1000
             return Setting(workers, prefetch, *rates, stats.advice, better), len(loader.errors)
 
