@@ -91,7 +91,7 @@ def chunks(engine: Any, ring: Ring, slot_bytes: int) -> Iterator[None]:
             slot = ring.acquire(slot_bytes)
             assert slot is not None
             rows = np.arange(number * ROWS, (number + 1) * ROWS)
-            if not engine.submit(Request(number, 0, 0, slot.offset, slot.capacity_bytes, rows, rows)):
+            if not engine.submit(Request(number, 0, slot.offset, slot.capacity_bytes, rows, rows)):
                 ring.release(slot)
                 break
             flying[number] = slot

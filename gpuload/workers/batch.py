@@ -40,7 +40,6 @@ class Part:
     positions: np.ndarray
     indices: np.ndarray | list[object]
     chunk: int = 0
-    attempt: int = 0
     need_bytes: int = 0
     deaths_alone: int = 0
     own_deaths_alone: int = 0
@@ -86,7 +85,7 @@ class Part:
     def piece(self, rows: slice) -> Part:
         """Some of its rows, as a part of their own."""
         positions, indices = self.positions[rows], self.indices[rows]
-        return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+        return Part(self.batch, positions, indices, substitutes=self.substitutes)
 
     def died_alone(self, *, outside: bool) -> bool:
         """Count a death of the worker that was alone with its sample; whether the sample counts as bad now."""
@@ -97,7 +96,7 @@ class Part:
     def request(self, offset: int, nbytes: int, told_epoch: int, changes: bytes = b"") -> Request:
         """What a worker is asked, for a slot of so many bytes."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
-        chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
+        chunk = self.chunk, spec.epoch, offset, nbytes, self.positions, self.indices
         return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
 
     def failure(self, cause: str, stack: str) -> Columns:

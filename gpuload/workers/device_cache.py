@@ -144,7 +144,7 @@ class CacheEngine(InlineEngine):
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
         if request.chunk < self._wanted_from:
-            return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
+            return Reply(request.chunk, Status.UNWANTED, 0, b"")
         start = time.perf_counter_ns()
         columns = self._chunk(request)
         memory: ReadMemory = self._cached.memory
@@ -152,7 +152,7 @@ class CacheEngine(InlineEngine):
         if memory.on_host and columns.windows is not None:
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
-                return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
+                return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
             memory.write(columns.windows, slot[:nbytes])
             columns.windows = None
         counters = self._counters
@@ -160,7 +160,7 @@ class CacheEngine(InlineEngine):
         counters.samples += len(request.positions)
         counters.pack_ns += time.perf_counter_ns() - start
         self.hits += len(columns)
-        return Reply(request.chunk, request.attempt, Status.DONE, nbytes, b"", content=columns)
+        return Reply(request.chunk, Status.DONE, nbytes, b"", content=columns)
 
     def _chunk(self, request: Request) -> Columns:
         numbers, errors = self._look_up(request)

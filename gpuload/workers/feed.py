@@ -100,7 +100,7 @@ class Feed:
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
-        self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: no longer wanted
+        self._flying: dict[int, tuple[Slot, Part | None]] = {}  # None: no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
 
     @property
@@ -280,7 +280,7 @@ class Feed:
                     self.ring.release(slot)
             if not sent:
                 return
-            self._flying[part.chunk, part.attempt] = (slot, part)
+            self._flying[part.chunk] = (slot, part)
             self._waiting.popleft()
 
     def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
@@ -336,7 +336,6 @@ class Feed:
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = part.decoded = None
-        part.attempt += 1
         part.batch.open_parts += 1
         self._requeue(part, [part])
 
@@ -345,7 +344,7 @@ class Feed:
     def _take_in(self, event: Event) -> None:
         if self.plans.take(event):
             return
-        slot, part = self._flying.pop((event.chunk, event.attempt))
+        slot, part = self._flying.pop(event.chunk)
         if isinstance(event, Lost):  # with its slot, which the engine gives back
             if part is not None:
                 self._again(part, event)
@@ -399,7 +398,6 @@ class Feed:
 
     def _again(self, part: Part, lost: Lost) -> None:
         """Do a lost chunk again: the sample that its worker was at alone, the others without it."""
-        part.attempt += 1
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part, [part])

@@ -101,9 +101,9 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
                 reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
                 counters.flush()  # before the reply: whoever has that finds its chunk counted
                 replies.send(reply)
-                board.write(worker, IDLE, 0, 0)
+                board.write(worker, IDLE)
             counters.leave()
-            board.write(worker, LEFT, 0, 0)
+            board.write(worker, LEFT)
 
 
 def end() -> NoReturn:
@@ -208,13 +208,12 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
-    chunk, attempt = request.chunk, request.attempt
-    board.write(worker, chunk, attempt, 0)
+    board.write(worker, request.chunk)
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        board.noting(worker, chunk, attempt),
-        board.wanting(chunk),
+        board.noting(worker, request.chunk),
+        board.wanting(request.chunk),
     )
 
 

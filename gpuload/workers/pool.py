@@ -217,9 +217,9 @@ class WorkerPool(RestartingEngine):
     ) -> None:
         check_platform()
         super().__init__(ring, max_restarts)
-        self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
+        self._flying: dict[int, Request] = {}  # sent, and neither replied to nor lost
         # Lost chunks, each with the workers that may have it all the same.
-        self._written_off: dict[tuple[int, int], tuple[Request, set[int]]] = {}
+        self._written_off: dict[int, tuple[Request, set[int]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
         self._warned_of_adding = self._warned_of_modules = False
         self._team: dict[int, WorkerProcess] = {}
@@ -302,7 +302,7 @@ class WorkerPool(RestartingEngine):
         self._check_usable()
         if not self._queues[self._queue_of(request)].send(request):
             return False
-        self._flying[request.chunk, request.attempt] = request
+        self._flying[request.chunk] = request
         self._send_again()
         return True
 
@@ -433,7 +433,7 @@ class WorkerPool(RestartingEngine):
                 self._greet(worker, message)
                 continue
             reply = Reply.unpack(message)
-            key = reply.chunk, reply.attempt
+            key = reply.chunk
             if self._flying.pop(key, None) is not None:
                 events.append(reply)
             elif key in self._written_off:
@@ -483,10 +483,10 @@ class WorkerPool(RestartingEngine):
             )
         self._acquit(worker.number)
         if note.chunk != LEFT:
-            where, key = "", (note.chunk, note.attempt)
+            where, key = "", note.chunk
             if (request := self._flying.get(key)) is not None:
                 where = at_sample(request, note.row)
-                events.append(self._lose(Lost(*key, note.row, cause, outside, stack)))
+                events.append(self._lose(Lost(key, note.row, cause, outside, stack)))
             self._audit(worker.number % len(self._queues), events)
             self._board.counters.bury(worker.number)
             self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
@@ -502,17 +502,17 @@ class WorkerPool(RestartingEngine):
         team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
         for worker in team.values():
             self._drain(worker, events)
-        known = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
-        known |= {(request.chunk, request.attempt) for request in self._taken_back}
+        known = {note.chunk for note in map(self._board.read, team)}
+        known |= {request.chunk for request in self._taken_back}
         # A worker says hello before it takes a chunk: others cannot have one.
         suspects = [number for number, worker in team.items() if worker.ready]
         for key, request in list(self._flying.items()):
             if self._queue_of(request) == queue and key not in known:
-                events.append(self._lose(Lost(*key, None, "its worker died before it began"), suspects))
+                events.append(self._lose(Lost(key, None, "its worker died before it began"), suspects))
 
     def _lose(self, lost: Lost, suspects: Iterable[int] = ()) -> Lost:
         """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""
-        key = lost.chunk, lost.attempt
+        key = lost.chunk
         self._written_off[key] = self._flying.pop(key), set(suspects)
         self._acquit()
         return lost
@@ -573,9 +573,7 @@ class Watch:
         """Its process is gone; the next one with its number is another."""
         self._warned.pop(worker, None)
 
-    def look(
-        self, team: Iterable[WorkerProcess], board: Board, requests: Mapping[tuple[int, int], Request]
-    ) -> list[str]:
+    def look(self, team: Iterable[WorkerProcess], board: Board, requests: Mapping[int, Request]) -> list[str]:
         """Kill workers that are over the timeout. Return the warnings to give: of slow ones, if there is none."""
         self._looked_at = time.monotonic()
         now, texts = time.monotonic_ns(), []
@@ -586,7 +584,7 @@ class Watch:
                 texts += self._slow_start(worker)
                 continue
             note = board.read(worker.number)
-            request = requests.get((note.chunk, note.attempt))
+            request = requests.get(note.chunk)
             if request is None or note.row >= len(request.positions):
                 continue  # time counts only while it has a chunk
             seconds = (now - note.since_ns) / 1e9

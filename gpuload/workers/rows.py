@@ -61,7 +61,7 @@ class RowCopier:
             return None
         nbytes = int(table["offset"][-1]) + _aligned(int(table["shape"][-1].prod()))
         if nbytes > len(slot):
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
+            return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
         counters.bytes_read += len(numbers) * images[0].nbytes
         counters.bytes_decoded += nbytes
         before, start = start, clock()
@@ -76,7 +76,7 @@ class RowCopier:
                 counters.decode_ns += start - before
                 counters.flush()
                 if not wanted():
-                    return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
+                    return Reply(request.chunk, Status.UNWANTED, 0, b"")
             note(row)
             out = slot[at : at + height * width * channels]
             if whole:

@@ -115,7 +115,7 @@ class ChunkRunner:
             samples = self.source.open(request, lambda: note(min(len(loaded) + len(errors), rows - 1)))
             for row in range(rows):
                 if not wanted():
-                    return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
+                    return Reply(request.chunk, Status.UNWANTED, 0, b"")
                 note(row)
                 try:
                     loaded.append(self._reader.read(row, samples(row)))
@@ -182,7 +182,7 @@ class ChunkRunner:
                     height, width, channels = picture.shape(region)
                     nbytes += align(height * width * channels, ALIGN)
         if nbytes > len(slot):
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
+            return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
         decoded: list[Sample] = []
         at, due = sent_bytes, sent_bytes + FLUSH_BYTES
         before, start = start, clock()
@@ -191,7 +191,7 @@ class ChunkRunner:
         were_cut = 0
         for number, (sample, own) in enumerate(zip(loaded, regions, strict=True)):
             if not wanted():
-                return Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")
+                return Reply(request.chunk, Status.UNWANTED, 0, b"")
             note(sample.row)
             if number == were_cut:
                 were_cut += self._reader.cut(loaded[number:], regions[number:])
@@ -317,7 +317,7 @@ def _pack(request: Request, slot: np.ndarray, used_bytes: int, content: Columns,
     packed = write_content(content, slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
     status = Status.DONE if packed.fits else Status.TOO_LARGE
     plain = bool(packed.meta) and content.is_plain(len(request.positions))
-    return Reply(request.chunk, request.attempt, status, packed.nbytes, packed.meta, packed.meta_at, plain=plain)
+    return Reply(request.chunk, status, packed.nbytes, packed.meta, packed.meta_at, plain=plain)
 
 
 def _made_key(request: Request) -> tuple[Any, ...]:

@@ -76,7 +76,7 @@ class Host:
         self._workers, self._ring_bytes, self._pool_options = workers, ring_bytes, pool_options
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
-        self._flying: dict[tuple[int, int], tuple[Slot, asyncio.Future[Done]]] = {}
+        self._flying: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
         self._told_ready = False
         self._said = 0  # deaths that were reported
         self._warnings: list[str] = []
@@ -193,10 +193,10 @@ class Host:
             if not sent:
                 return
             self._waiting.popleft()
-            self._flying[request.chunk, request.attempt] = slot, done
+            self._flying[request.chunk] = slot, done
 
     def _take_in(self, event: Event) -> None:
-        slot, waits = self._flying.pop((event.chunk, event.attempt))
+        slot, waits = self._flying.pop(event.chunk)
         assert self._pool is not None
         done = Done(counted=self._pool.counted())
         if isinstance(event, Lost):  # with its slot, which the pool gives back

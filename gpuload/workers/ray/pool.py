@@ -185,7 +185,7 @@ class RayPool(RestartingEngine):
         for _ in range(len(self._waiting)):
             request = self._waiting.popleft()
             if request.chunk < self._wanted_from:
-                events.append(Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b""))
+                events.append(Reply(request.chunk, Status.UNWANTED, 0, b""))
             elif (actor := self._actor_for(request)) is not None:
                 self._send(request, actor)
             else:
@@ -286,7 +286,7 @@ class RayPool(RestartingEngine):
 
     def _lose(self, request: Request, cause: str) -> Lost:
         self._ring.release_at(request.slot_offset)
-        return Lost(request.chunk, request.attempt, None, cause, outside=True)
+        return Lost(request.chunk, None, cause, outside=True)
 
     def _hear(self, actor: _Actor, report: Report) -> None:
         first = actor.said is None
