@@ -28,7 +28,7 @@ from gpuload.workers.inherited import module_values
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.ray.pool import RayPool
+from gpuload.workers.ray import RayPool
 
 __all__ = [
     "check_for",

@@ -270,15 +270,8 @@ class Feed:
             if slot is None:
                 return
             part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
-            sent = False
-            try:
-                sent = self.engine.submit(
-                    part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes)
-                )
-            finally:
-                if not sent:
-                    self.ring.release(slot)
-            if not sent:
+            request = part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes)
+            if not self.engine.submit(request):
                 return
             self._flying[part.chunk] = (slot, part)
             self._waiting.popleft()

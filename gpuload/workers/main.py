@@ -61,7 +61,7 @@ FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds d
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     """Do chunks until the parent closes the queue."""
-    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd, *_ = descriptors
+    reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)

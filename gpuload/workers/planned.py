@@ -136,13 +136,7 @@ class Planner:
         self._ring.view(slot)[: len(text)] = np.frombuffer(text, np.uint8)
         positions = batch.spec.positions
         request = Request(chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True)
-        sent = False
-        try:
-            sent = self._engine.submit(request)
-        finally:
-            if not sent:
-                self._ring.release(slot)
-        if sent:
+        if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.flying[chunk] = (slot, batch)
 

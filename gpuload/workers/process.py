@@ -6,6 +6,9 @@ are inherited descriptors without a name.
 
 The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
 them by signal (which works even while the worker hangs in C code), and the stack of a crash.
+
+How a worker is started is known to `_launch` alone, and how it ended to `WorkerProcess.wait`: all else needs the
+process's number, `pid`, and what `_launch` returns to be waited for.
 """
 
 from __future__ import annotations
@@ -15,19 +18,17 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import is_inherited
-from gpuload.workers.inherited import import_path
-from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline, socket_pair
+from gpuload.workers.protocol import STACK_SIGNAL, Note, Queue, arm_lifeline, socket_pair
 
-__all__ = ["KEEP_MEMORY", "WorkerProcess", "check_platform", "environment_of", "settings_for"]
+__all__ = ["KEEP_MEMORY", "Ending", "WorkerProcess", "check_platform", "environment_of"]
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -52,30 +53,44 @@ MAX_STACK_BYTES = 8192
 CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number's complement: clock_getcpuclockid(3)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended: why, in words; whether by SIGKILL from outside; its stack, if that is known; and its exit
+    status, as in `subprocess`, which is only a hint: if the program ignores SIGCHLD, it is always 0."""
+
+    cause: str
+    outside: bool
+    stack: str
+    status: int
+
+
 class WorkerProcess:
     """A running worker.
 
     Args:
         number: the worker's number.
-        shared: descriptors that it inherits beside its own.
-        others: more of them, that the job refers to.
+        shared: descriptors that it inherits behind its own.
 
     Attributes:
         replies: the socket that it replies on, not blocking.
         pidfd: readable when it has ended.
         ready: it has said hello.
-        killed_for: why `kill` was called, or None.
+        added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
+        queue: which it reads.
+        warned_at: the note at which it was warned of last, or False.
 
     Raises:
         WorkerError: it could not be started.
     """
 
-    def __init__(self, number: int, shared: Sequence[int], others: Sequence[int] = ()) -> None:
+    def __init__(self, number: int, shared: Sequence[int]) -> None:
         self.number = number
-        self.ready = False
+        self.ready = self.added = False
+        self.refusal = ""
+        self.queue: Queue | None = None
         self.started_at = time.monotonic()
-        self.killed_for: str | None = None
-        self._killed_at = ""
+        self.warned_at: Note | bool = False
+        self._killed: Ending | None = None
         with contextlib.ExitStack() as undo:
             ours, theirs = socket_pair()
             undo.callback(ours.close)
@@ -83,7 +98,7 @@ class WorkerProcess:
             undo.callback(os.close, self._lifeline)
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
-            descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks, *others)
+            descriptors = (theirs.fileno(), lifeline_theirs, self._stacks, *shared)
             try:
                 self._process = _launch(number, descriptors)
                 arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
@@ -111,9 +126,13 @@ class WorkerProcess:
         """The descriptors for epoll to watch."""
         return self.replies.fileno(), self.pidfd
 
+    @property
+    def was_killed(self) -> bool:
+        return self._killed is not None
+
     def kill(self, reason: str, stack: str) -> None:
         """End it now; `wait` will return this reason and stack."""
-        self.killed_for, self._killed_at = reason, stack
+        self._killed = Ending(reason, False, stack, -signal.SIGKILL)
         self._signal(signal.SIGKILL)
 
     def stack(self) -> str:
@@ -131,17 +150,15 @@ class WorkerProcess:
                 return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
         return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
 
-    def wait(self) -> tuple[str, bool, str]:
-        """Wait for its end. Returns why it died, whether by SIGKILL from outside, and its stack, if that is known.
-
-        The exit status is only a hint: if the program ignores SIGCHLD, it is always 0.
-        """
+    def wait(self) -> Ending:
+        """Wait for its end."""
         status = self._process.wait()
-        if self.killed_for is not None:
-            return self.killed_for, False, self._killed_at
+        if self._killed is not None:
+            return self._killed
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
-        return _describe_exit(status), status == -signal.SIGKILL, _tidy(text[crash:]) if crash >= 0 else ""
+        stack = _tidy(text[crash:]) if crash >= 0 else ""
+        return Ending(_describe_exit(status), status == -signal.SIGKILL, stack, status)
 
     def wanted_cpu_s(self) -> float:
         """The processor time of all its threads so far, and the time for which its first thread was runnable while
@@ -152,11 +169,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError, IndexError, ValueError):
             wanted_s += int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
         return wanted_s
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status, as in `subprocess`, once `wait` has returned."""
-        return self._process.returncode
 
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (monotonic seconds) for it to end, then kill it; free all descriptors."""
@@ -256,25 +268,3 @@ def check_platform() -> None:
         raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
     if not sys.executable:
         raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
-
-
-def settings_for(workers: int, first: int, total: int, ring_bytes: int) -> dict[str, Any]:
-    """What worker processes are told of this one, beside the job: `workers` from number `first` on, of `total`."""
-    return {
-        "path": import_path(),
-        "standard_path": standard_path(),
-        "home": str(Path(__file__).parents[2]),
-        "argv": [str(word) for word in sys.argv],
-        "workers": workers,
-        "first": first,
-        "total": total,
-        "ring_bytes": ring_bytes,
-    }
-
-
-def standard_path() -> list[str]:
-    """The entries of the import path that hold the standard library."""
-    library = sysconfig.get_path("stdlib")
-    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    known = (library, f"{library}/lib-dynload")
-    return [entry for entry in sys.path if entry in known or os.path.basename(entry) == zipped]

@@ -34,7 +34,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, kinds_of, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
+from gpuload.ring.ring import Ring
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
 
@@ -237,31 +238,71 @@ class Lost:
 Event = Reply | Lost
 
 
-class Engine(Protocol):
+class Engine:
     """Does chunks: processes, actors of a cluster, or the main process itself. Each chunk that was submitted ends by
     one event. The slot of one that is `Lost` goes back to the ring by itself, once no worker can write there any more.
 
     Attributes:
         broken: why it cannot continue.
-        ready: each worker has started.
         waited_s: how long `gather` has waited for something to be done.
     """
 
-    waited_s: float
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.broken: WorkerError | None = None
+        self.waited_s = 0.0
+        self._wanted_from = 0
+        self._halted = False
 
     @property
-    def broken(self) -> WorkerError | None: ...
-    @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether each worker has started."""
+        return True
 
-    def submit(self, request: Request) -> bool: ...  # False: it has enough
-    def cancel_before(self, chunk: int) -> None: ...  # earlier ones are no longer wanted
-    def reset_restart_count(self) -> None: ...
-    def gather(self, timeout_s: float) -> list[Event]: ...
-    def recover_slots(self) -> bool: ...  # of lost chunks, when nothing is in work; False: there are none
-    def counted(self) -> np.ndarray: ...  # what its workers did, as `gpuload.workers.counters` has it
-    def halt(self) -> None: ...  # `gather`, in another thread, ends soon
-    def close(self) -> None: ...
+    def submit(self, request: Request) -> bool:
+        """Take a chunk and its slot; False if there is enough to do: then, or after an error, the slot is free. Never
+        blocks."""
+        taken = False
+        try:
+            taken = self._submit(request)
+        finally:
+            if not taken:
+                self._ring.release_at(request.slot_offset)
+        return taken
+
+    def _submit(self, request: Request) -> bool:
+        raise NotImplementedError
+
+    def cancel_before(self, chunk: int) -> None:
+        """Chunks with a smaller number are no longer wanted; one that is in work ends at its next sample."""
+        self._wanted_from = chunk
+
+    def reset_restart_count(self) -> None:
+        """Forget the deaths of workers so far, for a new epoch."""
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        """Return the events since the last call; wait up to `timeout_s` seconds for one.
+
+        Raises:
+            WorkerError: a worker could not start, or workers died too often.
+        """
+        raise NotImplementedError
+
+    def recover_slots(self) -> bool:
+        """Make the slots of lost chunks free; False if all are. Called when nothing is in work, until it is False."""
+        return False
+
+    def counted(self) -> np.ndarray:
+        """Return what each worker did so far, as `gpuload.workers.counters` has it."""
+        raise NotImplementedError
+
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end soon."""
+        self._halted = True
+        self.cancel_before(2**63)
+
+    def close(self) -> None:
+        """End all workers and free what they need. Idempotent."""
 
 
 class Queue:

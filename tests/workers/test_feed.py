@@ -33,6 +33,7 @@ class Engine:
 
     def submit(self, request: Request) -> bool:
         if len(self.queue) >= self.capacity:
+            self.ring.release_at(request.slot_offset)
             return False
         self.queue.append(request)
         return True

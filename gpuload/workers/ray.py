@@ -1,50 +1,154 @@
-"""The program's side of workers on other machines: an engine, as a `WorkerPool` is, over the actors of a Ray cluster.
+"""Workers on other machines: which to take from a Ray cluster, the program's side of them, and the actors.
 
-Runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). It owns the
-actors. A chunk is one call of an actor, and its result one object: the packed reply and the bytes of the slot, which
-are copied from the object store to the slot here and freed there. Each actor has two chunks for each of its workers at
-most, so the object store never holds more than that, nor more than the ring. Only this program writes to slots here, so
-that of a lost chunk is free at once; those on other machines follow the rule of `gpuload.workers.pool`.
+`RayPool` runs in the main process, in whichever thread iterates the loader; it starts no thread (Ray has its own). It
+is an engine, as a `WorkerPool` is, and owns the actors. A chunk is one call of an actor, and its result one object: the
+packed reply and the bytes of the slot, which are copied from the object store to the slot here and freed there. Each
+actor has two chunks for each of its workers at most, so the object store never holds more than that, nor more than the
+ring. Only this program writes to slots here, so that of a lost chunk is free at once; those on other machines follow
+the rule of `gpuload.workers.pool`.
+
+`Host` is the actor: a few workers on its machine, started and watched as those of any `WorkerPool`. It runs in a
+process of Ray, in its event loop, and never unpickles the dataset: workers get the bytes that came. All that a worker's
+death or delay asks for on its own machine happens there; a lost chunk is told to the program as such. A request that
+comes gets a slot of that machine's ring, as large as the one that waits for it in the program's. The result goes to Ray
+as a view of that slot, which is lent until Ray has copied it into its object store, and is released then.
 
 Beside its chunks each actor has a call for a report in work, which comes back after some seconds even if there is
 nothing to tell. So an actor that died is noticed by an error, and one that hangs, or whose machine does, by a report
 that does not come. Its chunks are lost then, as those of a worker that died, and another actor takes its place, where
 the cluster has room. Deaths of several actors of one machine at the same time count once.
 
-Lifetime: `close` ends the actors. If this program dies, Ray ends them, and workers end with their actor.
+Lifetime: `RayPool.close` ends the actors. If the program dies, Ray ends them, and workers end with their actor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
 import os
+import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.stores.store import needed
-from gpuload.errors import WorkerError
-from gpuload.ring.ring import Ring
+from gpuload.errors import WorkerError, kinds_of
+from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.job import Job
-from gpuload.workers.pool import RestartingEngine
+from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
-from gpuload.workers.ray.host import Done, Host, Report, versions
-from gpuload.workers.ray.options import CHUNKS_PER_WORKER, WORKERS_PER_ACTOR, RayWorkers
-from gpuload.workers.shipping import pack
+from gpuload.workers.shipping import Parcel, pack
 
-__all__ = ["RayPool", "connected"]
+__all__ = ["CHUNKS_PER_WORKER", "Host", "RayPool", "RayWorkers", "connected"]
 
+WORKERS_PER_ACTOR: Final = 4  # they share a copy of the dataset, and the process that sends what they make
+CHUNKS_PER_WORKER: Final = 2  # one in work, one that waits, so that the next begins without a message
+SET_BY_GPULOAD: Final = ("num_cpus", "max_concurrency", "max_restarts", "max_task_retries", "lifetime", "name")
 REPORT_S: Final = 5.0
 NODE_DIED: Final = "its node has died"  # how Ray says that
 SLOW_S: Final = 60.0  # a warning says what has not come for so long
 WAIT_S: Final = 1.0
 CLOSE_S: Final = 2.0
+LOOK_S: Final = 0.25  # between two looks of an actor at its workers
+DECODERS: Final = ("numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
+RAYS_OWN: Final = ("ray/_private/workers", "ray/thirdparty_files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayWorkers:
+    """Workers on the machines of a Ray cluster, in the place of processes on this one: ``Loader(…, workers=…)``.
+
+    The machines need gpuload, the dataset's files under the same paths, and the same versions of Python and of the
+    decoders (`RayPool` compares them). What workers make comes here through Ray's object store.
+
+    Args:
+        count: how many workers, on all machines together.
+        address: of the cluster, as for ``ray.init``: ``"auto"`` is the one that this machine belongs to, ``"local"``
+            starts one here. Without effect if this program has called ``ray.init`` already.
+        workers_per_actor: how many workers share an actor, on one machine; default 4, or fewer if no machine has so
+            many CPUs. Those of one actor share one copy of the dataset.
+        cpus_per_worker: what Ray reserves for each.
+        actor_options: further options of the actors, as for ``ray.remote``: ``{"resources": {"decoders": 1}}``,
+            ``"label_selector"``, ``"runtime_env"``, ``"scheduling_strategy"`` (default ``"SPREAD"``).
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> RayWorkers(count=64)
+        RayWorkers(count=64, address='auto', workers_per_actor=None, cpus_per_worker=1, actor_options={})
+    """
+
+    count: int
+    address: str = "auto"
+    workers_per_actor: int | None = None
+    cpus_per_worker: float = 1
+    actor_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("count", "workers_per_actor"):
+            value = getattr(self, name)
+            if name == "workers_per_actor" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"RayWorkers({name}=…) must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"RayWorkers({name}=…) must be at least 1, got {value}")
+        if not isinstance(self.address, str) or not self.address:
+            raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                f"RayWorkers(address={self.address!r}): through Ray Client every chunk would pass a proxy; run the "
+                'program on a machine that has joined the cluster by `ray start`, with address="auto"'
+            )
+        cpus: Any = self.cpus_per_worker
+        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
+            raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number from 0 on, got {cpus!r}")
+        if not isinstance(self.actor_options, Mapping):
+            raise TypeError(f"RayWorkers(actor_options=…) must be a dict, got {self.actor_options!r}")
+        if taken := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
+            raise ValueError(
+                f"RayWorkers(actor_options=…) has {', '.join(map(repr, taken))}, which gpuload sets itself: the CPUs "
+                "by cpus_per_worker and workers_per_actor, restarts by Faults(max_restarts=…)"
+            )
+
+
+# -- what actors say --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Done:
+    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost. `counted`: what the actor's
+    workers have counted so far."""
+
+    reply: bytes = b""
+    data: np.ndarray | None = None
+    lost: Lost | None = None
+    counted: np.ndarray | None = None
+
+
+@dataclass
+class Report:
+    """What an actor has to say: which machine it is on; what happened since the last report."""
+
+    node: str
+    address: str
+    versions: dict[str, str]
+    ready: bool = False
+    deaths: list[tuple[str, str]] = field(default_factory=list)  # why and where, stack
+    warnings: list[str] = field(default_factory=list)
+    broken: tuple[str, tuple[str, ...]] | None = None  # text and kinds of an error; nothing more will come
+
+
+# -- in the main process ----------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -101,9 +205,7 @@ class RayPool(RestartingEngine):
         self._own_queues = own_queues
         self._workers = workers
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
-        self._wanted_from = 0
         self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
-        self._known: set[str] = set()  # what was warned of once and for all
         self._actors: list[_Actor] = []
         # In work, by the reference to the result; None: a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
@@ -123,11 +225,9 @@ class RayPool(RestartingEngine):
 
     @property
     def ready(self) -> bool:
-        """Whether each worker has said hello."""
         return all(actor.said is not None and actor.said.ready for actor in self._actors)
 
-    def submit(self, request: Request) -> bool:
-        """Give a chunk to an actor; False if all have enough. Never blocks."""
+    def _submit(self, request: Request) -> bool:
         self._check_usable()
         actor = self._actor_for(request)
         if actor is not None:
@@ -153,20 +253,14 @@ class RayPool(RestartingEngine):
         actor.chunks += 1
 
     def cancel_before(self, chunk: int) -> None:
-        """Chunks with a smaller number are no longer wanted; workers stop theirs at the next sample."""
-        self._wanted_from = chunk
+        super().cancel_before(chunk)
         if self._is_connected and not self._closed:
             for actor in self._actors:
                 if actor.started:
                     actor.handle.cancel_before.remote(chunk)
 
     def counted(self) -> np.ndarray:
-        """What each worker did, as `gpuload.workers.counters` has it, as of the last chunk of its actor."""
-        return self._counted.sum(axis=0)
-
-    def recover_slots(self) -> bool:
-        """False: slots of lost chunks are free at once."""
-        return False
+        return self._counted.sum(axis=0)  # as of the last chunk of each actor
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
         references = list(self._calls)
@@ -192,17 +286,16 @@ class RayPool(RestartingEngine):
                 self._waiting.append(request)
 
     def close(self) -> None:
-        """End all actors. Idempotent; takes a few seconds at most."""
         if self._closed:
             return
         self._closed = True
         actors, self._actors = self._actors, []
         self._calls.clear()
         self._waiting.clear()
-        if os.getpid() != self._pid or not self._is_connected:
-            return  # they are another process's; or have ended with Ray
+        if not self._is_connected:
+            return  # they have ended with Ray
         with contextlib.suppress(Exception):
-            alive = [actor.handle.close.remote() for actor in actors if actor.said is not None]
+            alive = [actor.handle.close.remote() for actor in actors if actor.started]
             if alive:
                 self._ray.wait(alive, num_returns=len(alive), timeout=CLOSE_S)
         for actor in actors:
@@ -249,15 +342,12 @@ class RayPool(RestartingEngine):
         actor, request = self._calls[reference]
         try:
             result: Done | Report = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError as error:
-            self._replace(actor, _first_line(error), events)
-            return
         except self._ray.exceptions.RayTaskError as error:
             raise WorkerError(f"{actor.name} failed, which is an error of gpuload:\n\n{error}") from error
-        except self._ray.exceptions.RayError as error:  # the object is lost, not the actor
-            if request is None:
+        except self._ray.exceptions.RayError as error:
+            if request is None or isinstance(error, self._ray.exceptions.RayActorError):
                 self._replace(actor, _first_line(error), events)
-            else:
+            else:  # the object is lost, not the actor
                 del self._calls[reference]
                 actor.chunks -= 1
                 events.append(self._lose(request, _first_line(error)))
@@ -289,10 +379,9 @@ class RayPool(RestartingEngine):
         return Lost(request.chunk, None, cause, outside=True)
 
     def _hear(self, actor: _Actor, report: Report) -> None:
-        first = actor.said is None
+        if not actor.started:
+            self._compare(report)
         actor.said, actor.warned = report, False
-        if first:
-            self._compare(actor, report)
         self.unsaid += [f"{text} (on {report.address})" for text in report.warnings]
         if report.broken is not None:
             text, kinds = report.broken
@@ -301,25 +390,22 @@ class RayPool(RestartingEngine):
             self.deaths.add(f"{cause} on {report.address}", stack)
         self._ask(actor)
 
-    def _compare(self, actor: _Actor, report: Report) -> None:
+    def _compare(self, report: Report) -> None:
         """The same versions give the same pixels."""
         ours = versions()
         others = {name: theirs for name, theirs in report.versions.items() if ours.get(name) != theirs}
         others |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
-        if not others:
-            return
-        told = ", ".join(f"{name} {theirs} (here {ours.get(name, 'none')})" for name, theirs in sorted(others.items()))
+        text = ", ".join(f"{name} {theirs} (here {ours.get(name, 'none')})" for name, theirs in sorted(others.items()))
         if {"gpuload", "python"} & others.keys():
-            raise WorkerError(f"{report.address} has {told}: install the same versions on all machines of the cluster")
-        if told not in self._known:
-            self._known.add(told)
-            self.unsaid.append(f"{report.address} has {told}: its pixels may differ from those of other machines")
+            raise WorkerError(f"{report.address} has {text}: install the same versions on all machines of the cluster")
+        if others:
+            self._warn_once(text, f"{report.address} has {text}: its pixels may differ from those of other machines")
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, actor: _Actor, cause: str, events: list[Event]) -> None:
         """An actor is gone, and with it its workers and what they made: its chunks are lost."""
-        if actor.said is None and "creation task" in cause:  # it would fail again
+        if not actor.started and "creation task" in cause:  # it would fail again
             raise WorkerError(f"{actor.name} could not start: {cause}")
         theirs = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
         rows = slice(actor.first, actor.first + actor.workers)
@@ -335,7 +421,7 @@ class RayPool(RestartingEngine):
         self._start(actor.first, self._actors.index(actor))
         if not actor.started and NODE_DIED in cause:  # sent to a machine of which Ray did not know yet that it is dead
             return
-        node = actor.said.node if actor.said is not None else ""
+        node = actor.said.node if actor.said else ""
         if actor.started_at >= self._died_at.get(node, -math.inf):
             self._died_at[node] = time.monotonic()
             self.deaths.add(f"{actor.name} died: {cause}")
@@ -347,10 +433,8 @@ class RayPool(RestartingEngine):
             silent_s = now - actor.asked_at
             if silent_s <= SLOW_S and (not self._timeout_s or silent_s <= self._timeout_s + 2 * self._report_s):
                 continue
-            theirs = [
-                reference for reference, (other, request) in self._calls.items() if other is actor and not request
-            ]
-            if self._ray.wait(theirs, timeout=0)[0]:
+            report = next(call for call, (other, request) in self._calls.items() if other is actor and not request)
+            if self._ray.wait([report], timeout=0)[0]:
                 continue  # it came while this program did something else
             if self._timeout_s and actor.started:
                 self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
@@ -406,3 +490,154 @@ def connected(address: str, called: str) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:1000]
+
+
+def versions() -> dict[str, str]:
+    """The versions that pixels depend on, of Python, gpuload and the decoders in this process."""
+    found = {"python": "{}.{}".format(*sys.version_info)}
+    for name in ("gpuload", *DECODERS):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+# -- on another machine -----------------------------------------------------------------------------------------------
+
+
+class Host:
+    """The actor's class: it has so many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
+
+    def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
+        self._parcel: Parcel | None = parcel
+        self._workers, self._ring_bytes, self._pool_options = workers, ring_bytes, pool_options
+        self._pool: WorkerPool | None = None
+        self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
+        self._flying: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
+        self._told_ready = False
+        self._said = 0  # deaths that were reported
+        self._warnings: list[str] = []
+        self._broken: WorkerError | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()  # there is something to report
+        self._versions = versions()
+
+    async def report(self, within_s: float) -> Report:
+        """What happened; waits for something to report, but no longer than this: a late report is a sign of trouble."""
+        if self._pool is None and self._broken is None:
+            self._start()
+        self._news.clear()
+        self._look()
+        if self._broken is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), within_s)
+        report = Report(self._node(), os.uname().nodename, self._versions)
+        if self._pool is not None:
+            report.ready = self._told_ready = self._pool.ready
+            deaths = self._pool.deaths
+            report.deaths = [(cause, deaths.stack) for cause in deaths.causes[self._said :]]
+            self._said = len(deaths.causes)
+        report.warnings, self._warnings = self._warnings, []
+        if self._broken is not None:
+            report.broken = str(self._broken), kinds_of(self._broken)
+        return report
+
+    async def do(self, request: bytes) -> Done:
+        """Do a chunk."""
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._waiting.append((Request.unpack(request), done))
+        self._look()
+        return await done
+
+    async def cancel_before(self, chunk: int) -> None:
+        """Chunks with a smaller number are no longer wanted."""
+        if self._pool is not None:
+            self._pool.cancel_before(chunk)
+
+    async def close(self) -> None:
+        """End the workers."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._broken = WorkerError("closed")
+            asyncio.get_running_loop().remove_reader(pool.fileno())
+            pool.close()
+            self._ring.close()
+
+    def _node(self) -> str:
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def _start(self) -> None:
+        # Ray's own modules lie open on the import path of its processes.
+        sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
+        assert self._parcel is not None
+        try:
+            self._ring = Ring(self._ring_bytes)
+            # The program counts the deaths of all actors.
+            self._pool = WorkerPool(
+                self._parcel, self._workers, self._ring, max_restarts=sys.maxsize, **self._pool_options
+            )
+        except Exception as error:
+            self._broken = error if isinstance(error, WorkerError) else WorkerError(str(error), kinds_of(error))
+            return
+        self._parcel = None
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pool.fileno(), self._look)
+        self._ticking = loop.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """Some things are noticed only by looking: a worker that hangs, a chunk that died with another one."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        if self._pool is None or self._broken is not None:
+            return
+        try:
+            for event in self._pool.gather(0.0):
+                self._take_in(event)
+            self._hand_out()
+        except WorkerError as error:
+            self._broken = error
+        self._warnings += self._pool.unsaid
+        self._pool.unsaid.clear()
+        told = self._warnings or self._broken or len(self._pool.deaths.causes) > self._said
+        if told or self._pool.ready != self._told_ready:
+            self._news.set()
+
+    def _hand_out(self) -> None:
+        assert self._pool is not None
+        self._ring.collect()
+        while self._waiting:
+            request, done = self._waiting[0]
+            slot = self._ring.acquire(request.slot_bytes)
+            if slot is None:
+                if not self._flying:
+                    self._pool.recover_slots()
+                return
+            capacity_bytes = min(slot.capacity_bytes, request.slot_bytes)
+            if not self._pool.submit(replace(request, slot_offset=slot.offset, slot_bytes=capacity_bytes)):
+                return
+            self._waiting.popleft()
+            self._flying[request.chunk] = slot, done
+
+    def _take_in(self, event: Event) -> None:
+        slot, waits = self._flying.pop(event.chunk)
+        assert self._pool is not None
+        done = Done(counted=self._pool.counted())
+        if isinstance(event, Lost):  # with its slot, which the pool gives back
+            done.lost = event
+        else:
+            done.reply = event.pack()
+            if event.status is Status.DONE and event.nbytes:
+                done.data = self._ring.view(slot)[: event.nbytes]
+                if not self._ring.lend(slot, [done.data]):
+                    done.data = done.data.copy()
+                    self._ring.release(slot)
+            else:
+                self._ring.release(slot)
+        if not waits.done():
+            waits.set_result(done)
