@@ -17,7 +17,7 @@ def _start() -> None:
     worker, descriptors = int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]
     job = descriptors[JOB]
     length = int.from_bytes(posix.pread(job, 8, 0), "little")
-    settings = marshal.loads(posix.pread(job, length, 8))  # written by the parent, inherited, unnamed
+    settings, _ = marshal.loads(posix.pread(job, length, 8))  # written by the parent, inherited, unnamed
     path = settings["path"]
     version = sys.version_info
     library = f"{sys.base_prefix}/{sys.platlibdir}/python{version.major}.{version.minor}"

@@ -66,7 +66,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
     # And the SIGTERM that a scheduler sends to all processes of a job: the parent may want batches until it has saved
     # its state. A handler, not SIG_IGN: programs that a dataset starts would inherit that.
     signal.signal(signal.SIGTERM, lambda number, frame: None)

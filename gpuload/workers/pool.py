@@ -187,15 +187,15 @@ class WorkerPool(RestartingEngine):
         if copies := warning_of_copies(self._job_fds[0], job, workers):
             self.unsaid.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
-            undo.callback(self._close_job)
+            for fd in self._job_fds:
+                undo.callback(os.close, fd)
             self._board = Board(most, first=first)
             undo.callback(self._board.close)
-            self._queues: list[Queue] = []  # worker w reads number w % len
-            for _ in range(workers if own_queues else 1):
-                self._queues.append(Queue())
-                undo.callback(self._queues[-1].close)
             self._epoll = select.epoll()
-            undo.pop_all()
+            undo.callback(self._epoll.close)
+            self._queues = [Queue() for _ in range(workers if own_queues else 1)]  # worker w reads number w % len
+            undo.callback(self._close_queues)
+            self._resources = undo.pop_all()
         _pools.add(self)
         try:
             for number in range(first, first + workers):
@@ -289,24 +289,27 @@ class WorkerPool(RestartingEngine):
         return bool(suspects)
 
     def close(self) -> None:
-        """End all workers and free all descriptors. Idempotent; takes about a second at most."""
         if self._closed:
             return
-        with contextlib.ExitStack() as stack:  # every step, even if another fails; the last comes first
+        with (
+            self._resources,
+            contextlib.ExitStack() as stack,
+        ):  # every step, even if another fails; the last comes first
             self.halt()
             self._closed = True
             _pools.discard(self)
             stack.callback(self._team.clear)
             stack.callback(self._by_fd.clear)
-            stack.callback(self._board.close)
-            stack.callback(self._close_job)
-            stack.callback(self._epoll.close)
             deadline = time.monotonic() + CLOSE_GRACE_S
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
-            for queue in self._queues:
-                stack.callback(queue.close)
+            stack.callback(self._close_queues)
             self._flying.clear()
+
+    def _close_queues(self) -> None:
+        """Let idle workers see the end of their queue, and leave."""
+        for queue in self._queues:
+            queue.close()
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
@@ -514,20 +517,12 @@ class WorkerPool(RestartingEngine):
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
-    def _close_job(self) -> None:
-        while self._job_fds:
-            os.close(self._job_fds.pop())
-
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
-        for queue in self._queues:
-            queue.close()
-        for worker in self._team.values():
-            worker.leave_to_parent()
-        self._epoll.close()
-        self._close_job()
-        self._board.close()
+        with self._resources:
+            for worker in self._team.values():
+                worker.leave_to_parent()
 
 
 def _at_sample(request: Request, row: int) -> str:

@@ -137,17 +137,16 @@ class WorkerProcess:
 
     def stack(self) -> str:
         """The Python stacks of its threads, the innermost call first; or why there are none."""
-        before = os.fstat(self._stacks).st_size
-        if not self.ready and before == 0 and not self._has_handler():
-            return "(it has not started far enough to tell where it is)"
+        size = before = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
-        size = before
         while time.monotonic() < deadline:
             time.sleep(0.005)
             last, size = size, os.fstat(self._stacks).st_size
             if size > before and size == last:
                 return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
+        if not self.ready and before == 0 and self._state() != "D":
+            return "(it has not started far enough to tell where it is)"
         return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
 
     def wait(self) -> Ending:
@@ -198,14 +197,6 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def _has_handler(self) -> bool:
-        """Whether it handles our signal yet; without a handler the signal would end it."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
-        return False
-
     def _state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -224,8 +215,8 @@ def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     environment = environment_of({**KEEP_MEMORY, **STREAM_COPIES})
     # Else the next file that the worker opens would be its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
-    # A ctrl-C between the child's start and its first line must not kill it with a traceback.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # A ctrl-C between the child's start and its first line must not kill it with a traceback, nor our own signal.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=environment

@@ -209,7 +209,6 @@ class RayPool(RestartingEngine):
         self._actors: list[_Actor] = []
         # In work, by the reference to the result; None: a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
-        self._waiting: deque[Request] = deque()  # for an actor that starts
         self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
         parcel = pack(job)
         self._ray = connected(workers.address, "workers=RayWorkers(…)")
@@ -231,12 +230,9 @@ class RayPool(RestartingEngine):
         self._check_usable()
         actor = self._actor_for(request)
         if actor is not None:
-            self._send(request, actor)
-        elif any(actor.started for actor in self._actors) and request.iterable is None:
-            return False
-        else:
-            self._waiting.append(request)
-        return True
+            self._calls[actor.handle.do.remote(request.pack())] = actor, request
+            actor.chunks += 1
+        return actor is not None
 
     def _actor_for(self, request: Request) -> _Actor | None:
         """The actor that has the least to do, None if all have enough or none has started; or, for an iterable dataset,
@@ -247,10 +243,6 @@ class RayPool(RestartingEngine):
         actors = [actor for actor in self._actors if actor.started]
         actor = min(actors, key=lambda actor: actor.chunks / actor.workers, default=None)
         return None if actor is None or actor.chunks >= CHUNKS_PER_WORKER * actor.workers else actor
-
-    def _send(self, request: Request, actor: _Actor) -> None:
-        self._calls[actor.handle.do.remote(request.pack())] = actor, request
-        actor.chunks += 1
 
     def cancel_before(self, chunk: int) -> None:
         super().cancel_before(chunk)
@@ -272,18 +264,6 @@ class RayPool(RestartingEngine):
         for reference in ready:
             self._take_in(reference, events)
         self._watch(events)
-        self._send_waiting(events)
-
-    def _send_waiting(self, events: list[Event]) -> None:
-        """What no actor could take when it came."""
-        for _ in range(len(self._waiting)):
-            request = self._waiting.popleft()
-            if request.chunk < self._wanted_from:
-                events.append(Reply(request.chunk, Status.UNWANTED, 0, b""))
-            elif (actor := self._actor_for(request)) is not None:
-                self._send(request, actor)
-            else:
-                self._waiting.append(request)
 
     def close(self) -> None:
         if self._closed:
@@ -291,7 +271,6 @@ class RayPool(RestartingEngine):
         self._closed = True
         actors, self._actors = self._actors, []
         self._calls.clear()
-        self._waiting.clear()
         if not self._is_connected:
             return  # they have ended with Ray
         with contextlib.suppress(Exception):
