@@ -291,10 +291,8 @@ class WorkerPool(RestartingEngine):
     def close(self) -> None:
         if self._closed:
             return
-        with (
-            self._resources,
-            contextlib.ExitStack() as stack,
-        ):  # every step, even if another fails; the last comes first
+        # Every step, even if another fails; the last of the stack comes first.
+        with self._resources, contextlib.ExitStack() as stack:
             self.halt()
             self._closed = True
             _pools.discard(self)

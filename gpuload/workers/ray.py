@@ -487,37 +487,24 @@ class Host:
     """The actor's class: it has so many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
 
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
-        self._parcel: Parcel | None = parcel
-        self._workers, self._ring_bytes, self._pool_options = workers, ring_bytes, pool_options
+        self._arguments = parcel, workers, ring_bytes, pool_options  # until the start
         self._pool: WorkerPool | None = None
         self._waiting: deque[tuple[Request, asyncio.Future[Done]]] = deque()  # for a slot, or for room in the queue
         self._flying: dict[int, tuple[Slot, asyncio.Future[Done]]] = {}
-        self._told_ready = False
-        self._said = 0  # deaths that were reported
-        self._warnings: list[str] = []
-        self._broken: WorkerError | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._report = Report("", os.uname().nodename, versions())  # the next one
         self._news = asyncio.Event()  # there is something to report
-        self._versions = versions()
 
     async def report(self, within_s: float) -> Report:
         """What happened; waits for something to report, but no longer than this: a late report is a sign of trouble."""
-        if self._pool is None and self._broken is None:
+        if self._pool is None and self._report.broken is None:
             self._start()
-        self._news.clear()
         self._look()
-        if self._broken is None:
+        if self._report.broken is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), within_s)
-        report = Report(self._node(), os.uname().nodename, self._versions)
-        if self._pool is not None:
-            report.ready = self._told_ready = self._pool.ready
-            deaths = self._pool.deaths
-            report.deaths = [(cause, deaths.stack) for cause in deaths.causes[self._said :]]
-            self._said = len(deaths.causes)
-        report.warnings, self._warnings = self._warnings, []
-        if self._broken is not None:
-            report.broken = str(self._broken), kinds_of(self._broken)
+        self._news.clear()
+        report, self._report = self._report, replace(self._report, deaths=[], warnings=[])
         return report
 
     async def do(self, request: bytes) -> Done:
@@ -538,7 +525,7 @@ class Host:
             self._ticking.cancel()
         pool, self._pool = self._pool, None
         if pool is not None:
-            self._broken = WorkerError("closed")
+            self._report.broken = "closed", ()
             asyncio.get_running_loop().remove_reader(pool.fileno())
             pool.close()
             self._ring.close()
@@ -551,17 +538,16 @@ class Host:
     def _start(self) -> None:
         # Ray's own modules lie open on the import path of its processes.
         sys.path[:] = [entry for entry in sys.path if not entry.endswith(RAYS_OWN)]
-        assert self._parcel is not None
+        parcel, workers, ring_bytes, pool_options = self._arguments
+        del self._arguments
+        self._report.node = self._node()
         try:
-            self._ring = Ring(self._ring_bytes)
+            self._ring = Ring(ring_bytes)
             # The program counts the deaths of all actors.
-            self._pool = WorkerPool(
-                self._parcel, self._workers, self._ring, max_restarts=sys.maxsize, **self._pool_options
-            )
+            self._pool = WorkerPool(parcel, workers, self._ring, max_restarts=sys.maxsize, **pool_options)
         except Exception as error:
-            self._broken = error if isinstance(error, WorkerError) else WorkerError(str(error), kinds_of(error))
+            self._report.broken = str(error), kinds_of(error)
             return
-        self._parcel = None
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pool.fileno(), self._look)
         self._ticking = loop.create_task(self._tick())
@@ -573,18 +559,21 @@ class Host:
             self._look()
 
     def _look(self) -> None:
-        if self._pool is None or self._broken is not None:
+        pool, report = self._pool, self._report
+        if pool is None or report.broken is not None:
             return
         try:
-            for event in self._pool.gather(0.0):
+            for event in pool.gather(0.0):
                 self._take_in(event)
             self._hand_out()
         except WorkerError as error:
-            self._broken = error
-        self._warnings += self._pool.unsaid
-        self._pool.unsaid.clear()
-        told = self._warnings or self._broken or len(self._pool.deaths.causes) > self._said
-        if told or self._pool.ready != self._told_ready:
+            report.broken = str(error), kinds_of(error)
+        report.warnings += pool.unsaid
+        pool.unsaid.clear()
+        report.deaths += [(cause, pool.deaths.stack) for cause in pool.deaths.causes]
+        pool.reset_restart_count()
+        was_ready, report.ready = report.ready, pool.ready
+        if report.deaths or report.warnings or report.broken or report.ready != was_ready:
             self._news.set()
 
     def _hand_out(self) -> None:

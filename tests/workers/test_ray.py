@@ -227,7 +227,9 @@ def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypat
 def test_other_versions_are_told_or_refused(cluster, monkeypatch):
     def with_versions(**others):
         monkeypatch.setattr(
-            Host, "__init__", lambda host, *arguments: (before(host, *arguments), host._versions.update(others))[0]
+            Host,
+            "__init__",
+            lambda host, *arguments: (before(host, *arguments), host._report.versions.update(others))[0],
         )
 
     before = Host.__init__
