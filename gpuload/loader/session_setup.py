@@ -200,11 +200,7 @@ def engine_for(
 ) -> WorkerPool | RayPool | InProcessEngine:
     """Return what does the chunks: processes of this machine, workers of a cluster, or this process."""
     workers = options.workers
-    watch = {
-        "timeout_s": workers.timeout,
-        "max_restarts": workers.faults.max_restarts,
-        "own_queues": options.order.iterable,
-    }
+    watch = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if workers.workers is not None:
         return RayPool(job, workers.workers, ring, **watch)
     if not count:

@@ -132,7 +132,7 @@ class Deaths:
         stack: where the last one was, if that is known.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int = 10) -> None:
         self._max_restarts = max_restarts
         self.causes: list[str] = []
         self.stack = ""

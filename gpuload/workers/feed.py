@@ -26,7 +26,7 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
-from gpuload.workers.faults import Faults, Tally
+from gpuload.workers.faults import Deaths, Faults, Tally
 from gpuload.workers.planned import PlannedBatch, Planner
 from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
@@ -113,7 +113,7 @@ class Feed:
         self._told_epoch, self._changes = told_epoch, changes
         self._coming = batches
         self._tally = Tally(self.faults.max_error_rate)
-        self.engine.reset_restart_count()
+        self.engine.deaths = Deaths(self.faults.max_restarts)
 
     def abandon(self) -> None:
         """Drop the epoch in work; its slots come back as workers end their chunks."""

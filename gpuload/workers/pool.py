@@ -81,27 +81,23 @@ class RestartingEngine(Engine):
     """What engines share whose workers can die: the count of deaths, and warnings to give.
 
     Attributes:
-        unsaid: warnings; the next `gather` gives them, before it has events that a warning which raises would lose.
+        pending_warnings: given by the next `gather`, before it has events that a warning which raises would lose.
     """
 
-    def __init__(self, ring: Ring, max_restarts: int) -> None:
+    def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
-        self._max_restarts = max_restarts
-        self.deaths = Deaths(max_restarts)
-        self.unsaid: list[str] = []
+        self.deaths = Deaths()
+        self.pending_warnings: list[str] = []
         self._warned_of: set[str] = set()
         self._closed = False
-
-    def reset_restart_count(self) -> None:
-        self.deaths = Deaths(self._max_restarts)
 
     def gather(self, timeout_s: float) -> list[Event]:
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_usable()
-            while self.unsaid:
-                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            while self.pending_warnings:
+                warnings.warn(self.pending_warnings.pop(0), RuntimeWarning, stacklevel=2)
             try:
                 self._step(max(0.0, deadline - time.monotonic()), events)
             except WorkerError as error:
@@ -123,7 +119,7 @@ class RestartingEngine(Engine):
     def _warn_once(self, about: str, text: str) -> None:
         if about not in self._warned_of:
             self._warned_of.add(about)
-            self.unsaid.append(text)
+            self.pending_warnings.append(text)
 
 
 class WorkerPool(RestartingEngine):
@@ -134,7 +130,6 @@ class WorkerPool(RestartingEngine):
         workers: how many processes, at least 1.
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
-        max_restarts: after this many deaths between two calls of `reset_restart_count`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
         most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
@@ -152,7 +147,6 @@ class WorkerPool(RestartingEngine):
         ring: Ring,
         *,
         timeout_s: float = 0.0,
-        max_restarts: int = 10,
         own_queues: bool = False,
         first: int = 0,
         total: int | None = None,
@@ -160,10 +154,10 @@ class WorkerPool(RestartingEngine):
         cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
         check_platform()
-        super().__init__(ring, max_restarts)
+        super().__init__(ring)
         self._flying: dict[int, Request] = {}  # sent, and neither replied to nor lost
         # Lost chunks, each with the workers that may have it all the same.
-        self._written_off: dict[int, tuple[Request, set[int]]] = {}
+        self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
@@ -185,7 +179,7 @@ class WorkerPool(RestartingEngine):
         with signals_enabled(), standard_streams_taken():  # pickling may take long, and can be interrupted
             self._job_fds = ship(job, settings)
         if copies := warning_of_copies(self._job_fds[0], job, workers):
-            self.unsaid.append(copies)
+            self.pending_warnings.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:
                 undo.callback(os.close, fd)
@@ -193,8 +187,10 @@ class WorkerPool(RestartingEngine):
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
-            self._queues = [Queue() for _ in range(workers if own_queues else 1)]  # worker w reads number w % len
+            self._queues: list[Queue] = []  # worker w reads number w % len
             undo.callback(self._close_queues)
+            for _ in range(workers if own_queues else 1):
+                self._queues.append(Queue())
             self._resources = undo.pop_all()
         _pools.add(self)
         try:
@@ -255,18 +251,18 @@ class WorkerPool(RestartingEngine):
 
     def _submit(self, request: Request) -> bool:
         self._check_usable()
-        if not self._queues[self._queue_of(request)].send(request):
+        if not self._queue_of(request).send(request):
             return False
         self._flying[request.chunk] = request
         self._send_again()
         return True
 
     def _send_again(self) -> None:
-        while self._taken_back and self._queues[self._queue_of(self._taken_back[0])].send(self._taken_back[0]):
+        while self._taken_back and self._queue_of(self._taken_back[0]).send(self._taken_back[0]):
             self._taken_back.pop(0)
 
     def cancel_before(self, chunk: int) -> None:
-        self._board.wanted_from = chunk
+        self._board.cancel_before(chunk)
 
     def counted(self) -> np.ndarray:
         return self._board.counters.read()  # after `close`, until then
@@ -277,15 +273,14 @@ class WorkerPool(RestartingEngine):
         To be called when nothing is in work, and again until the slots are free: see the module's docstring. Workers
         leave at the end of their queue, those that wait there at once.
         """
-        suspects = {number for _, numbers in self._written_off.values() for number in numbers}
-        old = {number for number in suspects if self._team[number].queue is self._queues[number % len(self._queues)]}
-        for index in {number % len(self._queues) for number in old}:
-            with deferred_signals(), standard_streams_taken():
-                queue, self._queues[index] = self._queues[index], Queue()
-                self._taken_back += queue.take_back()
-                for number in self._team_of(index):
-                    self._board.ask_to_leave(number)
-                queue.close()
+        suspects = {worker for _, workers in self._written_off.values() for worker in workers}
+        for place, queue in enumerate(self._queues):
+            if any(worker.queue is queue for worker in suspects):
+                with deferred_signals(), standard_streams_taken():
+                    self._queues[place] = Queue()
+                    for worker in self._team_of(queue):
+                        self._board.ask_to_leave(worker.number)
+                    queue.close()
         return bool(suspects)
 
     def close(self) -> None:
@@ -388,7 +383,7 @@ class WorkerPool(RestartingEngine):
             elif reply.chunk in self._written_off:
                 self._written_off[reply.chunk][1].clear()
             if self._written_off:
-                self._acquit(worker.number)
+                self._acquit(worker)
 
     def _greet(self, worker: WorkerProcess, message: memoryview) -> None:
         """Take in the first message of a worker."""
@@ -425,48 +420,50 @@ class WorkerPool(RestartingEngine):
                 f"worker {worker.number} could not start: {ending.cause}. Its standard error says more; "
                 "num_workers=0 does the same work in this process, where it can be debugged"
             )
-        self._acquit(worker.number)
+        self._acquit(worker)
         if note.chunk != LEFT:
             where = ""
             if (request := self._flying.get(note.chunk)) is not None:
                 where = _at_sample(request, note.row)
                 events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.outside, ending.stack)))
-            self._audit(worker.number % len(self._queues), events)
+            self._audit(worker.queue, events)
             self._board.counters.bury(worker.number)
             self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._wanted:
             self._start(worker.number)
 
-    def _queue_of(self, request: Request) -> int:
-        return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
+    def _queue_of(self, request: Request) -> Queue:
+        return self._queues[0 if request.iterable is None else request.iterable.worker % len(self._queues)]
 
-    def _team_of(self, queue: int) -> dict[int, WorkerProcess]:
-        """The workers that read a queue, by number."""
-        return {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
+    def _team_of(self, queue: Queue) -> list[WorkerProcess]:
+        return [worker for worker in self._team.values() if worker.queue is queue]
 
-    def _audit(self, queue: int, events: list[Event]) -> None:
+    def _audit(self, queue: Queue, events: list[Event]) -> None:
         """Declare lost what a dead worker of this queue may have taken, and not noted: see the module's docstring."""
-        self._taken_back += self._queues[queue].take_back()
+        if queue not in self._queues:
+            return  # all that was on it was lost before others took its place
+        self._taken_back += queue.take_back()
         team = self._team_of(queue)
-        for worker in team.values():
+        for worker in team:
             self._drain(worker, events)
-        known = {self._board.read(number).chunk for number in team} | {request.chunk for request in self._taken_back}
+        known = {request.chunk for request in self._taken_back}
+        known |= {self._board.read(worker.number).chunk for worker in team}
         # A worker says hello before it takes a chunk: others cannot have one.
-        suspects = [number for number, worker in team.items() if worker.ready]
+        suspects = [worker for worker in team if worker.ready]
         for chunk, request in list(self._flying.items()):
-            if self._queue_of(request) == queue and chunk not in known:
+            if self._queue_of(request) is queue and chunk not in known:
                 events.append(self._lose(Lost(chunk, None, "its worker died before it began"), suspects))
 
-    def _lose(self, lost: Lost, suspects: Iterable[int] = ()) -> Lost:
+    def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
         """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""
         self._written_off[lost.chunk] = self._flying.pop(lost.chunk), set(suspects)
         self._acquit()
         return lost
 
-    def _acquit(self, worker: int = -1) -> None:
+    def _acquit(self, worker: WorkerProcess | None = None) -> None:
         """Free the slots of lost chunks that nobody can have any more: `worker` has ended, or replied."""
         for chunk, (request, suspects) in list(self._written_off.items()):
-            suspects.discard(worker)
+            suspects -= {worker}
             if not suspects:
                 del self._written_off[chunk]
                 self._ring.release_at(request.slot_offset)
@@ -494,7 +491,7 @@ class WorkerPool(RestartingEngine):
                 worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
             else:
                 worker.warned_at = note
-                self.unsaid.append(
+                self.pending_warnings.append(
                     f"worker {worker.number} (process {worker.pid}) has been{_at_sample(request, note.row)} for "
                     f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
                 )
@@ -502,7 +499,7 @@ class WorkerPool(RestartingEngine):
     def _look_at_start(self, worker: WorkerProcess) -> None:
         if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and not worker.warned_at:
             worker.warned_at = True
-            self.unsaid.append(
+            self.pending_warnings.append(
                 f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
                 f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
             )

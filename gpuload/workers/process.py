@@ -87,15 +87,15 @@ class WorkerProcess:
         self.number = number
         self.ready = self.added = False
         self.refusal = ""
-        self.queue: Queue | None = None
+        self.queue: Queue
         self.started_at = time.monotonic()
         self.warned_at: Note | bool = False
         self._killed: Ending | None = None
         with contextlib.ExitStack() as undo:
-            ours, theirs = socket_pair()
-            undo.callback(ours.close)
-            lifeline_theirs, self._lifeline = os.pipe()
-            undo.callback(os.close, self._lifeline)
+            self.replies, theirs = socket_pair()
+            undo.callback(self.replies.close)
+            lifeline_theirs, lifeline = os.pipe()
+            undo.callback(os.close, lifeline)
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
             descriptors = (theirs.fileno(), lifeline_theirs, self._stacks, *shared)
@@ -116,9 +116,9 @@ class WorkerProcess:
                     f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
                     "num_workers=0 does the same work in this process"
                 ) from error
-            undo.pop_all()
-        ours.setblocking(False)
-        self.replies = ours
+            undo.callback(os.close, self.pidfd)
+            self.replies.setblocking(False)
+            self._resources = undo.pop_all()
         self.pid = self._process.pid
 
     @property
@@ -182,11 +182,7 @@ class WorkerProcess:
 
     def forget(self) -> None:
         """Free the parent's descriptors; without the lifeline the kernel kills the worker, if it still runs."""
-        self.replies.close()
-        for fd in (self._lifeline, self.pidfd, self._stacks):
-            if fd >= 0:
-                os.close(fd)
-        self._lifeline = self.pidfd = self._stacks = -1
+        self._resources.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the worker still dies with its parent."""

@@ -34,7 +34,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
+
+if TYPE_CHECKING:  # not imported: it is of no use in a worker
+    from gpuload.workers.faults import Deaths
 
 __all__ = [
     "HELLO",
@@ -245,7 +248,10 @@ class Engine:
     Attributes:
         broken: why it cannot continue.
         waited_s: how long `gather` has waited for something to be done.
+        deaths: of workers in this epoch; the feed begins to count anew with each.
     """
+
+    deaths: Deaths
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -276,9 +282,6 @@ class Engine:
     def cancel_before(self, chunk: int) -> None:
         """Chunks with a smaller number are no longer wanted; one that is in work ends at its next sample."""
         self._wanted_from = chunk
-
-    def reset_restart_count(self) -> None:
-        """Forget the deaths of workers so far, for a new epoch."""
 
     def gather(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call; wait up to `timeout_s` seconds for one.
@@ -355,13 +358,8 @@ class Board:
         self._map = mmap.mmap(fd, self.nbytes)
         self.counters = CounterTable(self._map, notes, workers, first)
 
-    @property
-    def wanted_from(self) -> int:
-        """Chunks with a smaller number are no longer wanted."""
-        return _LIMIT.unpack_from(self._map, 0)[0]
-
-    @wanted_from.setter
-    def wanted_from(self, chunk: int) -> None:
+    def cancel_before(self, chunk: int) -> None:
+        """Say that chunks with a smaller number are no longer wanted."""
         _LIMIT.pack_into(self._map, 0, chunk)
 
     def write(self, worker: int, chunk: int, row: int = 0) -> None:

@@ -42,6 +42,7 @@ from gpuload.datasets.stores.store import needed
 from gpuload.errors import WorkerError, kinds_of
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, place_of
+from gpuload.workers.faults import Deaths
 from gpuload.workers.job import Job
 from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
@@ -114,10 +115,10 @@ class RayWorkers:
             raise ValueError(f"RayWorkers(cpus_per_worker=…) must be a number from 0 on, got {cpus!r}")
         if not isinstance(self.actor_options, Mapping):
             raise TypeError(f"RayWorkers(actor_options=…) must be a dict, got {self.actor_options!r}")
-        if taken := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
+        if reserved := [name for name in self.actor_options if name in SET_BY_GPULOAD]:
             raise ValueError(
-                f"RayWorkers(actor_options=…) has {', '.join(map(repr, taken))}, which gpuload sets itself: the CPUs "
-                "by cpus_per_worker and workers_per_actor, restarts by Faults(max_restarts=…)"
+                f"RayWorkers(actor_options=…) has {', '.join(map(repr, reserved))}, which gpuload sets itself: the "
+                "CPUs by cpus_per_worker and workers_per_actor, restarts by Faults(max_restarts=…)"
             )
 
 
@@ -126,13 +127,11 @@ class RayWorkers:
 
 @dataclass
 class Done:
-    """How a chunk ended: the packed `Reply` and the bytes of its slot, or that it was lost. `counted`: what the actor's
-    workers have counted so far."""
+    """How a chunk ended, with the bytes of its slot. `counted`: what the actor's workers have counted so far."""
 
-    reply: bytes = b""
-    data: np.ndarray | None = None
-    lost: Lost | None = None
-    counted: np.ndarray | None = None
+    event: Event
+    data: np.ndarray | None
+    counted: np.ndarray
 
 
 @dataclass
@@ -161,18 +160,18 @@ class _Actor:
     started_at: float
     asked_at: float  # for the report that is in work
     chunks: int = 0  # in work
-    said: Report | None = None  # the last report; None: it has not started, and may never do
+    last_report: Report | None = None  # the last report; None: it has not started, and may never do
     warned: bool = False
 
     @property
     def started(self) -> bool:
-        return self.said is not None
+        return self.last_report is not None
 
     @property
     def name(self) -> str:
         last = self.first + self.workers - 1
         numbers = f"worker {self.first}" if self.workers == 1 else f"workers {self.first} to {last}"
-        return f"the Ray actor of {numbers}" + (f" on {self.said.address}" if self.said else "")
+        return f"the Ray actor of {numbers}" + (f" on {self.last_report.address}" if self.last_report else "")
 
 
 class RayPool(RestartingEngine):
@@ -182,7 +181,7 @@ class RayPool(RestartingEngine):
         job: dataset, transforms and options; sent once to each machine.
         workers: how many, and where.
         ring: where the slots lie.
-        timeout_s, max_restarts, own_queues: as for a `WorkerPool`.
+        timeout_s, own_queues: as for a `WorkerPool`.
 
     Raises:
         WorkerError: there is no such cluster.
@@ -197,10 +196,9 @@ class RayPool(RestartingEngine):
         ring: Ring,
         *,
         timeout_s: float = 0.0,
-        max_restarts: int = 10,
         own_queues: bool = False,
     ) -> None:
-        super().__init__(ring, max_restarts)
+        super().__init__(ring)
         self._timeout_s = timeout_s
         self._own_queues = own_queues
         self._workers = workers
@@ -224,7 +222,7 @@ class RayPool(RestartingEngine):
 
     @property
     def ready(self) -> bool:
-        return all(actor.said is not None and actor.said.ready for actor in self._actors)
+        return all(actor.last_report is not None and actor.last_report.ready for actor in self._actors)
 
     def _submit(self, request: Request) -> bool:
         self._check_usable()
@@ -246,7 +244,7 @@ class RayPool(RestartingEngine):
 
     def cancel_before(self, chunk: int) -> None:
         super().cancel_before(chunk)
-        if self._is_connected and not self._closed:
+        if self._is_connected:
             for actor in self._actors:
                 if actor.started:
                     actor.handle.cancel_before.remote(chunk)
@@ -337,21 +335,19 @@ class RayPool(RestartingEngine):
         else:
             assert request is not None
             actor.chunks -= 1
-            if result.counted is not None:
-                rows = self._counted[1, actor.first : actor.first + actor.workers]
-                np.maximum(rows, result.counted, out=rows)  # results may come in another order
+            rows = self._counted[1, actor.first : actor.first + actor.workers]
+            np.maximum(rows, result.counted, out=rows)  # results may come in another order
             events.append(self._received(request, result))
 
     def _received(self, request: Request, done: Done) -> Event:
-        if done.lost is not None:
+        event = done.event
+        if isinstance(event, Lost):
             self._ring.release_at(request.slot_offset)
-            return done.lost
-        reply = Reply.unpack(done.reply)
-        if done.data is not None and request.chunk >= self._wanted_from:
+        elif done.data is not None and request.chunk >= self._wanted_from:
             self._ring.bytes[request.slot_offset : request.slot_offset + len(done.data)] = done.data
-        elif reply.status is Status.DONE and reply.nbytes:
-            reply.status = Status.UNWANTED
-        return reply
+        elif event.status is Status.DONE and event.nbytes:
+            event.status = Status.UNWANTED
+        return event
 
     def _lose(self, request: Request, cause: str) -> Lost:
         self._ring.release_at(request.slot_offset)
@@ -360,8 +356,8 @@ class RayPool(RestartingEngine):
     def _hear(self, actor: _Actor, report: Report) -> None:
         if not actor.started:
             self._compare(report)
-        actor.said, actor.warned = report, False
-        self.unsaid += [f"{text} (on {report.address})" for text in report.warnings]
+        actor.last_report, actor.warned = report, False
+        self.pending_warnings += [f"{text} (on {report.address})" for text in report.warnings]
         if report.broken is not None:
             text, kinds = report.broken
             raise WorkerError(f"{text}\n\n(on {report.address}, a machine of the Ray cluster)", kinds)
@@ -372,35 +368,35 @@ class RayPool(RestartingEngine):
     def _compare(self, report: Report) -> None:
         """The same versions give the same pixels."""
         ours = versions()
-        others = {name: theirs for name, theirs in report.versions.items() if ours.get(name) != theirs}
-        others |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
-        text = ", ".join(f"{name} {theirs} (here {ours.get(name, 'none')})" for name, theirs in sorted(others.items()))
-        if {"gpuload", "python"} & others.keys():
+        different = {name: there for name, there in report.versions.items() if ours.get(name) != there}
+        different |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
+        text = ", ".join(f"{name} {there} (here {ours.get(name, 'none')})" for name, there in sorted(different.items()))
+        if {"gpuload", "python"} & different.keys():
             raise WorkerError(f"{report.address} has {text}: install the same versions on all machines of the cluster")
-        if others:
+        if different:
             self._warn_once(text, f"{report.address} has {text}: its pixels may differ from those of other machines")
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, actor: _Actor, cause: str, events: list[Event]) -> None:
-        """An actor is gone, and with it its workers and what they made: its chunks are lost."""
+        """An actor has died, and with it its workers and what they made: its chunks are lost."""
         if not actor.started and "creation task" in cause:  # it would fail again
             raise WorkerError(f"{actor.name} could not start: {cause}")
-        theirs = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
+        calls = {reference: request for reference, (other, request) in self._calls.items() if other is actor}
         rows = slice(actor.first, actor.first + actor.workers)
         self._counted[0, rows] += self._counted[1, rows]
         self._counted[0, rows, place_of["restarts"]] += 1
         self._counted[1, rows] = 0
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)
-        for reference, request in theirs.items():
+        for reference, request in calls.items():
             del self._calls[reference]
             if request is not None:
                 events.append(self._lose(request, f"{actor.name} died: {cause}"))
         self._start(actor.first, self._actors.index(actor))
         if not actor.started and NODE_DIED in cause:  # sent to a machine of which Ray did not know yet that it is dead
             return
-        node = actor.said.node if actor.said else ""
+        node = actor.last_report.node if actor.last_report else ""
         if actor.started_at >= self._died_at.get(node, -math.inf):
             self._died_at[node] = time.monotonic()
             self.deaths.add(f"{actor.name} died: {cause}")
@@ -419,7 +415,7 @@ class RayPool(RestartingEngine):
                 self._replace(actor, f"no answer for {silent_s:.0f} seconds", events)
             elif not actor.warned and silent_s > SLOW_S:
                 actor.warned = True
-                self.unsaid.append(self._why_silent(actor, silent_s))
+                self.pending_warnings.append(self._why_silent(actor, silent_s))
 
     def _why_silent(self, actor: _Actor, silent_s: float) -> str:
         if actor.started:
@@ -543,11 +539,11 @@ class Host:
         self._report.node = self._node()
         try:
             self._ring = Ring(ring_bytes)
-            # The program counts the deaths of all actors.
-            self._pool = WorkerPool(parcel, workers, self._ring, max_restarts=sys.maxsize, **pool_options)
+            self._pool = WorkerPool(parcel, workers, self._ring, **pool_options)
         except Exception as error:
             self._report.broken = str(error), kinds_of(error)
             return
+        self._pool.deaths = Deaths(sys.maxsize)  # the program counts the deaths of all actors
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pool.fileno(), self._look)
         self._ticking = loop.create_task(self._tick())
@@ -568,10 +564,10 @@ class Host:
             self._hand_out()
         except WorkerError as error:
             report.broken = str(error), kinds_of(error)
-        report.warnings += pool.unsaid
-        pool.unsaid.clear()
+        report.warnings += pool.pending_warnings
+        pool.pending_warnings.clear()
         report.deaths += [(cause, pool.deaths.stack) for cause in pool.deaths.causes]
-        pool.reset_restart_count()
+        pool.deaths = Deaths(sys.maxsize)
         was_ready, report.ready = report.ready, pool.ready
         if report.deaths or report.warnings or report.broken or report.ready != was_ready:
             self._news.set()
@@ -593,13 +589,10 @@ class Host:
             self._flying[request.chunk] = slot, done
 
     def _take_in(self, event: Event) -> None:
-        slot, waits = self._flying.pop(event.chunk)
         assert self._pool is not None
-        done = Done(counted=self._pool.counted())
-        if isinstance(event, Lost):  # with its slot, which the pool gives back
-            done.lost = event
-        else:
-            done.reply = event.pack()
+        slot, waits = self._flying.pop(event.chunk)
+        done = Done(event, None, self._pool.counted())
+        if isinstance(event, Reply):  # the slot of what is lost goes back from the pool
             if event.status is Status.DONE and event.nbytes:
                 done.data = self._ring.view(slot)[: event.nbytes]
                 if not self._ring.lend(slot, [done.data]):

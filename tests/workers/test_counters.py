@@ -166,7 +166,7 @@ def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     assert board.read(3).chunk == 0
     answers = []
     for limit in (0, 7, 8):
-        board.wanted_from = limit
+        board.cancel_before(limit)
         answers.append(wanted())
     assert answers == [True, True, False]
     board.close()

@@ -41,8 +41,6 @@ class Engine:
     def cancel_before(self, chunk: int) -> None:
         self.wanted_from = chunk
 
-    def reset_restart_count(self) -> None: ...
-
     def recover_slots(self) -> bool:
         return False
 

@@ -20,6 +20,7 @@ from gpuload.order.place import IterableStart
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.transforms import Chain
+from gpuload.workers.faults import Deaths
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.process import check_platform
@@ -387,7 +388,8 @@ def test_workers_that_die_too_often_end_the_run(team):
 
         os._exit(3)
 
-    team_ = team(Calls(die), max_restarts=2)
+    team_ = team(Calls(die))
+    team_.pool.deaths = Deaths(2)
     for chunk in range(3):
         team_.ask(chunk + 1, [chunk])
     with pytest.raises(
