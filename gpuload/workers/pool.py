@@ -210,9 +210,8 @@ class WorkerPool(RestartingEngine):
         return all(worker.ready or worker.added for worker in self._team.values())
 
     @property
-    def _staying(self) -> list[int]:
-        """The workers that were not asked to leave, by number."""
-        return [number for number in self._team if self._board.may_stay(number)]
+    def _staying(self) -> list[WorkerProcess]:
+        return [worker for worker in self._team.values() if not worker.leaving]
 
     @property
     def size(self) -> int:
@@ -222,8 +221,7 @@ class WorkerPool(RestartingEngine):
     @property
     def is_steady(self) -> bool:
         """Whether there are as many workers as were asked for, each ready; without those that leave, idle ones late."""
-        staying = self._staying
-        return len(staying) == self._wanted and all(self._team[number].ready for number in staying)
+        return self.size == self._wanted and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
         """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
@@ -231,11 +229,12 @@ class WorkerPool(RestartingEngine):
         before, self._wanted = self._wanted, max(1, min(workers, self.most))
         if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
             move(self.pids, cpus)
-        staying = self._staying
-        for number in sorted(staying)[self._wanted :]:
-            self._board.ask_to_leave(number)
-        for number in sorted(self._team.keys() - staying)[: max(0, self._wanted - len(staying))]:
-            self._board.ask_to_leave(number, False)  # where it has left already, another one is started
+        by_number = [worker for _, worker in sorted(self._team.items())]
+        staying, leaving = ([worker for worker in by_number if worker.leaving is leaves] for leaves in (False, True))
+        asked = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
+        for worker in asked:  # where one that is to stay after all has left already, another one is started
+            worker.leaving = not worker.leaving
+            self._board.ask_to_leave(worker.number, worker.leaving)
 
     def wanted_cpu_s(self) -> dict[int, float]:
         """The processor time of each worker so far, and the time that it waited for a processor, by process."""
@@ -279,7 +278,7 @@ class WorkerPool(RestartingEngine):
                 with deferred_signals(), standard_streams_taken():
                     self._queues[place] = Queue()
                     for worker in self._team_of(queue):
-                        self._board.ask_to_leave(worker.number)
+                        worker.leaving = True
                     queue.close()
         return bool(suspects)
 

@@ -76,6 +76,7 @@ class WorkerProcess:
         pidfd: readable when it has ended.
         ready: it has said hello.
         added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
+        leaving: it was asked to.
         queue: which it reads.
         warned_at: the note at which it was warned of last, or False.
 
@@ -85,7 +86,7 @@ class WorkerProcess:
 
     def __init__(self, number: int, shared: Sequence[int]) -> None:
         self.number = number
-        self.ready = self.added = False
+        self.ready = self.added = self.leaving = False
         self.refusal = ""
         self.queue: Queue
         self.started_at = time.monotonic()

@@ -118,10 +118,10 @@ def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> byte
 def next_request(end: socket.socket, memory: memoryview) -> Request | None:
     """The request that some worker takes next; it stays where it is. None if none is waiting."""
     try:
-        nbytes = end.recv_into(memory, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        message = read_message(end, memory, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
-    return Request.unpack(memory[:nbytes].tobytes()) if nbytes else None
+    return Request.unpack(message) if message else None
 
 
 @dataclass(slots=True)
