@@ -30,8 +30,7 @@ from gpuload.transforms import Chain
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Reply, Request
-from gpuload.workers.ray.options import RayWorkers
-from gpuload.workers.ray.pool import RayPool
+from gpuload.workers.ray import RayPool, RayWorkers
 
 ROWS = 32
 SIDES = (64, 224, 512)
@@ -91,8 +90,7 @@ def chunks(engine: Any, ring: Ring, slot_bytes: int) -> Iterator[None]:
             slot = ring.acquire(slot_bytes)
             assert slot is not None
             rows = np.arange(number * ROWS, (number + 1) * ROWS)
-            if not engine.submit(Request(number, 0, 0, slot.offset, slot.capacity_bytes, rows, rows)):
-                ring.release(slot)
+            if not engine.submit(Request(number, 0, slot.offset, slot.capacity_bytes, rows, rows)):
                 break
             flying[number] = slot
             number += 1

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gpuload.packing.verify import verify
     from gpuload.rng.generators import sample_rng
     from gpuload.workers.faults import Faults
-    from gpuload.workers.ray.options import RayWorkers
+    from gpuload.workers.ray import RayWorkers
 
 __version__ = "0.1.0"
 
@@ -83,7 +83,7 @@ _HOMES = {
     "Mask": "gpuload.datasets.sample",
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
-    "RayWorkers": "gpuload.workers.ray.options",
+    "RayWorkers": "gpuload.workers.ray",
     "Remote": "gpuload.datasets.stores.remote.options",
     "SampleError": "gpuload.errors",
     "Stats": "gpuload.loader.stats",

@@ -109,7 +109,7 @@ class Own:
 
 def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
     chunks = [np.array(numbers[at : at + CHUNK]) for at in range(0, len(numbers), CHUNK)]
-    requests = [Request(0, 0, 0, 0, 0, chunk, chunk) for chunk in chunks]
+    requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
     source = Source(dataset, 0)
     for request, following in zip(requests, [*requests[1:], None], strict=True):
         if source.reads_ahead:

@@ -44,7 +44,7 @@ from gpuload.stage import Plan
 from gpuload.stage.html import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
-from gpuload.workers.ray.options import RayWorkers
+from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
 from gpuload.workers.source import own_state
 

@@ -41,7 +41,7 @@ from gpuload.stage.options import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
-from gpuload.workers.ray.options import CHUNKS_PER_WORKER, RayWorkers
+from gpuload.workers.ray import CHUNKS_PER_WORKER, RayWorkers
 
 __all__ = [
     "ARGUMENTS",

@@ -53,7 +53,7 @@ from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 from gpuload.workers.planned import PlannedBatch
 from gpuload.workers.pool import WorkerPool
-from gpuload.workers.ray.pool import RayPool
+from gpuload.workers.ray import RayPool
 from gpuload.workers.signals import deferred_signals
 
 __all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
@@ -617,11 +617,7 @@ def engine_for(
     """Return what does the chunks: processes of this machine, workers of a cluster, or this process, which may cut them
     out of cached samples."""
     workers = options.workers
-    watch = {
-        "timeout_s": workers.timeout,
-        "max_restarts": workers.faults.max_restarts,
-        "own_queues": options.order.iterable,
-    }
+    watch = {"timeout_s": workers.timeout, "own_queues": options.order.iterable}
     if cached is not None:
         return CacheEngine(job, ring, cached)
     if workers.workers is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuload.errors import GpuloadError, WorkerError
 from gpuload.packing.job import Job, Report, make_part
-from gpuload.workers.ray.pool import connected
+from gpuload.workers.ray import connected
 
 __all__ = ["make_parts_on_ray"]
 

@@ -39,8 +39,6 @@ class Part:
     batch: Batch
     positions: np.ndarray
     indices: np.ndarray | list[object]
-    chunk: int = 0
-    attempt: int = 0
     need_bytes: int = 0
     deaths_alone: int = 0
     own_deaths_alone: int = 0
@@ -86,7 +84,7 @@ class Part:
     def piece(self, rows: slice) -> Part:
         """Return a new part for some of its rows."""
         positions, indices = self.positions[rows], self.indices[rows]
-        return Part(self.batch, positions, indices, attempt=self.attempt, substitutes=self.substitutes)
+        return Part(self.batch, positions, indices, substitutes=self.substitutes)
 
     def died_alone(self, *, outside: bool) -> bool:
         """Count a death of the worker that was alone with its sample; whether the sample counts as bad now."""
@@ -94,10 +92,10 @@ class Part:
         self.own_deaths_alone += not outside
         return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
-    def request(self, offset: int, nbytes: int, told_epoch: int, changes: bytes = b"") -> Request:
-        """Return what a worker is asked, for a slot of so many bytes."""
+    def request(self, number: int, slot: Slot, told_epoch: int, changes: bytes = b"") -> Request:
+        """What a worker is asked."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
-        chunk = self.chunk, self.attempt, spec.epoch, offset, nbytes, self.positions, self.indices
+        chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
         return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
 
     def failure(self, cause: str, stack: str) -> Columns:

@@ -10,15 +10,22 @@ import marshal
 import posix
 import sys
 
+JOB = 3  # its place among the descriptors, see `gpuload.workers.main.run`
+
 
 def _start() -> None:
     worker, descriptors = int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]
-    length = int.from_bytes(posix.pread(descriptors[0], 8, 0), "little")
-    settings = marshal.loads(posix.pread(descriptors[0], length, 8))  # written by the parent, inherited, unnamed
-    path, standard = settings["path"], settings["standard_path"]
+    job = descriptors[JOB]
+    length = int.from_bytes(posix.pread(job, 8, 0), "little")
+    settings, _ = marshal.loads(posix.pread(job, length, 8))  # written by the parent, inherited, unnamed
+    path = settings["path"]
+    version = sys.version_info
+    library = f"{sys.base_prefix}/{sys.platlibdir}/python{version.major}.{version.minor}"
+    known, zipped = (library, f"{library}/lib-dynload"), f"/python{version.major}{version.minor}.zip"
+    standard = [entry for entry in path if entry in known or entry.endswith(zipped)]
     here = [entry for entry in path if entry in ("", posix.getcwd())]
     others = [entry for entry in path if entry not in here and entry not in standard]
-    sys.path[:] = [*standard, settings["home"]]
+    sys.path[:] = [*standard, __file__.rpartition("/gpuload/")[0]]
     import gpuload.workers  # noqa: F401  the parent's, whatever else is called so; it needs the standard library alone
 
     sys.path[:] = [*standard, *others, *here]

@@ -141,7 +141,7 @@ class CacheEngine(InlineEngine):
         counters.samples += len(request.positions)
         counters.pack_ns += time.perf_counter_ns() - start
         self.hits += len(columns)
-        return Reply(request.chunk, request.attempt, Status.DONE, nbytes, b"", content=columns)
+        return Reply(request.chunk, Status.DONE, nbytes, b"", content=columns)
 
     def _columns(self, chunk: Chunk) -> Columns:
         numbers = self._look_up(chunk)

@@ -1,30 +1,33 @@
-"""Samples that fail: the options, their substitutes, the count, and the log. Main process; imports no torch.
+"""Samples that fail and workers that die: the options, substitutes, the counts, and the log. Main process; imports no
+torch.
 
-`Tally` belongs to an epoch, `ErrorLog` to a `Loader`.
+`Tally` and `Deaths` belong to an epoch, `ErrorLog` to a `Loader`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from logging import getLogger
 from typing import Any, Final, Literal, get_args, overload
 
 import numpy as np
 
-from gpuload.errors import ErrorRecord, TooManyErrors
+from gpuload.errors import ErrorRecord, TooManyErrors, WorkerError
 from gpuload.rng import streams
 from gpuload.rng.philox import epoch_key, uniforms
 
-__all__ = ["ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
+__all__ = ["Deaths", "ErrorLog", "Faults", "OnError", "Tally", "substitutes"]
 
 OnError = Literal["raise", "skip", "replace"]
 
 RATE_OVER_SAMPLES: Final = 1000  # below this, one bad file in a small folder would be a high rate
 SUBSTITUTES: Final = 64  # tried for one sample: if nine files of ten are bad, all of them are bad once in 800 times
 LOG_RECORDS: Final = 10_000
+logger = getLogger("gpuload.workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,45 @@ class Tally:
                 "Check whether the files can still be reached; loader.errors lists the failures, and "
                 "Faults(max_error_rate=…) allows more of them"
             )
+
+
+class Deaths:
+    """The deaths of workers in an epoch; more than `max_restarts` of them are an error.
+
+    Attributes:
+        causes: of each, with the sample that its worker was at.
+        stack: where the last one was, if that is known.
+    """
+
+    def __init__(self, max_restarts: int = 10) -> None:
+        self._max_restarts = max_restarts
+        self.causes: list[str] = []
+        self.stack = ""
+
+    def add(self, cause: str, stack: str = "", who: str = "") -> None:
+        """Count one, and log it; `who` it was, where `cause` does not say so.
+
+        Raises:
+            WorkerError: it was one too many.
+        """
+        self.causes.append(cause)
+        self.stack = stack
+        if len(self.causes) <= self._max_restarts:
+            logger.warning(
+                "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
+                f"{who}: {cause}" if who else cause,
+                len(self.causes),
+                self._max_restarts,
+            )
+            return
+        counts = Counter(self.causes).items()
+        causes = "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in counts)
+        raise WorkerError(
+            f"worker processes died {len(self.causes)} times in this epoch, more than "
+            f"max_restarts={self._max_restarts} allows: {causes}. Look at these samples with "
+            "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
+            + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
+        )
 
 
 class ErrorLog(Sequence[ErrorRecord]):

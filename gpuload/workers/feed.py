@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Final
 
 from gpuload.errors import ErrorRecord, LimitError
@@ -26,7 +26,7 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.batch import Batch, Part
-from gpuload.workers.faults import Faults, Tally
+from gpuload.workers.faults import Deaths, Faults, Tally
 from gpuload.workers.planned import PlannedBatch, Planner
 from gpuload.workers.protocol import Engine, Event, Lost, Reply, Request, Status
 
@@ -89,18 +89,17 @@ class Feed:
     ) -> None:
         self.engine, self.ring, self._consumer = engine, ring, consumer or Consumer()
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
-        self.ahead = self._ahead_now = ahead
-        self.workers = workers
+        self.ahead, self.workers = ahead, workers
         self._told_epoch, self._changes = -1, b""
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
-        self.plans, self._next_chunk = Planner(engine, ring, self._consumer.plan_inputs), 1
+        self.plans, self._numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
         self._awaited = False  # the batch that is due is waited for
         self._slot_size = SlotSize(ring.ring_bytes, chunk_size)
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
-        self._flying: dict[tuple[int, int], tuple[Slot, Part | None]] = {}  # None: no longer wanted
+        self._flying: dict[int, tuple[Slot, Part | None]] = {}  # None: no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
 
     @property
@@ -114,7 +113,7 @@ class Feed:
         self._told_epoch, self._changes = told_epoch, changes
         self._coming = batches
         self._tally = Tally(self.faults.max_error_rate)
-        self.engine.reset_restart_count()
+        self.engine.deaths = Deaths(self.faults.max_restarts)
 
     def abandon(self) -> None:
         """Drop the epoch in work; its slots come back as workers end their chunks."""
@@ -124,12 +123,12 @@ class Feed:
             self.release(batch)
         self._batches.clear()
         self._flying = {key: (slot, None) for key, (slot, _) in self._flying.items()}
-        self.engine.cancel_before(self._next_chunk)
+        self.engine.cancel_before(next(self._numbers))
 
     def first(self) -> Request | None:
         """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
         self._plan()
-        return self._waiting[0].request(0, 0, self._told_epoch) if self._waiting else None
+        return self._waiting[0].request(0, Slot(0, 0), self._told_epoch) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
@@ -189,8 +188,8 @@ class Feed:
         if batch.planned is not None and batch.planned.plan is None:
             batch.planned = None  # it is not waited for
         batch.come_due()
-        # Workers need work while the consumer has this batch.
-        self._hand_out(waited_for=False)
+        self._awaited = False
+        self._hand_out()  # workers need work while the consumer has this batch
         return batch
 
     def _end_decoding(self, batch: Batch) -> bool:
@@ -205,15 +204,18 @@ class Feed:
         """Hand out chunks, and take in what was done; wait up to `timeout_s` for a chunk in work."""
         self._awaited = waited_for
         self._consumer.reclaim(False)  # first the slots whose copies have ended, or the ring would grow to its limit
-        self._hand_out(waited_for=waited_for)
-        self._events.extend(self.engine.gather(timeout_s if self._working and not self._events else 0.0))
+        self._hand_out()
+        if not self._working:  # workers are still starting
+            timeout_s = min(timeout_s, READY_S) if self._waiting else 0.0
+        self._events.extend(self.engine.gather(0.0 if self._events else timeout_s))
         while self._events:
             self._take_in(self._events.popleft())
-        self._hand_out(waited_for=waited_for)
+        self._hand_out()
 
     def await_engine(self) -> None:
         """Wait until the engine is ready, while it has its first chunks already."""
-        self._hand_out(waited_for=False)
+        self._awaited = False
+        self._hand_out()
         while not self.engine.ready:
             self._events.extend(self.engine.gather(READY_S))
 
@@ -246,50 +248,42 @@ class Feed:
                 rows = slice(start, start + self.chunk_size)
                 batch.parts.append(Part(batch, spec.positions[rows], spec.indices[rows]))
             batch.open_parts = len(batch.parts)
-            # If one worker does a whole batch, each worker needs one.
-            self._ahead_now = max(self.ahead, self.workers + 1) if batch.open_parts == 1 else self.ahead
             self._batches.append(batch)
             self._waiting.extend(batch.parts)
 
     @property
     def _room(self) -> bool:
         """Whether another batch may begin: beside two that are being planned, or wait with their plans, as many."""
-        planned = sum(batch.planned is not None for batch in self._batches)
-        return len(self._batches) < self._ahead_now + min(planned, LAUNCHED_AHEAD)
+        ahead, planned = self.ahead, sum(batch.planned is not None for batch in self._batches)
+        if self._batches and len(self._batches[-1].spec.positions) <= self.chunk_size:
+            ahead = max(ahead, self.workers + 1)  # if one worker does a whole batch, each worker needs one
+        return len(self._batches) < ahead + min(planned, LAUNCHED_AHEAD)
 
-    def _hand_out(self, *, waited_for: bool) -> None:
+    def _hand_out(self) -> None:
         self._plan()
         while self._waiting:
             part = self._waiting[0]
             try:
-                slot = self._slot_for(part, waited_for)
+                slot = self._slot_for(part)
             except LimitError:
-                if waited_for:
+                if self._awaited:
                     raise
                 return  # raised later, if it still fails when somebody waits for it
             if slot is None:
                 return
-            part.chunk, self._next_chunk = self._next_chunk, self._next_chunk + 1
-            sent = False
-            try:
-                sent = self.engine.submit(
-                    part.request(slot.offset, slot.capacity_bytes, self._told_epoch, self._changes)
-                )
-            finally:
-                if not sent:
-                    self.ring.release(slot)
-            if not sent:
+            request = part.request(next(self._numbers), slot, self._told_epoch, self._changes)
+            if not self.engine.submit(request):
                 return
-            self._flying[part.chunk, part.attempt] = (slot, part)
+            self._flying[request.chunk] = (slot, part)
             self._waiting.popleft()
 
-    def _slot_for(self, part: Part, waited_for: bool) -> Slot | None:
+    def _slot_for(self, part: Part) -> Slot | None:
         size = max(part.need_bytes, self._slot_size.of(len(part.positions)))
         # Only for a chunk that did not fit is the size known; else it is a guess.
         while (slot := self.ring.acquire(size, least_bytes=part.need_bytes or 1)) is None:
             if self._consumer.reclaim(False):
                 continue
-            if self._working or not waited_for or part.batch is not self._batches[0]:
+            if self._working or not self._awaited or part.batch is not self._batches[0]:
                 return None
             # The consumer waits for this batch and holds no slot, and nothing in work will free one.
             if self._consumer.reclaim(True) or self._spill():
@@ -336,16 +330,15 @@ class Feed:
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
         part.slot = part.data = part.content = part.decoded = None
-        part.attempt += 1
         part.batch.open_parts += 1
-        self._requeue(part, [part])
+        self._requeue(part)
 
     # -- taking in --------------------------------------------------------------------------------------------------
 
     def _take_in(self, event: Event) -> None:
         if self.plans.take(event):
             return
-        slot, part = self._flying.pop((event.chunk, event.attempt))
+        slot, part = self._flying.pop(event.chunk)
         if isinstance(event, Lost):  # with its slot, which the engine gives back
             if part is not None:
                 self._again(part, event)
@@ -372,7 +365,8 @@ class Feed:
         part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
         if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
-            self._slot_size.restart(self.chunk_size, reply.nbytes, rows)
+            self._slot_size = SlotSize(self.ring.ring_bytes, self.chunk_size, guess_bytes=0)
+            self._slot_size.expect(reply.nbytes, rows)
         self._slot_size.learn(reply.nbytes, rows)
         self._settle(part, content)
 
@@ -381,7 +375,7 @@ class Feed:
         if need_bytes <= self.ring.ring_bytes:
             part.need_bytes = need_bytes
             self._slot_size.expect(need_bytes, rows)
-            self._requeue(part, [part])
+            self._requeue(part)
         else:
             self._divide(part, f"its pixels take {need_bytes:,} bytes")
 
@@ -399,16 +393,15 @@ class Feed:
 
     def _again(self, part: Part, lost: Lost) -> None:
         """Do a lost chunk again: the sample that its worker was at alone, the others without it."""
-        part.attempt += 1
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
-            self._requeue(part, [part])
+            self._requeue(part)
         elif rows > 1:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
             if not part.died_alone(outside=lost.outside):
-                self._requeue(part, [part])
+                self._requeue(part)
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"
                 self._fail(part, f"WorkerError: {deaths}: {lost.cause}", lost.stack)
@@ -430,12 +423,12 @@ class Feed:
         at = part.batch.parts.index(part)
         part.batch.parts[at : at + 1] = pieces
         part.batch.open_parts += len(pieces) - 1
-        self._requeue(part, pieces)
+        self._requeue(*pieces)
 
-    def _requeue(self, part: Part, pieces: list[Part]) -> None:
-        self._waiting.extendleft(reversed(pieces))
+    def _requeue(self, *parts: Part) -> None:
         # The batch that is due first comes first, and in it what will soon be known to be bad.
-        self._waiting = deque(sorted(self._waiting, key=lambda part: (part.batch.spec.step, -part.deaths_alone)))
+        waiting = sorted([*parts, *self._waiting], key=lambda part: (part.batch.spec.step, -part.deaths_alone))
+        self._waiting = deque(waiting)
 
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk: all of its samples failed."""
@@ -469,14 +462,13 @@ class Feed:
             errors, batch.errors = batch.errors, []
             self._replace(batch, errors)
         if not batch.open_parts and not (self._awaited and batch is self._batches[0]):
-            number, self._next_chunk = self._next_chunk, self._next_chunk + 1
-            self.plans.ask(batch, number, self._slot_size.of(self.chunk_size))
+            self.plans.ask(batch, next(self._numbers), self._slot_size.of(self.chunk_size))
 
     def _replace(self, batch: Batch, errors: list[ErrorRecord]) -> None:
         """Ask for other samples instead of these, as one more chunk of the batch."""
         part = batch.substitute(errors, self._consumer.candidates)
         if part is not None:
-            self._requeue(part, [part])
+            self._requeue(part)
 
 
 class SlotSize:
@@ -486,11 +478,11 @@ class SlotSize:
     memory has to be page-locked.
     """
 
-    def __init__(self, ring_bytes: int, chunk_size: int) -> None:
+    def __init__(self, ring_bytes: int, chunk_size: int, guess_bytes: int = FIRST_GUESS_BYTES) -> None:
         self._ring_bytes = ring_bytes
         self._learning = FIRST_CHUNKS
-        self._limit(chunk_size)
-        self._row_bytes = min(FIRST_GUESS_BYTES, self._most)
+        self._most = max(1, ring_bytes // (4 * chunk_size))  # of typical chunks at least four fit a small ring
+        self._row_bytes = min(guess_bytes, self._most)
 
     def of(self, rows: int) -> int:
         """Return the bytes for a chunk of so many samples."""
@@ -506,12 +498,3 @@ class SlotSize:
     def expect(self, nbytes: int, rows: int) -> None:
         """From now on, slots are large enough for chunks that take more than this one does."""
         self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._most))
-
-    def restart(self, chunk_size: int, nbytes: int, rows: int) -> None:
-        """Chunks are larger from now on, and of samples like those that took so much."""
-        self._limit(chunk_size)
-        self._row_bytes = 0
-        self.expect(nbytes, rows)
-
-    def _limit(self, chunk_size: int) -> None:
-        self._most = max(1, self._ring_bytes // (4 * chunk_size))  # of typical chunks at least four fit a small ring

@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.worker import WorkerInfo, swap
-from gpuload.errors import WorkerError
 from gpuload.order.place import IterablePlace
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
-from gpuload.workers.protocol import Event, Reply, Request
+from gpuload.workers.protocol import Engine, Event, Reply, Request
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import worker_info
 
 __all__ = ["InProcessEngine", "InlineEngine"]
 
 
-class InlineEngine:
+class InlineEngine(Engine):
     """Takes chunks like a `WorkerPool`, and does one at each call of `gather`, in this process.
 
     Args:
@@ -31,28 +30,14 @@ class InlineEngine:
         counters: of what it does.
     """
 
-    broken: WorkerError | None = None
-    ready = True
-
     def __init__(self, ring: Ring, counters: Counters) -> None:
-        self._ring, self._counters = ring, counters
-        self.waited_s = 0.0  # what it did, the loop waited for
+        super().__init__(ring)
+        self._counters = counters
         self._waiting: deque[Request] = deque()
-        self._wanted_from = 0
-        self._halted = False
 
-    def submit(self, request: Request) -> bool:
+    def _submit(self, request: Request) -> bool:
         self._waiting.append(request)
         return True
-
-    def cancel_before(self, chunk: int) -> None:
-        self._wanted_from = chunk
-
-    def reset_restart_count(self) -> None:
-        """Nothing dies here."""
-
-    def recover_slots(self) -> bool:
-        return False
 
     def gather(self, timeout_s: float) -> list[Event]:
         if self._halted:
@@ -67,7 +52,7 @@ class InlineEngine:
             reply = self._do(request, slot)
         finally:
             self._counters.end()
-            self.waited_s += time.perf_counter() - start
+            self.waited_s += time.perf_counter() - start  # what it did, the loop waited for
         self._waiting.popleft()  # only now: after a ctrl-C it is done again
         return [reply]
 
@@ -76,11 +61,6 @@ class InlineEngine:
 
     def counted(self) -> np.ndarray:
         return self._counters.table.read()
-
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end at the next sample."""
-        self._halted = True
-        self.cancel_before(2**63)
 
     def close(self) -> None:
         self._waiting.clear()

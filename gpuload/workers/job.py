@@ -1,9 +1,10 @@
 """What every worker gets at its start: a `Job`, in a memfd that the parent writes once and every worker maps.
 
-Memory layout: u64 length and marshalled settings (what the bootstrap needs before it can import anything); then, page
-aligned, u64 count of spans, their (offset, bytes) as u64 pairs; the pickle, and each out-of-band buffer aligned to 64
-bytes. Buffers are mapped privately and writable: workers share each page until one of them writes to it, and torch does
-not warn of read-only arrays. `gpuload.workers.shipping` makes the pickle; what it calls in a worker is here.
+Memory layout: u64 length of what follows; marshalled, the settings (what the bootstrap needs before it can import
+anything) and an (offset, bytes) for each part; page aligned, where offsets begin, the parts: the pickle, and each
+out-of-band buffer aligned to 64 bytes. Buffers are mapped privately and writable: workers share each page until one of
+them writes to it, and torch does not warn of read-only arrays. `gpuload.workers.shipping` makes the pickle; what it
+calls in a worker is here.
 
 The main process writes the memfd, workers read it: they import this module, so it imports no more than they need.
 """
@@ -73,20 +74,17 @@ class Job:
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:
     """Write a new memfd, and return its descriptor, which the caller closes."""
-    head = marshal.dumps(settings)
+    parts, spans, end = (pickled, *buffers), [], 0
+    for part in parts:
+        spans.append((end, len(part)))
+        end = align(end + len(part), _ALIGN)
+    head = marshal.dumps((settings, spans))
     start = align(8 + len(head), mmap.PAGESIZE)
-    spans = []
-    at = align(start + 8 + 16 * (1 + len(buffers)), _ALIGN)
-    for part in (pickled, *buffers):
-        spans.append((at, len(part)))
-        at = align(at + len(part), _ALIGN)
-    fd = memory_file("job", max(at, 1))
+    fd = memory_file("job", start + end)
     try:
         _write(fd, len(head).to_bytes(8, "little") + head, 0)
-        table = np.asarray([len(spans), *(number for span in spans for number in span)], np.uint64)
-        _write(fd, table.tobytes(), start)
-        for (offset, _), part in zip(spans, (pickled, *buffers), strict=True):
-            _write(fd, part, offset)
+        for (offset, _), part in zip(spans, parts, strict=True):
+            _write(fd, part, start + offset)
     except BaseException:
         os.close(fd)
         raise
@@ -100,24 +98,26 @@ def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
         rest, offset = rest[done:], offset + done
 
 
+def _spans(fd: int) -> list[tuple[int, int]]:
+    """Return where the parts are in a job's memfd, and how many bytes they have; the first is the pickle."""
+    head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
+    start = align(8 + head_bytes, mmap.PAGESIZE)
+    _, spans = marshal.loads(os.pread(fd, head_bytes, 8))  # the parent wrote this
+    return [(start + offset, nbytes) for offset, nbytes in spans]
+
+
 def pickled_bytes(job_fd: int) -> int:
     """Return how many bytes the pickle in a job's memfd has: what each worker copies."""
-    head_bytes = int.from_bytes(os.pread(job_fd, 8, 0), "little")
-    return int.from_bytes(os.pread(job_fd, 8, align(8 + head_bytes, mmap.PAGESIZE) + 16), "little")
+    return _spans(job_fd)[0][1]
 
 
 def receive(fd: int) -> Any:
     """Return the object in a job's memfd; its large arrays are views of a private mapping of that."""
-    head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
-    start = align(8 + head_bytes, mmap.PAGESIZE)
-    whole = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    view = memoryview(whole)
-    count = int.from_bytes(view[start : start + 8], "little")
-    table = np.frombuffer(whole, np.uint64, 2 * count, start + 8).reshape(-1, 2).tolist()
-    pickled, *buffers = ((offset, offset + length) for offset, length in table)
+    pickled, *buffers = _spans(fd)
+    view = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
     file = io.BufferedReader(_Pickled(fd, *pickled))
     # The parent wrote this: the user's own dataset object, never anything that a data file holds.
-    settings, obj = _Unpickler(file, buffers=[view[start:end] for start, end in buffers]).load()
+    settings, obj = _Unpickler(file, buffers=[view[start : start + nbytes] for start, nbytes in buffers]).load()
     settings.apply()
     return obj
 
@@ -126,8 +126,8 @@ class _Pickled(io.RawIOBase):
     """The pickle in a job's memfd, which is not mapped: it is read once, and would be counted as the worker's memory.
     Workers share the descriptor, so it is read at offsets."""
 
-    def __init__(self, fd: int, start: int, end: int) -> None:
-        self._fd, self._at, self._end = fd, start, end
+    def __init__(self, fd: int, start: int, nbytes: int) -> None:
+        self._fd, self._at, self._end = fd, start, start + nbytes
 
     def readable(self) -> bool:
         return True

@@ -61,12 +61,12 @@ FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds d
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     """Do chunks until the parent closes the queue."""
-    job_fd, ring_fd, board_fd, queue_fd, reply_fd, lifeline_fd, stacks_fd, *_ = descriptors
+    reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACK_SIGNAL})
     # And the SIGTERM that a scheduler sends to all processes of a job: the parent may want batches until it has saved
     # its state. A handler, not SIG_IGN: programs that a dataset starts would inherit that.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -101,9 +101,9 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
                 reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
                 counters.flush()  # before the reply: whoever has that finds its chunk counted
                 replies.send(reply)
-                board.write(worker, IDLE, 0, 0)
+                board.write(worker, IDLE)
             counters.leave()
-            board.write(worker, LEFT, 0, 0)
+            board.write(worker, LEFT)
 
 
 def end() -> NoReturn:
@@ -208,13 +208,12 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
-    chunk, attempt = request.chunk, request.attempt
-    board.write(worker, chunk, attempt, 0)
+    board.write(worker, request.chunk)
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        board.noting(worker, chunk, attempt),
-        board.wanting(chunk),
+        board.noting(worker, request.chunk),
+        board.wanting(request.chunk),
     )
 
 

@@ -133,16 +133,8 @@ class Planner:
             return
         self._ring.view(slot)[: len(text)] = np.frombuffer(text, np.uint8)
         positions = batch.spec.positions
-        request = Request(
-            chunk, 0, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True
-        )
-        sent = False
-        try:
-            sent = self._engine.submit(request)
-        finally:
-            if not sent:
-                self._ring.release(slot)
-        if sent:
+        request = Request(chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, plans=True)
+        if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.flying[chunk] = (slot, batch)
 
@@ -181,7 +173,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
     """Plan a batch, of which the slot tells, and leave the plan there; UNWANTED if that cannot be done here."""
 
     def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
-        return Reply(request.chunk, request.attempt, status, nbytes, meta, meta_at)
+        return Reply(request.chunk, status, nbytes, meta, meta_at)
 
     assert job.fusing is not None
     try:

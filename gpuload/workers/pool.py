@@ -37,12 +37,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import time
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from logging import getLogger
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -50,17 +49,19 @@ from gpuload.errors import WorkerError, visible
 from gpuload.ring.affinity import move, running_on
 from gpuload.ring.ring import Ring, standard_streams_taken
 from gpuload.workers.counters import place_of
+from gpuload.workers.faults import Deaths
+from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job
-from gpuload.workers.process import WorkerProcess, check_platform, settings_for
+from gpuload.workers.process import WorkerProcess, check_platform
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
     LEFT,
     MESSAGE_BYTES,
     Board,
+    Engine,
     Event,
     Lost,
-    Note,
     Queue,
     Reply,
     Request,
@@ -68,92 +69,35 @@ from gpuload.workers.protocol import (
 from gpuload.workers.shipping import Parcel, ship, warning_of_copies
 from gpuload.workers.signals import deferred_signals, signals_enabled
 
-__all__ = ["Deaths", "RestartingEngine", "WorkerPool", "running_workers"]
+__all__ = ["RestartingEngine", "WorkerPool", "running_workers"]
 
 CLOSE_GRACE_S = 1.0
 SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
 WATCH_INTERVAL_S = 1.0
-logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-class Deaths:
-    """The deaths of workers in an epoch; more than `max_restarts` of them are an error.
+class RestartingEngine(Engine):
+    """What engines share whose workers can die: the count of deaths, and warnings to give.
 
     Attributes:
-        causes: of each, with the sample that its worker was at.
-        stack: where the last one was, if that is known.
+        pending_warnings: given by the next `gather`, before it has events that a warning which raises would lose.
     """
 
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
-        self.causes: list[str] = []
-        self.stack = ""
-
-    def add(self, cause: str, stack: str = "", who: str = "") -> None:
-        """Count one, and log it; `who` it was, where `cause` does not say so.
-
-        Raises:
-            WorkerError: it was one too many.
-        """
-        self.causes.append(cause)
-        self.stack = stack
-        if len(self.causes) <= self._max_restarts:
-            logger.warning(
-                "a worker died: %s; another takes its place (death %d of this epoch, max_restarts=%d)",
-                f"{who}: {cause}" if who else cause,
-                len(self.causes),
-                self._max_restarts,
-            )
-            return
-        counted = Counter(self.causes)
-        causes = "; ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in counted.items())
-        raise WorkerError(
-            f"worker processes died {len(self.causes)} times in this epoch, more than "
-            f"max_restarts={self._max_restarts} allows: {causes}. Look at these samples with "
-            "num_workers=0, and at the machine's memory; Faults(max_restarts=…) allows more"
-            + (f"\n\nWhere the last one was:\n{stack}" if stack else "")
-        )
-
-    def reset(self) -> None:
-        """Begin to count anew."""
-        self.causes, self.stack = [], ""
-
-
-class RestartingEngine:
-    """What engines share whose workers can die: whether they can go on, the count of deaths, and warnings to give.
-
-    Attributes:
-        broken: why it cannot continue.
-        waited_s: how long `gather` has waited for something to be done.
-        unsaid: warnings; the next `gather` gives them, before it has events that a warning which raises would lose.
-    """
-
-    def __init__(self, ring: Ring, max_restarts: int) -> None:
-        self.deaths = Deaths(max_restarts)
-        self.broken: WorkerError | None = None
-        self.waited_s = 0.0
-        self.unsaid: list[str] = []
-        self._ring = ring
-        self._pid = os.getpid()
-        self._halted = self._closed = False
-
-    def reset_restart_count(self) -> None:
-        """Forget the deaths so far, for a new epoch."""
-        self.deaths.reset()
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self.deaths = Deaths()
+        self.pending_warnings: list[str] = []
+        self._warned_of: set[str] = set()
+        self._closed = False
 
     def gather(self, timeout_s: float) -> list[Event]:
-        """Return the events since the last call; wait up to `timeout_s` seconds for one.
-
-        Raises:
-            WorkerError: a worker could not start, or workers died too often.
-        """
         events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_usable()
-            while self.unsaid:
-                warnings.warn(self.unsaid.pop(0), RuntimeWarning, stacklevel=2)
+            while self.pending_warnings:
+                warnings.warn(self.pending_warnings.pop(0), RuntimeWarning, stacklevel=2)
             try:
                 self._step(max(0.0, deadline - time.monotonic()), events)
             except WorkerError as error:
@@ -162,24 +106,20 @@ class RestartingEngine:
             if events or time.monotonic() >= deadline:
                 return events
 
-    def halt(self) -> None:
-        """Make `gather`, in another thread, end within a second."""
-        self._halted = True
-
     def _step(self, wait_s: float, events: list[Event]) -> None:
         """Take in what has happened; wait up to `wait_s` for something, or less."""
         raise NotImplementedError
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "this Loader's workers belong to the process that this one was forked from; "
-                "make a new Loader in the child"
-            )
         if self._closed or self._halted:
             raise RuntimeError("this Loader's workers are closed")
         if self.broken is not None:
             raise WorkerError(f"this epoch is over: {self.broken}")
+
+    def _warn_once(self, about: str, text: str) -> None:
+        if about not in self._warned_of:
+            self._warned_of.add(about)
+            self.pending_warnings.append(text)
 
 
 class WorkerPool(RestartingEngine):
@@ -190,7 +130,6 @@ class WorkerPool(RestartingEngine):
         workers: how many processes, at least 1.
         ring: where the slots lie.
         timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
-        max_restarts: after this many deaths between two calls of `reset_restart_count`, the next is an error.
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
         most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
@@ -208,7 +147,6 @@ class WorkerPool(RestartingEngine):
         ring: Ring,
         *,
         timeout_s: float = 0.0,
-        max_restarts: int = 10,
         own_queues: bool = False,
         first: int = 0,
         total: int | None = None,
@@ -216,35 +154,44 @@ class WorkerPool(RestartingEngine):
         cpus_for: Callable[[int], frozenset[int]] = lambda workers: frozenset(),
     ) -> None:
         check_platform()
-        super().__init__(ring, max_restarts)
-        self._flying: dict[tuple[int, int], Request] = {}  # sent, and neither replied to nor lost
+        super().__init__(ring)
+        self._flying: dict[int, Request] = {}  # sent, and neither replied to nor lost
         # Lost chunks, each with the workers that may have it all the same.
-        self._written_off: dict[tuple[int, int], tuple[Request, set[int]]] = {}
+        self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
-        self._warned_of_adding = self._warned_of_modules = False
         self._team: dict[int, WorkerProcess] = {}
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
         self._numbers = range(first, first + most)
-        self._added: dict[int, str] = {}  # after a `resize`, and not ready yet; why it will not be, once that is known
-        self._leaving: set[int] = set()  # asked to, and still there
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
         self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
-        self._watch = Watch(timeout_s)
+        self._timeout_s = timeout_s
+        self._look_every_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
+        self._looked_at = time.monotonic()
+        settings = {
+            "path": import_path(),
+            "argv": [str(word) for word in sys.argv],
+            "workers": most,
+            "first": first,
+            "total": total or most,
+            "ring_bytes": ring.ring_bytes,
+        }
         with signals_enabled(), standard_streams_taken():  # pickling may take long, and can be interrupted
-            self._job_fds = ship(job, settings_for(most, first, total or most, ring.ring_bytes))
+            self._job_fds = ship(job, settings)
         if copies := warning_of_copies(self._job_fds[0], job, workers):
-            self.unsaid.append(copies)
+            self.pending_warnings.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
-            undo.callback(self._close_job)
+            for fd in self._job_fds:
+                undo.callback(os.close, fd)
             self._board = Board(most, first=first)
             undo.callback(self._board.close)
+            self._epoll = select.epoll()
+            undo.callback(self._epoll.close)
             self._queues: list[Queue] = []  # worker w reads number w % len
+            undo.callback(self._close_queues)
             for _ in range(workers if own_queues else 1):
                 self._queues.append(Queue())
-                undo.callback(self._queues[-1].close)
-            self._epoll = select.epoll()
-            undo.pop_all()
+            self._resources = undo.pop_all()
         _pools.add(self)
         try:
             for number in range(first, first + workers):
@@ -260,17 +207,21 @@ class WorkerPool(RestartingEngine):
     @property
     def ready(self) -> bool:
         """Whether each worker has said hello, without those that were added later."""
-        return all(worker.ready or number in self._added for number, worker in self._team.items())
+        return all(worker.ready or worker.added for worker in self._team.values())
+
+    @property
+    def _staying(self) -> list[WorkerProcess]:
+        return [worker for worker in self._team.values() if not worker.leaving]
 
     @property
     def size(self) -> int:
         """How many workers there are or are being added, without those that leave."""
-        return len(self._team) - len(self._leaving)
+        return len(self._staying)
 
     @property
     def is_steady(self) -> bool:
         """Whether there are as many workers as were asked for, each ready; without those that leave, idle ones late."""
-        return self.size == self._wanted and all(w.ready or n in self._leaving for n, w in self._team.items())
+        return self.size == self._wanted and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
         """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
@@ -278,12 +229,12 @@ class WorkerPool(RestartingEngine):
         before, self._wanted = self._wanted, max(1, min(workers, self.most))
         if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
             move(self.pids, cpus)
-        for number in sorted(self._team.keys() - self._leaving)[self._wanted :]:
-            self._leaving.add(number)
-            self._board.ask_to_leave(number)
-        for number in sorted(self._leaving)[: max(0, self._wanted - self.size)]:
-            self._leaving.discard(number)
-            self._board.ask_to_leave(number, False)  # where it has left already, another one is started
+        by_number = [worker for _, worker in sorted(self._team.items())]
+        staying, leaving = ([worker for worker in by_number if worker.leaving is leaves] for leaves in (False, True))
+        asked = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
+        for worker in asked:  # where one that is to stay after all has left already, another one is started
+            worker.leaving = not worker.leaving
+            self._board.ask_to_leave(worker.number, worker.leaving)
 
     def wanted_cpu_s(self) -> dict[int, float]:
         """The processor time of each worker so far, and the time that it waited for a processor, by process."""
@@ -297,26 +248,23 @@ class WorkerPool(RestartingEngine):
         """A descriptor that can be read when `gather` has something to take in."""
         return self._epoll.fileno()
 
-    def submit(self, request: Request) -> bool:
-        """Put a chunk on its queue; False if that is full. Never blocks."""
+    def _submit(self, request: Request) -> bool:
         self._check_usable()
-        if not self._queues[self._queue_of(request)].send(request):
+        if not self._queue_of(request).send(request):
             return False
-        self._flying[request.chunk, request.attempt] = request
+        self._flying[request.chunk] = request
         self._send_again()
         return True
 
     def _send_again(self) -> None:
-        while self._taken_back and self._queues[self._queue_of(self._taken_back[0])].send(self._taken_back[0]):
+        while self._taken_back and self._queue_of(self._taken_back[0]).send(self._taken_back[0]):
             self._taken_back.pop(0)
 
     def cancel_before(self, chunk: int) -> None:
-        """Chunks with a smaller number are no longer wanted; workers stop theirs at the next sample."""
-        self._board.wanted_from = chunk
+        self._board.cancel_before(chunk)
 
     def counted(self) -> np.ndarray:
-        """What each worker did, as `gpuload.workers.counters` has it; after `close`, until then."""
-        return self._board.counters.read()
+        return self._board.counters.read()  # after `close`, until then
 
     def recover_slots(self) -> bool:
         """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
@@ -324,49 +272,48 @@ class WorkerPool(RestartingEngine):
         To be called when nothing is in work, and again until the slots are free: see the module's docstring. Workers
         leave at the end of their queue, those that wait there at once.
         """
-        suspects = {number for _, numbers in self._written_off.values() for number in numbers}
-        for index in {number % len(self._queues) for number in suspects - self._leaving}:
-            with deferred_signals(), standard_streams_taken():
-                queue, self._queues[index] = self._queues[index], Queue()
-                self._taken_back += queue.take_back()
-                queue.close()
-            self._leaving |= {number for number in self._team if number % len(self._queues) == index}
+        suspects = {worker for _, workers in self._written_off.values() for worker in workers}
+        for place, queue in enumerate(self._queues):
+            if any(worker.queue is queue for worker in suspects):
+                with deferred_signals(), standard_streams_taken():
+                    self._queues[place] = Queue()
+                    for worker in self._team_of(queue):
+                        worker.leaving = True
+                    queue.close()
         return bool(suspects)
 
     def close(self) -> None:
-        """End all workers and free all descriptors. Idempotent; takes about a second at most."""
         if self._closed:
             return
-        with contextlib.ExitStack() as stack:  # every step, even if another fails; the last comes first
+        # Every step, even if another fails; the last of the stack comes first.
+        with self._resources, contextlib.ExitStack() as stack:
             self.halt()
             self._closed = True
             _pools.discard(self)
             stack.callback(self._team.clear)
             stack.callback(self._by_fd.clear)
-            stack.callback(self._board.close)
-            stack.callback(self._close_job)
-            stack.callback(self._epoll.close)
             deadline = time.monotonic() + CLOSE_GRACE_S
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
-            for queue in self._queues:
-                stack.callback(queue.close)
+            stack.callback(self._close_queues)
             self._flying.clear()
 
-    def halt(self) -> None:
-        """Make workers end at their next sample, and `gather`, in another thread, within a second."""
-        super().halt()
-        self._board.wanted_from = 2**63
+    def _close_queues(self) -> None:
+        """Let idle workers see the end of their queue, and leave."""
+        for queue in self._queues:
+            queue.close()
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, *, added: bool = False) -> None:
         self._board.clear(number)
+        job_fd, *others = self._job_fds
         queue = self._queues[number % len(self._queues)]
-        shared = (self._job_fds[0], self._ring.fd, self._board.fd, queue.read_end.fileno())
+        shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
         # Else a ctrl-C may come before a process that was started is in the team.
         with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
-            worker = self._team[number] = WorkerProcess(number, shared, self._job_fds[1:])
+            worker = self._team[number] = WorkerProcess(number, shared)
+            worker.queue, worker.added = queue, added
             for fd in worker.descriptors:
                 self._by_fd[fd] = worker
                 self._epoll.register(fd, select.EPOLLIN)
@@ -376,25 +323,22 @@ class WorkerPool(RestartingEngine):
         number = next((number for number in self._numbers if number not in self._team), None)
         if number is None:
             return  # until one that was asked to has left
-        self._added[number] = ""
         try:
-            self._start(number)
+            self._start(number, added=True)
         except (WorkerError, OSError) as error:
+            if (worker := self._team.pop(number, None)) is not None:
+                self._unregister(worker)
+                worker.end(0.0)
             self._do_without(number, str(error))
 
     def _do_without(self, number: int, why: str) -> None:
         """A worker could not be added: no more are."""
-        if (worker := self._team.pop(number, None)) is not None:
-            self._unregister(worker)
-            worker.end(0.0)
         self._board.counters.bury(number, died=False)
-        del self._added[number]
         if self._wanted > self.size:
             self.most = max(1, self.size)
             self.resize(self.most)
-        if not self._warned_of_adding:
-            self._warned_of_adding = True
-            self.unsaid.append(f"a worker could not be added: {why}. {self.size} go on with the work, and no more come")
+        text = f"a worker could not be added: {why}. {self.size} go on with the work, and no more come"
+        self._warn_once("a worker that was added", text)
 
     # -- listening --------------------------------------------------------------------------------------------------
 
@@ -403,7 +347,7 @@ class WorkerPool(RestartingEngine):
         if self.size < self._wanted:
             self._add()
         start = time.perf_counter()
-        ready = self._epoll.poll(min(wait_s, self._watch.interval_s))
+        ready = self._epoll.poll(min(wait_s, self._look_every_s))
         if wait_s:
             self.waited_s += time.perf_counter() - start
         dead = []
@@ -415,9 +359,9 @@ class WorkerPool(RestartingEngine):
                 self._drain(worker, events)
         for worker in dead:
             self._replace(worker, events)
-        if self._watch.is_due:
-            requests = self._flying | {key: request for key, (request, _) in self._written_off.items()}
-            self.unsaid += self._watch.look(self._team.values(), self._board, requests)
+        if time.monotonic() - self._looked_at > self._look_every_s:
+            self._looked_at = time.monotonic()
+            self._look()
 
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
@@ -433,31 +377,28 @@ class WorkerPool(RestartingEngine):
                 self._greet(worker, message)
                 continue
             reply = Reply.unpack(message)
-            key = reply.chunk, reply.attempt
-            if self._flying.pop(key, None) is not None:
+            if self._flying.pop(reply.chunk, None) is not None:
                 events.append(reply)
-            elif key in self._written_off:
-                self._written_off[key][1].clear()
+            elif reply.chunk in self._written_off:
+                self._written_off[reply.chunk][1].clear()
             if self._written_off:
-                self._acquit(worker.number)
+                self._acquit(worker)
 
     def _greet(self, worker: WorkerProcess, message: memoryview) -> None:
         """Take in the first message of a worker."""
         if message[: len(HELLO)] != HELLO:
             text = str(message[len(HELLO_FAILED) :], errors="replace")
             kinds, _, text = text.partition("\n")
-            if worker.number not in self._added:
+            if not worker.added:
                 raise WorkerError(f"worker {worker.number} {text}", kinds.split())
-            self._added[worker.number] = f"it {text.rstrip()}\n"
+            worker.refusal = f"it {text.rstrip()}\n"
             return
         worker.ready = True
-        self._added.pop(worker.number, None)
-        differences = str(message[len(HELLO) :], errors="replace")
-        if differences and not self._warned_of_modules:
-            self._warned_of_modules = True
-            self.unsaid.append(
+        if differences := str(message[len(HELLO) :], errors="replace"):
+            self._warn_once(
+                "modules",
                 f"{differences}. Workers import modules anew, so they do not see what was set since: keep such "
-                "values on the dataset, or set them in worker_init_fn"
+                "values on the dataset, or set them in worker_init_fn",
             )
 
     # -- deaths -----------------------------------------------------------------------------------------------------
@@ -465,65 +406,102 @@ class WorkerPool(RestartingEngine):
     def _replace(self, worker: WorkerProcess, events: list[Event]) -> None:
         """A worker's process has ended: its chunk is lost, and another one takes its place."""
         self._drain(worker, events)
-        note = self._board.read(worker.number)
-        cause, outside, stack = worker.wait()
+        note, ending = self._board.read(worker.number), worker.wait()
         with deferred_signals():  # a worker whose descriptors are free must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
-            self._leaving.discard(worker.number)
-            self._watch.forget(worker.number)
             worker.forget()
-        if worker.number in self._added:
-            self._do_without(worker.number, self._added[worker.number] or f"it was {cause}")
+        if worker.added and not worker.ready:
+            self._do_without(worker.number, worker.refusal or f"it was {ending.cause}")
             return
-        if not worker.ready and (worker.status or 0) > 0:  # it exited by itself, and would do so again
+        if not worker.ready and ending.status > 0:  # it exited by itself, and would do so again
             raise WorkerError(
-                f"worker {worker.number} could not start: {cause}. Its standard error says more; "
+                f"worker {worker.number} could not start: {ending.cause}. Its standard error says more; "
                 "num_workers=0 does the same work in this process, where it can be debugged"
             )
-        self._acquit(worker.number)
+        self._acquit(worker)
         if note.chunk != LEFT:
-            where, key = "", (note.chunk, note.attempt)
-            if (request := self._flying.get(key)) is not None:
-                where = at_sample(request, note.row)
-                events.append(self._lose(Lost(*key, note.row, cause, outside, stack)))
-            self._audit(worker.number % len(self._queues), events)
+            where = ""
+            if (request := self._flying.get(note.chunk)) is not None:
+                where = _at_sample(request, note.row)
+                events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.outside, ending.stack)))
+            self._audit(worker.queue, events)
             self._board.counters.bury(worker.number)
-            self.deaths.add(cause + where, stack, f"worker {worker.number} (process {worker.pid})")
+            self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._wanted:
             self._start(worker.number)
 
-    def _queue_of(self, request: Request) -> int:
-        return 0 if request.iterable is None else request.iterable.worker % len(self._queues)
+    def _queue_of(self, request: Request) -> Queue:
+        return self._queues[0 if request.iterable is None else request.iterable.worker % len(self._queues)]
 
-    def _audit(self, queue: int, events: list[Event]) -> None:
+    def _team_of(self, queue: Queue) -> list[WorkerProcess]:
+        return [worker for worker in self._team.values() if worker.queue is queue]
+
+    def _audit(self, queue: Queue, events: list[Event]) -> None:
         """Declare lost what a dead worker of this queue may have taken, and not noted: see the module's docstring."""
-        self._taken_back += self._queues[queue].take_back()
-        team = {number: worker for number, worker in self._team.items() if number % len(self._queues) == queue}
-        for worker in team.values():
+        if queue not in self._queues:
+            return  # all that was on it was lost before others took its place
+        self._taken_back += queue.take_back()
+        team = self._team_of(queue)
+        for worker in team:
             self._drain(worker, events)
-        known = {(note.chunk, note.attempt) for note in map(self._board.read, team)}
-        known |= {(request.chunk, request.attempt) for request in self._taken_back}
+        known = {request.chunk for request in self._taken_back}
+        known |= {self._board.read(worker.number).chunk for worker in team}
         # A worker says hello before it takes a chunk: others cannot have one.
-        suspects = [number for number, worker in team.items() if worker.ready]
-        for key, request in list(self._flying.items()):
-            if self._queue_of(request) == queue and key not in known:
-                events.append(self._lose(Lost(*key, None, "its worker died before it began"), suspects))
+        suspects = [worker for worker in team if worker.ready]
+        for chunk, request in list(self._flying.items()):
+            if self._queue_of(request) is queue and chunk not in known:
+                events.append(self._lose(Lost(chunk, None, "its worker died before it began"), suspects))
 
-    def _lose(self, lost: Lost, suspects: Iterable[int] = ()) -> Lost:
+    def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
         """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""
-        key = lost.chunk, lost.attempt
-        self._written_off[key] = self._flying.pop(key), set(suspects)
+        self._written_off[lost.chunk] = self._flying.pop(lost.chunk), set(suspects)
         self._acquit()
         return lost
 
-    def _acquit(self, worker: int = -1) -> None:
+    def _acquit(self, worker: WorkerProcess | None = None) -> None:
         """Free the slots of lost chunks that nobody can have any more: `worker` has ended, or replied."""
-        for key, (request, suspects) in list(self._written_off.items()):
-            suspects.discard(worker)
+        for chunk, (request, suspects) in list(self._written_off.items()):
+            suspects -= {worker}
             if not suspects:
-                del self._written_off[key]
+                del self._written_off[chunk]
                 self._ring.release_at(request.slot_offset)
+
+    # -- workers that stay at one sample ----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Kill workers that stay at one sample for longer than the timeout; without one, warn of slow ones."""
+        now_ns = time.monotonic_ns()
+        for worker in self._team.values():
+            if not worker.ready:
+                self._look_at_start(worker)
+                continue
+            note = self._board.read(worker.number)
+            request, _ = self._written_off.get(note.chunk, (self._flying.get(note.chunk), None))
+            if worker.was_killed or request is None or note.row >= len(request.positions):
+                continue  # time counts only while it has a chunk
+            seconds = (now_ns - note.since_ns) / 1e9
+            if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_at == note:
+                continue
+            stack = worker.stack()
+            if self._board.read(worker.number) != note:
+                continue  # it has gone on
+            if self._timeout_s:
+                worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
+            else:
+                worker.warned_at = note
+                self.pending_warnings.append(
+                    f"worker {worker.number} (process {worker.pid}) has been{_at_sample(request, note.row)} for "
+                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
+                )
+
+    def _look_at_start(self, worker: WorkerProcess) -> None:
+        if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and not worker.warned_at:
+            worker.warned_at = True
+            self.pending_warnings.append(
+                f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
+                f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
+            )
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -533,91 +511,15 @@ class WorkerPool(RestartingEngine):
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
-    def _close_job(self) -> None:
-        while self._job_fds:
-            os.close(self._job_fds.pop())
-
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
-        for queue in self._queues:
-            queue.close()
-        for worker in self._team.values():
-            worker.leave_to_parent()
-        self._epoll.close()
-        self._close_job()
-        self._board.close()
+        with self._resources:
+            for worker in self._team.values():
+                worker.leave_to_parent()
 
 
-class Watch:
-    """Looks now and then at workers that stay at one sample: kills them after a timeout, warns of them without one.
-
-    Args:
-        timeout_s: a worker that stays at one sample longer is killed; 0: never.
-
-    Attributes:
-        interval_s: between two looks.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self.interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
-        self._looked_at = time.monotonic()
-        self._warned: dict[int, Note | None] = {}  # what a worker was at when the last warning named it
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() - self._looked_at > self.interval_s
-
-    def forget(self, worker: int) -> None:
-        """Its process is gone; the next one with its number is another."""
-        self._warned.pop(worker, None)
-
-    def look(
-        self, team: Iterable[WorkerProcess], board: Board, requests: Mapping[tuple[int, int], Request]
-    ) -> list[str]:
-        """Kill workers that are over the timeout. Return the warnings to give: of slow ones, if there is none."""
-        self._looked_at = time.monotonic()
-        now, texts = time.monotonic_ns(), []
-        for worker in team:
-            if worker.killed_for:
-                continue
-            if not worker.ready:
-                texts += self._slow_start(worker)
-                continue
-            note = board.read(worker.number)
-            request = requests.get((note.chunk, note.attempt))
-            if request is None or note.row >= len(request.positions):
-                continue  # time counts only while it has a chunk
-            seconds = (now - note.since_ns) / 1e9
-            if seconds <= (self._timeout_s or SLOW_SAMPLE_S):
-                continue
-            if not self._timeout_s and self._warned.get(worker.number) == note:
-                continue
-            stack = worker.stack()
-            if board.read(worker.number) != note:
-                continue  # it has gone on
-            if self._timeout_s:
-                worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
-            else:
-                self._warned[worker.number] = note
-                texts.append(
-                    f"worker {worker.number} (process {worker.pid}) has been{at_sample(request, note.row)} for "
-                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
-                )
-        return texts
-
-    def _slow_start(self, worker: WorkerProcess) -> list[str]:
-        if time.monotonic() - worker.started_at <= SLOW_SAMPLE_S or worker.number in self._warned:
-            return []
-        self._warned[worker.number] = None
-        return [
-            f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
-            f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
-        ]
-
-
-def at_sample(request: Request, row: int) -> str:
+def _at_sample(request: Request, row: int) -> str:
     """Say where a worker is, as a part of a sentence; empty if at no sample."""
     if row >= len(request.positions):
         return ""

@@ -6,6 +6,9 @@ are inherited descriptors without a name.
 
 The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
 them by signal (which works even while the worker hangs in C code), and the stack of a crash.
+
+How a worker is started is known to `_launch` alone, and how it ended to `WorkerProcess.wait`: all else needs the
+process's number, `pid`, and what `_launch` returns to be waited for.
 """
 
 from __future__ import annotations
@@ -15,19 +18,17 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import is_inherited
-from gpuload.workers.inherited import import_path
-from gpuload.workers.protocol import STACK_SIGNAL, arm_lifeline, socket_pair
+from gpuload.workers.protocol import STACK_SIGNAL, Note, Queue, arm_lifeline, socket_pair
 
-__all__ = ["KEEP_MEMORY", "WorkerProcess", "check_platform", "environment_of", "settings_for"]
+__all__ = ["KEEP_MEMORY", "Ending", "WorkerProcess", "check_platform", "environment_of"]
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -52,38 +53,53 @@ MAX_STACK_BYTES = 8192
 CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number's complement: clock_getcpuclockid(3)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended: why, in words; whether by SIGKILL from outside; its stack, if that is known; and its exit
+    status, as in `subprocess`, which is only a hint: if the program ignores SIGCHLD, it is always 0."""
+
+    cause: str
+    outside: bool
+    stack: str
+    status: int
+
+
 class WorkerProcess:
     """A running worker.
 
     Args:
         number: the worker's number.
-        shared: descriptors that it inherits beside its own.
-        others: more of them, that the job refers to.
+        shared: descriptors that it inherits behind its own.
 
     Attributes:
         replies: the socket that it replies on, not blocking.
         pidfd: readable when it has ended.
         ready: it has said hello.
-        killed_for: why `kill` was called, or None.
+        added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
+        leaving: it was asked to.
+        queue: which it reads.
+        warned_at: the note at which it was warned of last, or False.
 
     Raises:
         WorkerError: it could not be started.
     """
 
-    def __init__(self, number: int, shared: Sequence[int], others: Sequence[int] = ()) -> None:
+    def __init__(self, number: int, shared: Sequence[int]) -> None:
         self.number = number
-        self.ready = False
+        self.ready = self.added = self.leaving = False
+        self.refusal = ""
+        self.queue: Queue
         self.started_at = time.monotonic()
-        self.killed_for: str | None = None
-        self._killed_at = ""
+        self.warned_at: Note | bool = False
+        self._killed: Ending | None = None
         with contextlib.ExitStack() as undo:
-            ours, theirs = socket_pair()
-            undo.callback(ours.close)
-            lifeline_theirs, self._lifeline = os.pipe()
-            undo.callback(os.close, self._lifeline)
+            self.replies, theirs = socket_pair()
+            undo.callback(self.replies.close)
+            lifeline_theirs, lifeline = os.pipe()
+            undo.callback(os.close, lifeline)
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
-            descriptors = (*shared, theirs.fileno(), lifeline_theirs, self._stacks, *others)
+            descriptors = (theirs.fileno(), lifeline_theirs, self._stacks, *shared)
             try:
                 self._process = _launch(number, descriptors)
                 arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
@@ -101,9 +117,9 @@ class WorkerProcess:
                     f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
                     "num_workers=0 does the same work in this process"
                 ) from error
-            undo.pop_all()
-        ours.setblocking(False)
-        self.replies = ours
+            undo.callback(os.close, self.pidfd)
+            self.replies.setblocking(False)
+            self._resources = undo.pop_all()
         self.pid = self._process.pid
 
     @property
@@ -111,37 +127,38 @@ class WorkerProcess:
         """The descriptors for epoll to watch."""
         return self.replies.fileno(), self.pidfd
 
+    @property
+    def was_killed(self) -> bool:
+        return self._killed is not None
+
     def kill(self, reason: str, stack: str) -> None:
         """End it now; `wait` will return this reason and stack."""
-        self.killed_for, self._killed_at = reason, stack
+        self._killed = Ending(reason, False, stack, -signal.SIGKILL)
         self._signal(signal.SIGKILL)
 
     def stack(self) -> str:
         """The Python stacks of its threads, the innermost call first; or why there are none."""
-        before = os.fstat(self._stacks).st_size
-        if not self.ready and before == 0 and not self._has_handler():
-            return "(it has not started far enough to tell where it is)"
+        size = before = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
-        size = before
         while time.monotonic() < deadline:
             time.sleep(0.005)
             last, size = size, os.fstat(self._stacks).st_size
             if size > before and size == last:
                 return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
+        if not self.ready and before == 0 and self._state() != "D":
+            return "(it has not started far enough to tell where it is)"
         return f"(it does not answer: state {self._state()!r}; 'D' is waiting in the kernel, for a disk or a mount)"
 
-    def wait(self) -> tuple[str, bool, str]:
-        """Wait for its end. Returns why it died, whether by SIGKILL from outside, and its stack, if that is known.
-
-        The exit status is only a hint: if the program ignores SIGCHLD, it is always 0.
-        """
+    def wait(self) -> Ending:
+        """Wait for its end."""
         status = self._process.wait()
-        if self.killed_for is not None:
-            return self.killed_for, False, self._killed_at
+        if self._killed is not None:
+            return self._killed
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
-        return _describe_exit(status), status == -signal.SIGKILL, _tidy(text[crash:]) if crash >= 0 else ""
+        stack = _tidy(text[crash:]) if crash >= 0 else ""
+        return Ending(_describe_exit(status), status == -signal.SIGKILL, stack, status)
 
     def wanted_cpu_s(self) -> float:
         """The processor time of all its threads so far, and the time for which its first thread was runnable while
@@ -152,11 +169,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError, IndexError, ValueError):
             wanted_s += int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
         return wanted_s
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status, as in `subprocess`, once `wait` has returned."""
-        return self._process.returncode
 
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (monotonic seconds) for it to end, then kill it; free all descriptors."""
@@ -171,11 +183,7 @@ class WorkerProcess:
 
     def forget(self) -> None:
         """Free the parent's descriptors; without the lifeline the kernel kills the worker, if it still runs."""
-        self.replies.close()
-        for fd in (self._lifeline, self.pidfd, self._stacks):
-            if fd >= 0:
-                os.close(fd)
-        self._lifeline = self.pidfd = self._stacks = -1
+        self._resources.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the worker still dies with its parent."""
@@ -185,14 +193,6 @@ class WorkerProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             signal.pidfd_send_signal(self.pidfd, number)
-
-    def _has_handler(self) -> bool:
-        """Whether it handles our signal yet; without a handler the signal would end it."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
-        return False
 
     def _state(self) -> str:
         with contextlib.suppress(OSError, IndexError):
@@ -212,8 +212,8 @@ def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     environment = environment_of({**KEEP_MEMORY, **STREAM_COPIES})
     # Else the next file that the worker opens would be its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
-    # A ctrl-C between the child's start and its first line must not kill it with a traceback.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # A ctrl-C between the child's start and its first line must not kill it with a traceback, nor our own signal.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=environment
@@ -256,25 +256,3 @@ def check_platform() -> None:
         raise RuntimeError(f"a frozen application has no Python interpreter to start workers with: {remedy}")
     if not sys.executable:
         raise RuntimeError(f"sys.executable is empty, so there is no interpreter to start workers with: {remedy}")
-
-
-def settings_for(workers: int, first: int, total: int, ring_bytes: int) -> dict[str, Any]:
-    """What worker processes are told of this one, beside the job: `workers` from number `first` on, of `total`."""
-    return {
-        "path": import_path(),
-        "standard_path": standard_path(),
-        "home": str(Path(__file__).parents[2]),
-        "argv": [str(word) for word in sys.argv],
-        "workers": workers,
-        "first": first,
-        "total": total,
-        "ring_bytes": ring_bytes,
-    }
-
-
-def standard_path() -> list[str]:
-    """The entries of the import path that hold the standard library."""
-    library = sysconfig.get_path("stdlib")
-    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    known = (library, f"{library}/lib-dynload")
-    return [entry for entry in sys.path if entry in known or os.path.basename(entry) == zipped]

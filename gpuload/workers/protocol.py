@@ -1,4 +1,4 @@
-"""The messages between the parent and its workers, and what engines tell the feed. It imports no torch.
+"""The messages between the parent and its workers, and what an engine is to the feed. It imports no torch.
 
 Two kinds of channel, both inherited descriptors without a name:
 
@@ -13,8 +13,8 @@ On one shared page, the *board*, the parent says which chunks are still wanted, 
 that the parent knows when the worker dies:
 
     offset 0             uint64   chunks with a smaller number are no longer wanted
-    offset 64·(w + 1)    int64×4  the w-th worker: chunk, attempt, row, monotonic nanoseconds of the row's start
-                  + 32   int64    1: the parent asks it to leave before it takes another chunk
+    offset 64·(w + 1)    int64×3  the w-th worker: chunk, row, monotonic nanoseconds of the row's start
+                  + 24   int64    1: the parent asks it to leave before it takes another chunk
     behind these         what workers count, see `gpuload.workers.counters`
 
 Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
@@ -34,7 +34,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -42,8 +42,12 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, kinds_of, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
+from gpuload.ring.ring import Ring
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
+
+if TYPE_CHECKING:  # not imported: it is of no use in a worker
+    from gpuload.workers.faults import Deaths
 
 __all__ = [
     "HELLO",
@@ -77,9 +81,8 @@ MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready; then where its modules differ (`inherited.differences`)
 HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
-_REQUEST = struct.Struct("<qqqqqqqBBBBI")
 _REPLY = struct.Struct("<qqqqq")
-_NOTE = struct.Struct("<qqqq")
+_NOTE = struct.Struct("<qqq")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
@@ -115,15 +118,16 @@ def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> byte
 def next_request(end: socket.socket, memory: memoryview) -> Request | None:
     """The request that some worker takes next; it stays where it is. None if none is waiting."""
     try:
-        nbytes = end.recv_into(memory, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        message = read_message(end, memory, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
-    return Request.unpack(memory[:nbytes].tobytes()) if nbytes else None
+    return Request.unpack(message) if message else None
 
 
 @dataclass(slots=True)
 class Request:
-    """One chunk to do: its samples, and the slot that they go to.
+    """One chunk to do: its samples, and the slot that they go to. No two requests have the same `chunk`: one that is
+    done again gets another number.
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
@@ -132,7 +136,6 @@ class Request:
     """
 
     chunk: int
-    attempt: int
     epoch: int
     slot_offset: int
     slot_bytes: int
@@ -145,26 +148,13 @@ class Request:
     changes: bytes = b""
 
     def pack(self) -> bytes:
-        plain = isinstance(self.indices, np.ndarray)
-        body = self.indices.tobytes() if isinstance(self.indices, np.ndarray) else _pickled_keys(self.indices)
-        head = _REQUEST.pack(
-            self.chunk,
-            self.attempt,
-            self.epoch,
-            self.slot_offset,
-            self.slot_bytes,
-            len(self.positions),
-            self.told_epoch,
-            plain,
-            self.whole,
-            0 if self.iterable is None else 1,
-            self.plans,
-            len(self.changes),
-        )
-        if (start := self.iterable) is not None:
-            fields = (start.run, start.worker, start.samples, start.state, start.stride, start.offset)
-            body += pickle.dumps(fields, 5)
-        message = head + self.positions.tobytes() + self.changes + body
+        # Bytes: NumPy's pickles of two short arrays would take longer than everything else.
+        indices = self.indices
+        is_array = isinstance(indices, np.ndarray)
+        numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
+        samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickled_keys(indices)
+        others = self.whole, self.iterable, self.told_epoch, self.plans, self.changes
+        message = pickle.dumps((numbers, samples, others), 5)
         if len(message) > MAX_REQUEST_BYTES:
             what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
             raise ValueError(
@@ -175,17 +165,10 @@ class Request:
 
     @classmethod
     def unpack(cls, message: bytes) -> Request:
-        chunk, attempt, epoch, offset, nbytes, count, told, *flags, changes_bytes = _REQUEST.unpack_from(message)
-        plain, whole, is_pass, plans = map(bool, flags)
-        at = _REQUEST.size
-        positions = np.frombuffer(message, np.int64, count, at)
-        at += positions.nbytes
-        changes = message[at : at + changes_bytes]
-        at += changes_bytes
         # The parent wrote this: keys from the user's sampler, never the contents of a file.
-        indices = np.frombuffer(message, np.int64, count, at) if plain else pickle.loads(message[at:])
-        iterable = IterableStart(*pickle.loads(message[at + 8 * count :])) if is_pass else None
-        return cls(chunk, attempt, epoch, offset, nbytes, positions, indices, whole, iterable, told, plans, changes)
+        (chunk, epoch, offset, nbytes), (positions, is_array, keys), others = pickle.loads(message)
+        indices = np.frombuffer(keys, np.int64) if is_array else pickle.loads(keys)
+        return cls(chunk, epoch, offset, nbytes, np.frombuffer(positions, np.int64), indices, *others)
 
 
 def _pickled_keys(keys: list[object]) -> bytes:
@@ -223,7 +206,6 @@ class Reply:
     """
 
     chunk: int
-    attempt: int
     status: Status
     nbytes: int
     meta: bytes
@@ -233,14 +215,13 @@ class Reply:
 
     def pack(self) -> bytes:
         offset, length = self.meta_at or (-1, 0)
-        ended = self.attempt << 8 | self.plain << 7 | self.status
-        return _REPLY.pack(self.chunk, ended, self.nbytes, offset, length) + self.meta
+        return _REPLY.pack(self.chunk, self.plain << 7 | self.status, self.nbytes, offset, length) + self.meta
 
     @classmethod
     def unpack(cls, message: bytes | memoryview) -> Reply:
         chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
         meta, meta_at = bytes(message[_REPLY.size :]), None if offset < 0 else (offset, length)
-        return cls(chunk, ended >> 8, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
+        return cls(chunk, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
 
 
 @dataclass(slots=True, frozen=True)
@@ -251,7 +232,6 @@ class Lost:
     """
 
     chunk: int
-    attempt: int
     row: int | None
     cause: str
     outside: bool = False
@@ -261,31 +241,71 @@ class Lost:
 Event = Reply | Lost
 
 
-class Engine(Protocol):
+class Engine:
     """Does chunks: processes, actors of a cluster, or the main process itself. Each chunk that was submitted ends by
     one event. The slot of one that is `Lost` goes back to the ring by itself, once no worker can write there any more.
 
     Attributes:
         broken: why it cannot continue.
-        ready: each worker has started.
         waited_s: how long `gather` has waited for something to be done.
+        deaths: of workers in this epoch; the feed begins to count anew with each.
     """
 
-    waited_s: float
+    deaths: Deaths
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.broken: WorkerError | None = None
+        self.waited_s = 0.0
+        self._wanted_from = 0
+        self._halted = False
 
     @property
-    def broken(self) -> WorkerError | None: ...
-    @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether each worker has started."""
+        return True
 
-    def submit(self, request: Request) -> bool: ...  # False: it has enough
-    def cancel_before(self, chunk: int) -> None: ...  # earlier ones are no longer wanted
-    def reset_restart_count(self) -> None: ...
-    def gather(self, timeout_s: float) -> list[Event]: ...
-    def recover_slots(self) -> bool: ...  # of lost chunks, when nothing is in work; False: there are none
-    def counted(self) -> np.ndarray: ...  # what its workers did, as `gpuload.workers.counters` has it
-    def halt(self) -> None: ...  # `gather`, in another thread, ends soon
-    def close(self) -> None: ...
+    def submit(self, request: Request) -> bool:
+        """Take a chunk and its slot; False if there is enough to do: then, or after an error, the slot is free. Never
+        blocks."""
+        taken = False
+        try:
+            taken = self._submit(request)
+        finally:
+            if not taken:
+                self._ring.release_at(request.slot_offset)
+        return taken
+
+    def _submit(self, request: Request) -> bool:
+        raise NotImplementedError
+
+    def cancel_before(self, chunk: int) -> None:
+        """Chunks with a smaller number are no longer wanted; one that is in work ends at its next sample."""
+        self._wanted_from = chunk
+
+    def gather(self, timeout_s: float) -> list[Event]:
+        """Return the events since the last call; wait up to `timeout_s` seconds for one.
+
+        Raises:
+            WorkerError: a worker could not start, or workers died too often.
+        """
+        raise NotImplementedError
+
+    def recover_slots(self) -> bool:
+        """Make the slots of lost chunks free; False if all are. Called when nothing is in work, until it is False."""
+        return False
+
+    def counted(self) -> np.ndarray:
+        """Return what each worker did so far, as `gpuload.workers.counters` has it."""
+        raise NotImplementedError
+
+    def halt(self) -> None:
+        """Make `gather`, in another thread, end soon."""
+        self._halted = True
+        self.cancel_before(2**63)
+
+    def close(self) -> None:
+        """End all workers and free what they need. Idempotent."""
 
 
 class Queue:
@@ -320,7 +340,6 @@ class Note:
     """The row of a chunk that a worker is at, and since when; `chunk` is `IDLE` between chunks, `LEFT` at the end."""
 
     chunk: int
-    attempt: int
     row: int
     since_ns: int
 
@@ -339,22 +358,17 @@ class Board:
         self._map = mmap.mmap(fd, self.nbytes)
         self.counters = CounterTable(self._map, notes, workers, first)
 
-    @property
-    def wanted_from(self) -> int:
-        """Chunks with a smaller number are no longer wanted."""
-        return _LIMIT.unpack_from(self._map, 0)[0]
-
-    @wanted_from.setter
-    def wanted_from(self, chunk: int) -> None:
+    def cancel_before(self, chunk: int) -> None:
+        """Say that chunks with a smaller number are no longer wanted."""
         _LIMIT.pack_into(self._map, 0, chunk)
 
-    def write(self, worker: int, chunk: int, attempt: int, row: int) -> None:
-        _NOTE.pack_into(self._map, self._line(worker), chunk, attempt, row, time.monotonic_ns())
+    def write(self, worker: int, chunk: int, row: int = 0) -> None:
+        _NOTE.pack_into(self._map, self._line(worker), chunk, row, time.monotonic_ns())
 
-    def noting(self, worker: int, chunk: int, attempt: int) -> Callable[[int], None]:
+    def noting(self, worker: int, chunk: int) -> Callable[[int], None]:
         """A function that writes the row of a chunk that a worker is at: called for each sample."""
         pack, memory, at, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
-        return lambda row: pack(memory, at, chunk, attempt, row, clock())
+        return lambda row: pack(memory, at, chunk, row, clock())
 
     def wanting(self, chunk: int) -> Callable[[], bool]:
         """A function that says whether a chunk is still wanted: called for each sample."""
@@ -367,16 +381,16 @@ class Board:
     def clear(self, worker: int) -> None:
         """Make room for another process with this number, which is about to be started."""
         self.counters.starting(worker)
-        self.write(worker, IDLE, 0, 0)
+        self.write(worker, IDLE)
         self.ask_to_leave(worker, False)
 
     def ask_to_leave(self, worker: int, leave: bool = True) -> None:
         """Ask a worker to leave once it has done its chunk; or take that back, perhaps too late."""
-        _LEAVE.pack_into(self._map, self._line(worker) + 32, leave)
+        _LEAVE.pack_into(self._map, self._line(worker) + _NOTE.size, leave)
 
     def may_stay(self, worker: int) -> bool:
         """Whether a worker was not asked to leave."""
-        return not _LEAVE.unpack_from(self._map, self._line(worker) + 32)[0]
+        return not _LEAVE.unpack_from(self._map, self._line(worker) + _NOTE.size)[0]
 
     def _line(self, worker: int) -> int:
         return 64 * (worker - self._first + 1)

@@ -84,7 +84,7 @@ class Chunk:
 
     def refusal(self, status: Status, nbytes: int = 0) -> Reply:
         """Return the reply that the chunk is not done."""
-        return Reply(self.request.chunk, self.request.attempt, status, nbytes, b"")
+        return Reply(self.request.chunk, status, nbytes, b"")
 
     def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
         """Write columns to the slot after the `used_bytes` of its pixels, with the errors so far; return the reply."""
@@ -93,7 +93,7 @@ class Chunk:
         if not packed.fits:
             return self.refusal(Status.TOO_LARGE, packed.nbytes)
         plain = bool(packed.meta) and columns.is_plain(len(self.request.positions))
-        reply = self.request.chunk, self.request.attempt, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
+        reply = self.request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
         return Reply(*reply, plain=plain)
 
 

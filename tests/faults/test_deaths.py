@@ -165,10 +165,10 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
             wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._flying, "workers wait for chunks")
             with monkeypatch.context() as patch:
                 patch.setattr(pool_module, "time", Later)
-                looks = pool._watch._looked_at
+                looks = pool._looked_at
                 pool.gather(0.0)
-                assert pool._watch._looked_at > looks + 3500
-                pool._watch._looked_at = looks
+                assert pool._looked_at > looks + 3500
+                pool._looked_at = looks
         assert seen == list(range(64))
         assert not loader_._session.engine.deaths.causes
 

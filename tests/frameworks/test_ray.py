@@ -63,7 +63,7 @@ with loader:
     begun = iter(loader)
     loader._session.feed.await_engine()
     epoch("there", loader)
-    nodes = {actor.said.node for actor in loader._session.engine._actors}
+    nodes = {actor.last_report.node for actor in loader._session.engine._actors}
     epoch("killed", loader, kill)
     deaths = loader._session.engine.deaths.causes
     epoch("replaced", loader, come)

@@ -157,16 +157,16 @@ def test_workers_of_a_process_count_its_cpu_time():
 
 def test_the_functions_of_a_chunk_note_and_ask_as_the_board_does():
     board = Board(2, first=3)
-    note, wanted = board.noting(4, 7, 2), board.wanting(7)
+    note, wanted = board.noting(4, 7), board.wanting(7)
     note(5)
     found = board.read(4)
-    assert (found.chunk, found.attempt, found.row) == (7, 2, 5)
-    board.write(4, 7, 2, 5)
+    assert (found.chunk, found.row) == (7, 5)
+    board.write(4, 7, 5)
     assert 0 <= board.read(4).since_ns - found.since_ns < 10**10
     assert board.read(3).chunk == 0
     answers = []
     for limit in (0, 7, 8):
-        board.wanted_from = limit
+        board.cancel_before(limit)
         answers.append(wanted())
     assert answers == [True, True, False]
     board.close()
@@ -176,12 +176,12 @@ def test_counters_lie_behind_the_notes():
     board = Board(2, first=3)
     theirs = Board(2, board.fd, first=3)
     try:
-        board.write(4, 11, 0, 2)
+        board.write(4, 11, 2)
         theirs.counters.of(4).end()
         mine = theirs.counters.of(4)
         mine.plans = 9
         mine.end()
-        board.write(4, 12, 0, 1)
+        board.write(4, 12, 1)
         assert board.read(4).chunk == 12
         assert board.counters.read()[:, place_of["plans"]].tolist() == [0, 9]
     finally:

@@ -49,7 +49,7 @@ def kept(count: int) -> CachedSamples:
     runner, slot = ChunkRunner(job, guard_generators=False), np.zeros(1 << 16, np.uint8)
     for start in range(0, count, 4):
         numbers = np.arange(start, min(start + 4, count))
-        reply = runner.run(Request(1, 0, 0, 0, len(slot), numbers, numbers), slot, lambda row: None, lambda: True)
+        reply = runner.run(Request(1, 0, 0, len(slot), numbers, numbers), slot, lambda row: None, lambda: True)
         samples.add(read_content(slot, reply.meta, reply.meta_at), numbers.tolist(), slot[: reply.nbytes])
     samples.end()
     return samples

@@ -33,6 +33,7 @@ class Engine:
 
     def submit(self, request: Request) -> bool:
         if len(self.queue) >= self.capacity:
+            self.ring.release_at(request.slot_offset)
             return False
         self.queue.append(request)
         return True
@@ -40,15 +41,13 @@ class Engine:
     def cancel_before(self, chunk: int) -> None:
         self.wanted_from = chunk
 
-    def reset_restart_count(self) -> None: ...
-
     def recover_slots(self) -> bool:
         return False
 
     def lose(self, request: Request, row: int | None, cause: str) -> Lost:
         """A worker died with this chunk."""
         self.ring.release_at(request.slot_offset)
-        return Lost(request.chunk, request.attempt, row, cause)
+        return Lost(request.chunk, row, cause)
 
     def close(self) -> None: ...
 
@@ -60,13 +59,13 @@ class Engine:
         del self.queue[place]
         self.seen.append(request)
         if request.chunk < self.wanted_from:
-            return [Reply(request.chunk, request.attempt, Status.UNWANTED, 0, b"")]
+            return [Reply(request.chunk, Status.UNWANTED, 0, b"")]
         return self.fate(request) or [self.do(request)]
 
     def do(self, request: Request) -> Reply:
         sizes = [self.sizes[index] for index in request.indices]
         if sum(sizes) > request.slot_bytes:
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, sum(sizes), b"")
+            return Reply(request.chunk, Status.TOO_LARGE, sum(sizes), b"")
         slot = self.ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
         offsets = np.cumsum([0, *sizes])
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
@@ -77,8 +76,8 @@ class Engine:
         content = Columns(list(range(n)), [LEAF], [ImageColumn(table, [0])], values, [None] * n)
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.fits:
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, packed.nbytes, b"")
-        return Reply(request.chunk, request.attempt, Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+            return Reply(request.chunk, Status.TOO_LARGE, packed.nbytes, b"")
+        return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
 
 
 def batches(n: int, size: int, epoch: int = 0):
@@ -235,7 +234,7 @@ def test_a_lost_chunk_is_done_again_its_suspect_alone():
     feed, engine = make(fate=fate)
     feed.begin(batches(8, 8))
     assert drain(feed) == expected(8, 8)
-    again = [list(request.indices) for request in engine.seen if request.attempt == 1]
+    again = [list(request.indices) for request in engine.seen[2:]]
     assert again == [[28], [35], [42, 49]]
 
 
@@ -262,7 +261,7 @@ def test_a_chunk_whose_slot_is_written_off_is_done_again_in_another():
     def fate(request):
         if 0 in request.indices and not lost:
             lost.append(request)
-            return [Lost(request.chunk, request.attempt, None, "died")]
+            return [Lost(request.chunk, None, "died")]
         if 0 in request.indices:
             assert request.slot_offset != lost[0].slot_offset
         return None
@@ -279,7 +278,7 @@ def test_a_batch_that_is_due_gets_a_slot_that_was_written_off_and_no_sample_fail
     def fate(request):
         if len(lost) < 2:
             lost.append(request)
-            return [Lost(request.chunk, request.attempt, None, "died")]
+            return [Lost(request.chunk, None, "died")]
         return None
 
     feed, engine = make(dict.fromkeys(range(0, 7000, 7), 10_000), fate=fate, ring_bytes=2 * GRANULE_BYTES)
@@ -302,12 +301,12 @@ class Declaring(Engine):
     def do(self, request: Request) -> Reply:
         nbytes = sum(self.sizes[index] for index in request.indices)
         if nbytes > request.slot_bytes:
-            return Reply(request.chunk, request.attempt, Status.TOO_LARGE, nbytes, b"")
+            return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
         n = len(request.indices)
         values = {1: ValueColumn([int(i) for i in request.indices])}
         content = Columns(list(range(n)), [LEAF], [], values, [None] * n)
         packed = write_content(content, np.empty(0, np.uint8), 0, inline_bytes=10**6)
-        return Reply(request.chunk, request.attempt, Status.DONE, nbytes, packed.meta, packed.meta_at)
+        return Reply(request.chunk, Status.DONE, nbytes, packed.meta, packed.meta_at)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -191,7 +191,7 @@ def test_a_batch_whose_plan_is_lost_does_without():
 
     def fate(request: Request) -> list[Event]:
         lost.append(request)
-        return [Lost(request.chunk, request.attempt, None, "killed")]
+        return [Lost(request.chunk, None, "killed")]
 
     engine.fate = fate
     pump(feed)
@@ -301,7 +301,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
     slot, given = np.zeros(1 << 16, np.uint8), planned.request(())
     slot[: len(given)] = np.frombuffer(given, np.uint8)
-    reply = make_plan(job, Request(0, 0, 0, 0, len(slot), positions, positions, plans=True), slot)
+    reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, plans=True), slot)
     assert reply.status is Status.DONE
     content = read_content(slot, reply.meta, reply.meta_at)
     launches, spans, _ = content.plan

@@ -48,7 +48,6 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, wanted: bool
     slot, noted = np.full(room, 255, np.uint8), []
     request = Request(
         chunk=3,
-        attempt=0,
         epoch=2,
         told_epoch=-1,
         positions=np.arange(20, 20 + len(indices)),

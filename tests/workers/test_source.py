@@ -46,7 +46,7 @@ class SlowTogether(Slow):
 
 
 def request(*indices: int) -> Request:
-    return Request(0, 0, 0, 0, 0, np.arange(len(indices)), np.array(indices, np.int64))
+    return Request(0, 0, 0, 0, np.arange(len(indices)), np.array(indices, np.int64))
 
 
 def do(source: Source, *indices: int) -> None:

@@ -25,7 +25,6 @@ PASSED_ON = {
     "stage/dali/backend.py": 1,
     "stage/fused/backend.py": 1,
     "stage/kornia/backend.py": 1,
-    "workers/ray/host.py": 1,
 }
 
 

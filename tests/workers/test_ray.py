@@ -1,9 +1,11 @@
-"""Workers of a cluster that dies, hangs or has no room. tests/frameworks/test_ray.py has a real one."""
+"""What `RayWorkers` takes, and workers of a cluster that dies, hangs or has no room. tests/frameworks/test_ray.py has a
+real one."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,14 +13,59 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workers.ray.cluster import Cluster, RayError
+from workers.cluster import Cluster, RayError
 
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
-from gpuload.workers.ray import pool as module
-from gpuload.workers.ray.host import Host
+from gpuload.workers import ray as module
+from gpuload.workers.ray import Host
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"count": 0}, ValueError, "RayWorkers(count=…) must be at least 1, got 0"),
+        ({"count": "all"}, TypeError, "RayWorkers(count=…) must be an integer, got 'all'"),
+        ({"count": True}, TypeError, "RayWorkers(count=…) must be an integer, got True"),
+        ({"count": 1, "workers_per_actor": 0}, ValueError, "RayWorkers(workers_per_actor=…) must be at least 1, got 0"),
+        ({"count": 1, "address": None}, TypeError, 'RayWorkers(address=…) must be a string such as "auto", got None'),
+        (
+            {"count": 1, "cpus_per_worker": -1},
+            ValueError,
+            "RayWorkers(cpus_per_worker=…) must be a number from 0 on, got -1",
+        ),
+        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): through Ray Client every"),
+        ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
+        (
+            {"count": 1, "actor_options": {"num_cpus": 2}},
+            ValueError,
+            "RayWorkers(actor_options=…) has 'num_cpus', which",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(given, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
+        gl.RayWorkers(**given)
+
+
+def test_a_loader_takes_them_in_the_place_of_processes():
+    loader = gl.Loader(range(100), 10, workers=gl.RayWorkers(count=1000))  # many, and no warning
+    assert loader.num_workers == 1000
+    with pytest.raises(ValueError, match=r"num_workers=2 and workers=RayWorkers\(.*\) are both given"):
+        gl.Loader(range(100), num_workers=2, workers=gl.RayWorkers(count=2))
+    with pytest.raises(TypeError, match=r"workers must be a gpuload\.RayWorkers or None, got int: 4; num_workers"):
+        gl.Loader(range(100), workers=4)
+
+
+def test_so_many_batches_are_in_work_that_each_worker_has_two_chunks():
+    options = gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=64))._options
+    assert (options.chunk_size, options.ahead_for(options.workers.count, 2)) == (32, 16)
+    assert gl.Loader(range(10000), 256, workers=gl.RayWorkers(count=2), prefetch_factor=3)._options.ahead_for(2, 3) == 3
+
+
+# -- a cluster --------------------------------------------------------------------------------------------------------
 
 
 class Numbers:
@@ -180,7 +227,9 @@ def test_an_actor_without_a_machine_is_waited_for_and_told_of(cluster, monkeypat
 def test_other_versions_are_told_or_refused(cluster, monkeypatch):
     def with_versions(**others):
         monkeypatch.setattr(
-            Host, "__init__", lambda host, *arguments: (before(host, *arguments), host._versions.update(others))[0]
+            Host,
+            "__init__",
+            lambda host, *arguments: (before(host, *arguments), host._report.versions.update(others))[0],
         )
 
     before = Host.__init__

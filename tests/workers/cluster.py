@@ -10,7 +10,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from gpuload.workers.ray.host import Host
+from gpuload.workers.ray import Host
 
 
 class RayError(Exception):

@@ -1,1 +1,0 @@
-"""Workers on other machines, as actors of a Ray cluster."""
