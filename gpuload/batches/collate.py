@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
 
-from gpuload.batches.columns import Finished
+from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.tree import (
@@ -36,16 +36,54 @@ from gpuload.datasets.tree import (
     unflatten,
 )
 from gpuload.errors import CollateError, kinds_of
-from gpuload.ring.columns import Columns, TensorBits
+from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.upload import upload
+from gpuload.transforms import Program
 
-__all__ = ["Outline", "collate", "converted", "outline_of", "row_of", "samples_of", "unwrapped"]
+__all__ = ["Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # "image" and its number in the sample, or "clip" and that of its first frame; or "mask", "points", "group" and 0
 Mark = tuple[str, int]
 GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
+POINTS: Mark = ("points", 0)
+
+
+@dataclass(slots=True)
+class Finished:
+    """The finished columns of a batch.
+
+    Attributes:
+        views: how many a `MultiView` makes; None without one.
+        cells: of each row the leaves finished one by one, by number.
+        whole: leaves finished for all rows at once: blocks; masks of equal shapes as one tensor; integers that a worker
+            has placed beside its plan.
+        images: for each of `Columns.images`, for each view, the stage's result.
+        programs: for each of `Columns.images`, for each view, what was drawn; none if a worker has planned it.
+        pairing: how they were mixed, if they were.
+    """
+
+    views: int | None
+    cells: list[dict[int, Any]]
+    whole: dict[int, Any] = field(default_factory=dict)
+    images: list[list[Any]] = field(default_factory=list)
+    programs: Sequence[Sequence[Program]] = ()
+    pairing: Pairing | None = None
+
+    @property
+    def drawn(self) -> Sequence[Program]:
+        """What was drawn for the first images, for each view."""
+        return self.programs[0] if self.programs else ()
+
+    @property
+    def results(self) -> list[Any]:
+        """All that may be on the device."""
+        return [self.images, self.cells, self.whole]
+
+    def of_views(self, results: Sequence[Any]) -> Any:
+        """Return what a batch holds of a result for each view: the result itself if there is no `MultiView`."""
+        return results[0] if self.views is None else list(results)
 
 
 @dataclass(slots=True)
@@ -77,46 +115,44 @@ def outline_of(columns: Columns) -> Outline:
     Raises:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
-    if (own := _marks_of_all(columns)) is not None:
-        outline = _outline(columns.structure(0), own)
-        return Outline(outline.structure, outline.marks, [leaves * len(columns) for leaves in outline.leaves])
-    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
-    for kind, found in (("image", columns.images), ("mask", columns.masks)):
-        for number, images in enumerate(found):
-            for row, leaf in images.places():
-                marks[row][leaf] = (kind, number if kind == "image" else 0)
-    for leaf, column in columns.points.items():
-        for row, _ in column.items():
-            marks[row][leaf] = ("points", 0)
-    outlines = [_outline(columns.structure(0), marks[0])]
-    alike = len(columns.structures) == 1
-    for row, own in enumerate(marks[1:], 1):
-        outline = outlines[0] if alike and own == marks[0] else _outline(columns.structure(row), own)
+    marks = _marks(columns)
+    structures = columns.structures
+    outlines = [_outline(structures[0], marks[0])]
+    for row in range(1, max(len(marks), len(structures))):
+        own, structure = entry(marks, row), entry(structures, row)
+        known = own == marks[0] and structure == structures[0]
+        outline = outlines[0] if known else _outline(structure, own)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0], columns.structure(0))}, but {columns.name(row)} is "
-                f"{_shown(outline, columns.structure(row))}"
+                f"{columns.name(0)} is {_shown(outlines[0], structures[0])}, but {columns.name(row)} is "
+                f"{_shown(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
             )
         outlines.append(outline)
-    leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
+    leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
+    if len(outlines) == 1:
+        leaves = [own * len(columns) for own in leaves]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
 
 
-def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
-    """What the leaves of each sample are, if that is the same in all rows, as nearly always; else None."""
-    marks: dict[int, Mark] = {}
-    if len(columns.structures) > 1 or any(column.rows is not None for column in columns.points.values()):
-        return None
-    for kind, found in (("image", columns.images), ("mask", columns.masks)):
-        for number, images in enumerate(found):
-            if (leaf := images.leaf) is None:
-                return None
-            marks[leaf] = (kind, number if kind == "image" else 0)
-    return marks | dict.fromkeys(columns.points, ("points", 0))
+def _marks(columns: Columns) -> list[dict[int, Mark]]:
+    """What the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly always."""
+    found = [("image", number, images) for number, images in enumerate(columns.images)]
+    found += [("mask", 0, masks) for masks in columns.masks]
+    points = columns.points
+    if all(own.leaf is not None for *_, own in found) and all(column.rows is None for column in points.values()):
+        return [{own.leaf: (kind, number) for kind, number, own in found} | dict.fromkeys(points, POINTS)]  # pyright: ignore
+    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
+    for kind, number, own in found:
+        for row, leaf in own.places():
+            marks[row][leaf] = (kind, number)
+    for leaf, column in points.items():
+        for row in column.row_numbers.tolist():
+            marks[row][leaf] = POINTS
+    return marks
 
 
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
@@ -141,8 +177,7 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
     starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
     inside = zip(children, starts, strict=False)
     if kind == "clip" or (
-        kind in ("dict", "dataclass")
-        and any(child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in inside)
+        kind in ("dict", "dataclass") and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in inside)
     ):
         found.append(Group(node, at))
         return LEAF, starts[-1]
@@ -150,14 +185,11 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
     return (kind, cls, keys, tuple(outer)), starts[-1]
 
 
-def collate(
-    columns: Columns, outline: Outline, finished: Finished, *, views: int | None, ragged: str, to_device: ToDevice
-) -> Any:
+def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: str, to_device: ToDevice) -> Any:
     """Build the batch.
 
     Args:
         columns, outline, finished: the batch as columns, its form, and its finished columns.
-        views: of a `MultiView`.
         ragged: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
@@ -166,7 +198,6 @@ def collate(
             samples.
     """
     ready: dict[int, Any] = {}
-    placed: dict[int, Any] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
         if kind == "group":
@@ -176,26 +207,20 @@ def collate(
             ]
             continue
         if kind == "clip":
-            ready[number] = _clips(columns, finished, leaves, image, views)
+            ready[number] = _clips(columns, finished, leaves, image)
             continue
-        alike = leaves.count(leaves[0]) == len(leaves)
-        whole = finished.whole.get(leaves[0]) if alike else None
-        if alike and leaves[0] in finished.placed:
-            placed[number] = finished.placed[leaves[0]]
-        elif kind == "image":
-            ready[number] = finished.images[image]
+        whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
+        if kind == "image":
+            ready[number] = finished.of_views(finished.images[image])
         elif kind == "mask" and (whole is None or ragged != "error"):
-            masks = _cells(columns, finished, leaves)
-            together = [masks] if views is None else zip(*masks, strict=True)
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            made = [_masks(view, names, ragged) for view in together]
-            ready[number] = made[0] if views is None else made
+            masks = _of_each_view(columns, finished, leaves)
+            ready[number] = finished.of_views([_masks(view, names, ragged) for view in masks])
         elif whole is not None:
             ready[number] = whole
         elif kind == "points":
-            points = _cells(columns, finished, leaves)
-            ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
-    ready = _moved(ready, to_device) | placed
+            ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
+    ready = _moved(ready, to_device)
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -233,17 +258,6 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
     return samples
 
 
-def row_of(batch: Any, views: int | None, row: int, sizes_hw: Sequence[np.ndarray]) -> Any:
-    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes); of each view the `sizes_hw` of its
-    images are given on the host, since those beside the images may be on a device."""
-    if views is not None:
-        return [row_of(view, None, row, [sizes]) for view, sizes in zip(batch, sizes_hw, strict=True)]
-    if isinstance(batch, tuple):
-        height, width = sizes_hw[0][row].tolist()
-        return batch[0][row][:, :height, :width]
-    return batch[row]
-
-
 def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
     """A leaf of all rows: finished, or its values."""
     leaf = leaves[0]
@@ -256,6 +270,12 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
 def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
     own = finished.cells[row]
     return own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row))
+
+
+def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
+    """A leaf of all rows, for each view."""
+    cells = _cells(columns, finished, leaves)
+    return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
 def _shown(outline: Outline, structure: Structure) -> str:
@@ -293,7 +313,7 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int, views: int | None) -> Any:
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
     """The clips of a batch, whose frames are finished image columns from number `first` on."""
     lengths = [len(clip.node[3]) for clip in clips]
     other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
@@ -303,7 +323,7 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int,
             f"{columns.name(other)} {lengths[other]}; cut them to one length in the dataset, or pass a collate_fn"
         )
     frames = finished.images[first : first + lengths[0]]
-    return _clip(frames) if views is None else [_clip(view) for view in zip(*frames, strict=True)]
+    return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
 
 
 def _clip(frames: Sequence[Any]) -> Any:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import unwrapped
-from gpuload.batches.columns import Finished
-from gpuload.batches.targets import moved_result, taken, trail_of
-from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.batches.collate import Finished, unwrapped
+from gpuload.batches.targets import moved_results, taken, trail_of
+from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.rng import philox
@@ -26,7 +25,7 @@ from gpuload.stage import RaggedImages
 from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
 from gpuload.stage.masks import MaskStage, check_fill
 from gpuload.stage.upload import upload_together
-from gpuload.transforms import Chain, Program
+from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import image_table
 from gpuload.transforms.program.gathers import Paste, Tile
 from gpuload.transforms.program.targets import Trail, follow
@@ -61,7 +60,6 @@ class GatheredTargets:
         self,
         columns: Columns,
         finished: Finished,
-        program: Program,
         numbers: np.ndarray,
         pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> list[Gathered]:
@@ -70,8 +68,7 @@ class GatheredTargets:
 
         Args:
             columns: the batch, without blocks.
-            finished: takes the results.
-            program: of the images.
+            finished: has what was drawn, and takes the results.
             numbers: int64 (N,), which samples are neighbours: number XOR 1, 2, 3.
             pixels_of: gives the pixels of masks.
 
@@ -91,6 +88,7 @@ class GatheredTargets:
         ]
         dots = [leaf for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         owned = [leaf in fields for leaf in dots]  # which keypoints belong to boxes
+        program = finished.drawn[0]
         first, found = 0, []
         pixels: dict[int, tuple[RaggedImages, Sequence[tuple[str, int]]]] | None = {
             masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks
@@ -114,11 +112,8 @@ class GatheredTargets:
                 scenes, covered = _pasted(record, rows, scenes, fields, owned)
                 found.append(Gathered(rows, covered))
         for row, scene in enumerate(scenes):
-            number = {Boxes: 0, Keypoints: 0}
-            for leaf, values in points.items():
-                finished.cells[row][leaf] = moved_result(values[row], scene.trail, number[type(values[row])])
-                number[type(values[row])] += 1
-            finished.cells[row] |= scene.masks | scene.values
+            own = {leaf: values[row] for leaf, values in points.items()}
+            finished.cells[row] |= moved_results(own, scene.trail) | scene.masks | scene.values
         for leaf in fields:
             finished.whole.pop(leaf, None)
         return found

@@ -16,6 +16,7 @@ import torch
 
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError
+from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage.upload import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
@@ -36,12 +37,19 @@ class Pairing:
     partners: np.ndarray
     share: np.ndarray | None = None
 
-    def take(self, program: Program, names: Callable[[int], str]) -> None:
+    def take(self, program: Program, columns: Columns, images: ImageColumn) -> None:
         """Take the shares drawn for an image of each sample.
 
         Raises:
-            CollateError: the images of a sample have different shares.
+            CollateError: a sample lacks this image, or the images of a sample have different shares.
         """
+        if images.rows is not None:
+            missing = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
+            raise CollateError(
+                f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
+                f"{columns.name(missing)} has fewer images than {columns.name(int(images.rows[0]))}; let all samples "
+                "have the same number"
+            )
         mix = program.mix
         assert mix is not None
         alone = self.partners == np.arange(len(self.partners))
@@ -49,9 +57,9 @@ class Pairing:
         if self.share is not None and not np.array_equal(share, self.share):
             row = int((share != self.share).argmax())
             raise CollateError(
-                f"the images of {names(row)} have different sizes, so {type(self.mixing).__name__} mixes them with "
-                f"shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a crop "
-                "or Resize of one size"
+                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} mixes them "
+                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a "
+                "crop or Resize of one size"
             )
         self.share = share
 

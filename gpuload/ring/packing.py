@@ -83,7 +83,7 @@ def write_content(
     if total > len(slot):
         return Packed(total, False)
     for block, column in zip(content.blocks.values(), stacked, strict=True):
-        for row, array in zip(*block.arrays(slot), column, strict=True):
+        for row, array in zip(block.array(slot), column, strict=True):
             row[...] = array
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
@@ -203,27 +203,17 @@ def _is_plain(tensor: Any) -> bool:
     return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-def _pickle(content: Columns, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
+def _pickle(content: Columns, keep_types: bool) -> tuple[bytes, list[memoryview]]:
     """The description as bytes, and the arrays that go to the slot.
 
     Both ends run the user's own program and pack its own objects: the same trust as between a DataLoader and its
     workers. No byte of a data file is ever unpickled.
     """
-    buffers: list[memoryview] = []
-
-    def lay_aside(buffer: pickle.PickleBuffer) -> bool:
-        """False: the buffer goes to the slot. True: it is short, and stays in the message."""
-        raw = buffer.raw()
-        if raw.nbytes < MIN_PAYLOAD_BYTES:
-            return True
-        buffers.append(raw)
-        return False
-
     # Plain tuples, and tables behind all of it: arrays cost pickle ten times as much, and objects three times.
     described: list[Any] = [
         content.rows,
         content.structures,
-        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.images],
+        [(len(column), column.leaves, _list(column.rows), column.kinds) for column in content.images],
         [
             (leaf, [_portable(value, keep_types) for value in column.values], _list(column.rows))
             for leaf, column in content.values.items()
@@ -234,7 +224,7 @@ def _pickle(content: Columns, keep_types: bool, *, by_value: bool = False) -> tu
             (leaf, own.shape, own.dtype, own.tensor, own.torch_dtype, own.tv, own.pieces)
             for leaf, own in content.blocks.items()
         ],
-        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.masks],
+        [(len(column), column.leaves, _list(column.rows), column.kinds) for column in content.masks],
         [(leaf, column.values, _list(column.rows)) for leaf, column in content.points.items()],
         content.fields,
         content.collated,
@@ -244,24 +234,27 @@ def _pickle(content: Columns, keep_types: bool, *, by_value: bool = False) -> tu
         content.encoded_bytes,
         content.plan,
     ]
-    if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
-        import cloudpickle
-
-        pickler: Any = cloudpickle.Pickler
-    elif content.collated is not None:
-        pickler = pickle.Pickler
-    else:
-        try:
-            return pickle.dumps(described, 5, buffer_callback=lay_aside), buffers
-        except (pickle.PicklingError, AttributeError):
-            return _pickle(content, keep_types, by_value=True)
-    file = io.BytesIO()
+    pickler = pickle.Pickler if content.collated is None else _with_tensors(pickle.Pickler)
     try:
-        _with_tensors(pickler)(file, 5, buffer_callback=lay_aside).dump(described)
+        return _dump(pickler, described)
     except (pickle.PicklingError, AttributeError):
-        if by_value:
-            raise
-        return _pickle(content, keep_types, by_value=True)
+        import cloudpickle  # in a worker, classes of the user's __main__ exist only for it
+
+        return _dump(_with_tensors(cloudpickle.Pickler), described)
+
+
+def _dump(pickler: Any, described: list[Any]) -> tuple[bytes, list[memoryview]]:
+    buffers: list[memoryview] = []
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer is short, and stays in the message; else it goes to the slot."""
+        raw = buffer.raw()
+        if raw.nbytes >= MIN_PAYLOAD_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < MIN_PAYLOAD_BYTES
+
+    file = io.BytesIO()
+    pickler(file, 5, buffer_callback=stays).dump(described)
     return file.getvalue(), buffers
 
 
