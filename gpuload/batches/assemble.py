@@ -203,11 +203,9 @@ class Assembly:
         return Made(made, _tensors(made, DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
-        """Whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`, or what
-        ends the transforms."""
-        if self._options.collate_fn is not None:
-            return True
-        return self._options.chain.ends_in_state and bool(columns.images)
+        """Return whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`,
+        or what ends the transforms."""
+        return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
         """For a complete batch, return a plan to be made and what a worker reads for it; None: it is planned here."""
@@ -222,7 +220,7 @@ class Assembly:
         return planned, planned.request(chunks)
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """The batch that the user gets, of its finished columns; `outline` None: row by row."""
+        """Return the batch that the user gets, of its finished columns; `outline` None: row by row."""
         if outline is None:
             return self._on_device(self._collated(columns, finished))
         pairing, options = finished.pairing, self._options
@@ -240,7 +238,9 @@ class Assembly:
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         one_by_one = by_row or columns.has_targets or chain.gathers  # else no row has a cell of its own
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
-        finished = Finished(chain.views, cells, pairing=self._pairing(batch, columns))
+        finished = Finished(chain.views, cells)
+        if chain.mixing is not None:
+            finished.pairing = Pairing(chain.mixing, partners_of(self._numbers(batch, columns)))
         lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
         loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
         start = perf_counter()
@@ -252,6 +252,7 @@ class Assembly:
         def bytes_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
 
+        gathered = None
         if (planned := batch.planned) is not None:
             assert pixels is not None
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
@@ -261,7 +262,6 @@ class Assembly:
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
         else:
             finished.programs = self._drawn(epoch, columns)
-            gathered = None
             if chain.gathers and columns.images:
                 self._gathering = self._gathering or GatheredTargets(chain, self._stage.device)
                 gathered = self._gathering(columns, finished, self._numbers(batch, columns), bytes_of)
@@ -273,11 +273,11 @@ class Assembly:
                     finished.images.append(self._images(columns, images, ragged, programs, finished.pairing, gathered))
             if lends and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
-            if columns.has_targets and gathered is None:
-                self._targets = self._targets or TargetStage(chain, self._stage.device)
-                self._targets(columns, finished, bytes_of)
         if last:
             self._end(epoch, columns, finished, by_row=by_row)
+        if columns.has_targets and gathered is None:
+            self._targets = self._targets or TargetStage(chain, self._stage.device)
+            self._targets(columns, finished, bytes_of)
         self.stage_s += perf_counter() - loaded
         if columns.blocks and pool is not None:
             finished.whole |= _host_blocks(self._transfer, batch, columns, pool)
@@ -311,8 +311,8 @@ class Assembly:
         pairing: Pairing | None,
         gathered: list[Gathered] | None,
     ) -> list[Any]:
-        """The images of a column for each view, finished but for `_end`; `pairing`, if they are mixed, gives partners
-        and takes shares; `gathered`, if they are put together, says of what."""
+        """Return the images of a column for each view, finished but for `_end`; `pairing`, if they are mixed, gives
+        partners and takes shares; `gathered`, if they are put together, says of what."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -322,44 +322,32 @@ class Assembly:
         ]
 
     def _drawn(self, epoch: int, columns: Columns) -> list[list[Program]]:
-        """The programs for each column of images, one for each view."""
+        """Return the programs for each column of images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         found: list[list[Program]] = []
         for images in columns.images:
             rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
-            # The same rows have both, in one size, so both have the same draws.
             if found and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
-                found.append(found[0])
+                found.append(found[0])  # the same rows have both, in one size
                 continue
             boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
-            positions, regions = columns.positions[rows], images.table["region_tlhw"]
-            found.append(
-                [
-                    chain.draw(key, positions, sizes, boxes, view=view, regions_tlhw=regions)
-                    for view in range(len(chain.lines))
-                ]
-            )
+            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
+            regions = images.table["region_tlhw"]
+            found.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
         return found
 
-    def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
-        """The partners of a batch, if the transforms mix images."""
-        mixing = self._options.chain.mixing
-        return None if mixing is None else Pairing(mixing, partners_of(self._numbers(batch, columns)))
-
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """The numbers that say which samples are neighbours."""
-        if self._options.planned:
-            return columns.positions
-        return planned_rows(batch, columns)
+        """Return the numbers that say which samples are neighbours."""
+        return columns.positions if self._options.planned else planned_rows(batch, columns)
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
-        """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,
-        which is the same when an epoch is resumed."""
+        """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
+        position, which is the same when an epoch is resumed."""
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
     def _collated(self, columns: Columns, finished: Finished) -> Any:
-        """The samples, through the `collate_fn` if there is one."""
+        """Return the samples, through the `collate_fn` if there is one."""
         samples = samples_of(columns, finished.cells)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
         given = samples[0] if self._options.single else samples
@@ -373,7 +361,7 @@ class Assembly:
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
-        """A collated batch with its tensors on the device; other objects stay, pinned by their own ``pin_memory()`` if
+        """Bring a collated batch's tensors to the device; other objects stay, pinned by their own ``pin_memory()`` if
         that was asked for."""
         return tree_map(self._moved, value)
 
@@ -407,7 +395,7 @@ class Assembly:
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """New tensors are the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
+    """Make new tensors the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
     return NOTHING if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
@@ -445,8 +433,8 @@ def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). Its size is the program's, on the
-    host: the sizes beside the images may be on a device."""
+    """Return one image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). Its size is the program's, on
+    the host: the sizes beside the images may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]
@@ -454,7 +442,7 @@ def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
 
 
 def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
-    """All tensors in a batch, also in attributes of a user's own objects."""
+    """Return all tensors in a batch, also in attributes of a user's own objects."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, NO_TENSORS):

@@ -110,7 +110,7 @@ class Outline:
 
 
 def outline_of(columns: Columns) -> Outline:
-    """The outline of a batch.
+    """Return the outline of a batch.
 
     Raises:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
@@ -139,7 +139,8 @@ def outline_of(columns: Columns) -> Outline:
 
 
 def _marks(columns: Columns) -> list[dict[int, Mark]]:
-    """What the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly always."""
+    """Return what the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly
+    always."""
     found = [("image", number, images) for number, images in enumerate(columns.images)]
     found += [("mask", 0, masks) for masks in columns.masks]
     points = columns.points
@@ -156,7 +157,7 @@ def _marks(columns: Columns) -> list[dict[int, Mark]]:
 
 
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
-    """The outline of one sample."""
+    """Return the outline of one sample."""
     found: list[int | Group] = []
     outer, _ = _outer(structure, 0, marks, found)
     kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in found]
@@ -168,8 +169,8 @@ def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
 
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
-    """The structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after the
-    node; `found` takes the leaves."""
+    """Return the structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after
+    the node; `found` takes the leaves."""
     if node == LEAF:
         found.append(at)
         return LEAF, at + 1
@@ -259,7 +260,7 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
 
 
 def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
-    """A leaf of all rows: finished, or its values."""
+    """Return a leaf of all rows: finished, or its values."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
@@ -273,7 +274,7 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
 
 
 def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
-    """A leaf of all rows, for each view."""
+    """Return a leaf of all rows, for each view."""
     cells = _cells(columns, finished, leaves)
     return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
@@ -314,7 +315,7 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
 
 
 def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
-    """The clips of a batch, whose frames are finished image columns from number `first` on."""
+    """Return the clips of a batch, whose frames are finished image columns from number `first` on."""
     lengths = [len(clip.node[3]) for clip in clips]
     other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if other is not None:
@@ -338,7 +339,7 @@ def _clip(frames: Sequence[Any]) -> Any:
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if isinstance(column[0], os.PathLike):
         return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
-    if other := next(filter(None, map(_remedy_for, column)), None):
+    if other := next(filter(None, map(remedy_for, column)), None):
         return other
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
         how = f"pad({name!r})" if name else "pad_collate"
@@ -350,16 +351,12 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     return "return values of one shape, of types that torch's default_collate knows"
 
 
-def _remedy_for(value: Any) -> str | None:
-    return remedy_for(value.dtype) if isinstance(value, np.ndarray) else None
-
-
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def converted(value: Any, name: Callable[[], str]) -> Any:
-    """A sample, or a part of one, with its arrays as tensors, as `default_convert` does.
+    """Return a sample, or a part of one, with its arrays as tensors, as `default_convert` does.
 
     Raises:
         CollateError: no tensor holds one of its arrays; the message has the sample's `name`.
@@ -367,16 +364,16 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
     try:
         return default_convert(value)
     except (TypeError, RuntimeError, ValueError) as error:
-        leaf = next(filter(_remedy_for, tree_leaves(value)), None)
+        leaf = next(filter(remedy_for, tree_leaves(value)), None)
         what = "" if leaf is None else f": it has a {_kind(leaf)}"
-        remedy = _remedy_for(leaf) or "return arrays of numbers"
+        remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
             f"{name()} cannot be turned into tensors{what} ({error}); {remedy}", kinds_of(error)
         ) from error
 
 
 def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str) -> Any:
-    """The masks of a batch, in the form of its images; `names` are for errors."""
+    """Return the masks of a batch, in the form of its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -403,10 +400,8 @@ def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ra
 
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    plain = set(map(type, ready.values())) <= {torch.Tensor}
-    leaves = ready.values() if plain else tree_leaves(ready)
-    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
+    here = [leaf for leaf in tree_leaves(ready) if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not here:
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -427,4 +422,4 @@ def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
             return there[id(value)] if id(value) in there else to_device(value)
         return value
 
-    return {number: move(value) for number, value in ready.items()} if plain else tree_map(move, ready)
+    return tree_map(move, ready)

@@ -8,13 +8,13 @@ they are collated and before they go to the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.datasets.tree import mapping_like
+from gpuload.datasets.tree import flatten, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage.upload import upload
@@ -65,7 +65,7 @@ class Pairing:
 
 
 def partners_of(numbers: np.ndarray) -> np.ndarray:
-    """The row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
+    """Return the row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
 
     If a number appears twice, in a batch that is filled up, only the first has a partner.
 
@@ -85,7 +85,7 @@ def partners_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
-    """The labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
+    """Return the labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
 
     That is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second entry) it is
     the key "labels", else the first key with "label" in it, in upper or lower case.
@@ -111,7 +111,7 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
 
 
 def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
-    """The batch with its labels mixed: float, (N, num_classes).
+    """Return the batch with its labels mixed: float, (N, num_classes).
 
     Args:
         batch: collated; its labels are integers (N,), or numbers (N, classes).
@@ -132,17 +132,18 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
             "labels_getter=… a function that returns the tensor in a batch"
         )
     mixed = mixed_labels(labels, pairing, names)
-    changed = _replaced(batch, labels, mixed)
-    if changed is batch:
+    leaves: list[Any] = []
+    structure = flatten(batch, leaves)
+    if not any(leaf is labels for leaf in leaves):
         raise CollateError(
             f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
             "must return one of the batch's tensors itself, so that it can be replaced"
         )
-    return changed
+    return unflatten(structure, [mixed if leaf is labels else leaf for leaf in leaves])
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
+    """Return soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
     assert pairing.share is not None
     rows, own, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
@@ -171,7 +172,7 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
 
 
 def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callable[[int], str]) -> torch.Tensor:
-    """Labels (N,) as float32 (N, classes)."""
+    """Return labels (N,) as float32 (N, classes)."""
     if classes is None:
         raise CollateError(
             f"{own} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
@@ -187,29 +188,8 @@ def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callabl
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
-def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    """The value with one of its tensors replaced by another; the value itself if that is not in it."""
-    if value is old:
-        return new
-    if isinstance(value, Mapping):
-        items = {key: _replaced(item, old, new) for key, item in value.items()}
-        if all(items[key] is value[key] for key in items):
-            return value
-        return items if type(value) is dict else mapping_like(type(value), items)
-    if isinstance(value, list | tuple):
-        items = [_replaced(item, old, new) for item in value]
-        if all(item is before for item, before in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        before = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        items = {name: _replaced(item, old, new) for name, item in before.items()}
-        return value if all(items[name] is before[name] for name in items) else replace(value, **items)
-    return value
-
-
 def _shown(value: Any) -> str:
-    """A short description, for errors."""
+    """Return a short description, for errors."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

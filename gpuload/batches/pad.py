@@ -54,7 +54,7 @@ class Padded(NamedTuple):
 def pad(
     *names: str | int, to: Shape | Mapping[str, Shape] | None = None, value: float | Mapping[str, float] = 0
 ) -> Callable[[Sequence[Any]], Any]:
-    """A `collate_fn` that pads the leaves of these names alone, and puts all others together as ``default_collate``.
+    """Make a `collate_fn` that pads the leaves of these names alone, and puts all others together as `default_collate`.
 
     As in ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))``: images come as one tensor, captions as `Padded`. A
     leaf that is named may also be a list of numbers, as tokenizers give it.
@@ -289,7 +289,7 @@ def _tensor(leaf: Any, name: str, row: int) -> Any:
                 f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
                 "return numbers, in lists of one length where lists hold lists"
             ) from error
-        remedy = remedy_for(leaf.dtype) or "return numbers"
+        remedy = remedy_for(leaf) or "return numbers"
         raise CollateError(
             f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
             f"{remedy}"
@@ -301,8 +301,11 @@ def _rank(leaf: Any) -> int:
     return leaf.ndim if isinstance(leaf, np.ndarray) or is_tensor(leaf) else 0
 
 
-def remedy_for(dtype: np.dtype) -> str | None:
-    """Return what to write for an array whose dtype no tensor has; None for numbers as torch has them."""
+def remedy_for(value: Any) -> str | None:
+    """Return what to write for an array whose dtype no tensor has; None for anything else."""
+    if not isinstance(value, np.ndarray):
+        return None
+    dtype = value.dtype
     if dtype.kind in "USO":
         return "return x.tolist(), whose texts and objects stay in a list, or numbers"
     if dtype.kind in "mM":

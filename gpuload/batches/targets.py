@@ -15,7 +15,7 @@ import torch
 
 from gpuload.batches.collate import Finished, unwrapped
 from gpuload.datasets.box_formats import from_xyxy, to_xyxy
-from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.datasets.sample import Boxes, Keypoints, Mask
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
@@ -25,6 +25,9 @@ from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
 __all__ = ["TargetStage", "left_behind", "moved_results", "taken", "trail_of"]
+
+# What a transform of the user's own needs for targets: the method, their name, and their type.
+METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
 
 
 class TargetStage:
@@ -98,7 +101,8 @@ def _move_points(columns: Columns, finished: Finished) -> None:
 
 
 def _left(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
-    """What belongs to boxes and keypoints of a row, if some were left out: the leaf, and which entries are left."""
+    """Return what belongs to boxes and keypoints of a row, if some were left out: the leaf, and which entries are
+    left."""
     valid = None if trail.valid is None else np.flatnonzero(trail.valid)
     for leaf in entry(columns.fields, row):
         leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
@@ -108,7 +112,7 @@ def _left(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.nd
 
 
 def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
-    """Some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
+    """Give some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
     copy."""
     entries = list(entries)
     there = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
@@ -121,7 +125,7 @@ def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
 
 
 def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
-    """The boxes and keypoints of a sample, ready to be moved."""
+    """Return the boxes and keypoints of a sample, ready to be moved."""
     trail = Trail([])
     for value in values:
         if isinstance(value, Boxes):
@@ -133,21 +137,14 @@ def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
 
 
 def left_behind(chain: Chain, columns: Columns) -> str:
-    """A warning that what is the user's own may move the images of a batch, but not its targets; or nothing.
+    """Return a warning that what is the user's own may move the images of a batch, but not its targets; or nothing.
 
     Raises:
         ValueError: it says that it moves pixels, and has no method for targets that there are.
     """
-    points = [value for column in columns.points.values() for _, value in column.items()]
-    there = [
-        (method, kind)
-        for method, kind, given in (
-            ("apply_masks", "masks", bool(columns.masks)),
-            ("apply_boxes", "boxes", any(isinstance(value, Boxes) for value in points)),
-            ("apply_keypoints", "keypoints", any(isinstance(value, Keypoints) for value in points)),
-        )
-        if given
-    ]
+    kinds = {type(value) for column in columns.points.values() for value in column.values}
+    kinds |= {Mask} if columns.masks else set()
+    there = [(method, kind) for method, kind, target in METHODS if target in kinds]
     found: dict[str, None] = {}
     for own in chain.calls:
         missing = [(method, kind) for method, kind in there if not own.has(method)]

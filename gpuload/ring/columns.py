@@ -32,6 +32,7 @@ __all__ = [
     "SEPARATOR",
     "Block",
     "Collated",
+    "Column",
     "Columns",
     "EncodedImage",
     "ImageColumn",
@@ -284,8 +285,9 @@ class Columns:
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
     def is_plain(self, rows: int) -> bool:
-        """Whether each of `rows` samples is one image of uint8 and small values of builtin types, all in the same
-        places: as nearly always, and then nobody needs to know more of a chunk before its batch is put together."""
+        """Return whether each of `rows` samples is one image of uint8 and small values of builtin types, all in the
+        same places: as nearly always, and then nobody needs to know more of a chunk before its batch is put
+        together."""
         odd = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
         if odd or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
@@ -417,7 +419,7 @@ def _join_entries(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any
 
 
 def _is_builtin(structure: Structure) -> bool:
-    """Whether a structure is of Python's own containers alone."""
+    """Return whether a structure is of Python's own containers alone."""
     if structure == LEAF:
         return True
     _, cls, keys, children = structure
@@ -443,7 +445,7 @@ class TensorBits:
     tv: TVTensor | None = None
 
     def tensor(self) -> Any:
-        """The tensor, over the same memory."""
+        """Return the tensor, over the same memory."""
         import torch
 
         tensor = torch.from_numpy(self.array)

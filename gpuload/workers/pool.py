@@ -47,8 +47,7 @@ from logging import getLogger
 import numpy as np
 
 from gpuload.errors import WorkerError, visible
-from gpuload.ring.affinity import move, running_on
-from gpuload.ring.ring import Ring, standard_streams_taken
+from gpuload.ring.ring import Ring, move, running_on, standard_streams_taken
 from gpuload.workers.counters import place_of
 from gpuload.workers.job import Job
 from gpuload.workers.process import WorkerProcess, check_platform, settings_for

@@ -210,7 +210,7 @@ def test_large_arrays_come_through_the_slot(team):
     assert reply.nbytes >= 2 * 200_000
     assert len(reply.meta) < 2000
     [block] = team_.content(reply).blocks.values()
-    [(three, four)] = block.arrays(team_.ring.view(team_.slots[reply.chunk, reply.attempt]))
+    three, four = block.array(team_.ring.view(team_.slots[reply.chunk, reply.attempt]))
     assert (three == 3).all()
     assert (four == 4).all()
 
