@@ -199,8 +199,8 @@ class Assembly:
 
         if later and finished is not None:
             return Made(None, _tensors([*finished.results, batch_info], DEPTH), rest, warning)
-        made = value()
-        return Made(made, _tensors(made, DEPTH), None, warning)
+        result = value()
+        return Made(result, _tensors(result, DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
         """Return whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`,
@@ -324,17 +324,17 @@ class Assembly:
     def _drawn(self, epoch: int, columns: Columns) -> list[list[Program]]:
         """Return the programs for each column of images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
-        found: list[list[Program]] = []
+        programs: list[list[Program]] = []
         for images in columns.images:
             rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
-            if found and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
-                found.append(found[0])  # the same rows have both, in one size
+            if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
+                programs.append(programs[0])  # the same rows have both, in one size
                 continue
             boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
             draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
             regions = images.table["region_tlhw"]
-            found.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
-        return found
+            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+        return programs
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
         """Return the numbers that say which samples are neighbours."""
@@ -350,12 +350,12 @@ class Assembly:
         """Return the samples, through the `collate_fn` if there is one."""
         samples = samples_of(columns, finished.cells)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
-        given = samples[0] if self._options.single else samples
+        argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
-                return converted(given, partial(columns.name, 0))
+                return converted(argument, partial(columns.name, 0))
         try:
-            value = collate_fn(given)
+            value = collate_fn(argument)
         except Exception as error:
             raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "", kinds_of(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
@@ -368,9 +368,9 @@ class Assembly:
     def _moved(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self._placed(leaf)
-        own: Any = getattr(leaf, "pin_memory", None)
-        if callable(own):
-            return own() if self._options.pin_memory and accelerator.is_available() else leaf
+        pin_memory: Any = getattr(leaf, "pin_memory", None)
+        if callable(pin_memory):
+            return pin_memory() if self._options.pin_memory and accelerator.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
             return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
@@ -410,18 +410,18 @@ def _valid(batch: Batch, columns: Columns) -> np.ndarray:
     return valid
 
 
-def _typed(images: ImageColumn, found: RaggedImages) -> RaggedImages:
+def _typed(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
     """Return images in their dtype: the channels of those that are not uint8 came as their bytes."""
     if not images.kinds:
-        return found
+        return ragged
     dtypes = ["uint8" if kind is None else kind[0] for kind in images.each_kind]
     other = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
     if other is not None:
         raise ValueError(
-            f"the images of a batch must be of one dtype, but {found.labels[0]} is {dtypes[0]} and "
-            f"{found.labels[other]} {dtypes[other]}; convert them in the dataset"
+            f"the images of a batch must be of one dtype, but {ragged.labels[0]} is {dtypes[0]} and "
+            f"{ragged.labels[other]} {dtypes[other]}; convert them in the dataset"
         )
-    return found.viewed(dtypes[0])
+    return ragged.viewed(dtypes[0])
 
 
 def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[str]) -> CollateError:

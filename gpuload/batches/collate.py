@@ -141,14 +141,15 @@ def outline_of(columns: Columns) -> Outline:
 def _marks(columns: Columns) -> list[dict[int, Mark]]:
     """Return what the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly
     always."""
-    found = [("image", number, images) for number, images in enumerate(columns.images)]
-    found += [("mask", 0, masks) for masks in columns.masks]
+    images = [("image", number, column) for number, column in enumerate(columns.images)]
+    images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
-    if all(own.leaf is not None for *_, own in found) and all(column.rows is None for column in points.values()):
-        return [{own.leaf: (kind, number) for kind, number, own in found} | dict.fromkeys(points, POINTS)]  # pyright: ignore
+    marks_of_all = {column.leaf: (kind, number) for kind, number, column in images} | dict.fromkeys(points, POINTS)
+    if None not in marks_of_all and all(column.rows is None for column in points.values()):
+        return [marks_of_all]  # pyright: ignore[reportReturnType]
     marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
-    for kind, number, own in found:
-        for row, leaf in own.places():
+    for kind, number, column in images:
+        for row, leaf in column.places():
             marks[row][leaf] = (kind, number)
     for leaf, column in points.items():
         for row in column.row_numbers.tolist():
@@ -158,21 +159,21 @@ def _marks(columns: Columns) -> list[dict[int, Mark]]:
 
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
     """Return the outline of one sample."""
-    found: list[int | Group] = []
-    outer, _ = _outer(structure, 0, marks, found)
-    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in found]
-    return Outline(outer, kinds, [[entry] for entry in found])
+    leaves: list[int | Group] = []
+    outer, _ = _outer(structure, 0, marks, leaves)
+    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
+    return Outline(outer, kinds, [[entry] for entry in leaves])
 
 
 def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
     return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
-def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
+def _outer(node: Structure, at: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
     """Return the structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after
     the node; `found` takes the leaves."""
     if node == LEAF:
-        found.append(at)
+        leaves.append(at)
         return LEAF, at + 1
     kind, cls, keys, children = node
     starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
@@ -180,9 +181,9 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | G
     if kind == "clip" or (
         kind in ("dict", "dataclass") and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in inside)
     ):
-        found.append(Group(node, at))
+        leaves.append(Group(node, at))
         return LEAF, starts[-1]
-    outer = [_outer(child, leaf, marks, found)[0] for child, leaf in zip(children, starts, strict=False)]
+    outer = [_outer(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
     return (kind, cls, keys, tuple(outer)), starts[-1]
 
 
@@ -269,8 +270,8 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
 
 
 def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
-    own = finished.cells[row]
-    return own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row))
+    cells = finished.cells[row]
+    return cells[leaf] if leaf in cells else unwrapped(columns.values[leaf].get(row))
 
 
 def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:

@@ -125,10 +125,10 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     if mixing.labels_getter is None or pairing.share is None:
         return batch
     labels = find_labels(batch, mixing.labels_getter)
-    own = type(mixing).__name__
+    name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{own}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
+            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
             "labels_getter=… a function that returns the tensor in a batch"
         )
     mixed = mixed_labels(labels, pairing, names)
@@ -136,7 +136,7 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     structure = flatten(batch, leaves)
     if not any(leaf is labels for leaf in leaves):
         raise CollateError(
-            f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
+            f"{name}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
             "must return one of the batch's tensors itself, so that it can be replaced"
         )
     return unflatten(structure, [mixed if leaf is labels else leaf for leaf in leaves])
@@ -145,22 +145,22 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
     """Return soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
     assert pairing.share is not None
-    rows, own, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
+    rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
         raise CollateError(
-            f"{own}: labels must be integers of shape (N,), or numbers of shape (N, classes), got {labels.dtype} of "
+            f"{name}: labels must be integers of shape (N,), or numbers of shape (N, classes), got {labels.dtype} of "
             f"shape {tuple(labels.shape)}"
         )
     if len(labels) != rows:
         raise CollateError(
-            f"{own} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
+            f"{name} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
             "out, or added some; labels must stay in the order of their images"
         )
     if labels.dim() == 1:
-        labels = _one_hot(labels, classes, own, names)
+        labels = _one_hot(labels, classes, name, names)
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
-            f"{own}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
+            f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
             "leave num_classes out, or give this number"
         )
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
@@ -171,17 +171,17 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
     return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
 
 
-def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callable[[int], str]) -> torch.Tensor:
+def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callable[[int], str]) -> torch.Tensor:
     """Return labels (N,) as float32 (N, classes)."""
     if classes is None:
         raise CollateError(
-            f"{own} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
+            f"{name} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
         )
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():  # this waits for labels that are on a CUDA device
         row = int(wrong.int().argmax())
         raise CollateError(
-            f"{own}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
+            f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
             f"0 … {classes - 1}; give the number of classes, or correct the labels"
         )
     soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)

@@ -249,27 +249,27 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     """Return the arrays and lists of a leaf as tensors of one rank and one dtype."""
-    found = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
-    filled = next((tensor for tensor in found if _rank(tensor) and len(tensor)), None)
+    tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
+    filled = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
         if isinstance(leaf, _Numbers) and not leaf and filled is not None:
-            found[row] = filled[:0]  # an empty list has the dtype and the rank of the others
-    first = next(row for row, tensor in enumerate(found) if _rank(tensor))
-    for row, tensor in enumerate(found):
-        if _rank(tensor) != found[first].ndim:
+            tensors[row] = filled[:0]  # an empty list has the dtype and the rank of the others
+    first = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
+    for row, tensor in enumerate(tensors):
+        if _rank(tensor) != tensors[first].ndim:
             what = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
-                f"{_leaf(name)} is of shape {tuple(found[first].shape)} in sample {first} of the batch, but {what} in "
-                f"sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
+                f"{_leaf(name)} is of shape {tuple(tensors[first].shape)} in sample {first} of the batch, but {what} "
+                f"in sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
                 "axis of size 0)"
             )
-    for row, tensor in enumerate(found):
-        if tensor.dtype != found[0].dtype:
+    for row, tensor in enumerate(tensors):
+        if tensor.dtype != tensors[0].dtype:
             raise CollateError(
-                f"{_leaf(name)} is {dtype_of(found[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
+                f"{_leaf(name)} is {dtype_of(tensors[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
                 f"{row}; return arrays of one dtype"
             )
-    return found
+    return tensors
 
 
 def _tensor(leaf: Any, name: str, row: int) -> Any:

@@ -82,13 +82,13 @@ def _move_points(columns: Columns, finished: Finished) -> None:
             points[row][leaf] = value
     moved: list[list[Trail]] = []
     for program in finished.drawn:
-        trails = [trail_of(own.values()) for own in points.values()]
+        trails = [trail_of(targets.values()) for targets in points.values()]
         follow(program, trails)
         moved.append(trails)
     cells, left = finished.cells, []
-    for (row, own), *trails in zip(points.items(), *moved, strict=True):
-        views = [moved_results(own, trail) for trail in trails]
-        cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in own}
+    for (row, targets), *trails in zip(points.items(), *moved, strict=True):
+        views = [moved_results(targets, trail) for trail in trails]
+        cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
         if finished.views is None and columns.fields:
             left += [(row, leaf, entries) for leaf, entries in _left(columns, row, trails[0])]
     values = [
@@ -145,25 +145,25 @@ def left_behind(chain: Chain, columns: Columns) -> str:
     kinds = {type(value) for column in columns.points.values() for value in column.values}
     kinds |= {Mask} if columns.masks else set()
     there = [(method, kind) for method, kind, target in METHODS if target in kinds]
-    found: dict[str, None] = {}
-    for own in chain.calls:
-        missing = [(method, kind) for method, kind in there if not own.has(method)]
-        if not missing or own.moves_pixels is False:
+    warnings: dict[str, None] = {}
+    for call in chain.calls:
+        missing = [(method, kind) for method, kind in there if not call.has(method)]
+        if not missing or call.moves_pixels is False:
             continue
         (method, kind), *_ = missing
-        if own.moves_pixels:
+        if call.moves_pixels:
             raise ValueError(
-                f"{own.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write "
+                f"{call.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write "
                 f"one, or return no {kind}"
             )
-        found[_alone(own.called) if own.per != "images" else (
-            f"{own.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "
+        warnings[_alone(call.called) if call.per != "images" else (
+            f"{call.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "
             "in its class, with moves_pixels = False"
         )] = None  # fmt: skip
     if chain.module is not None:
         last = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        found[_alone(f"{last} at the end of the transforms")] = None
-    return "\n".join(found)
+        warnings[_alone(f"{last} at the end of the transforms")] = None
+    return "\n".join(warnings)
 
 
 def _alone(called: str) -> str:
@@ -179,9 +179,9 @@ def moved_results(values: Mapping[int, Boxes | Keypoints], trail: Trail) -> dict
     results = {}
     for leaf, value in values.items():
         if isinstance(value, Boxes):
-            found = from_xyxy(next(boxes), trail.format or value.format, value.array.dtype)
+            array = from_xyxy(next(boxes), trail.format or value.format, value.array.dtype)
         else:
-            found = next(points).astype(value.array.dtype)
-            found = found if trail.valid is None else found[trail.valid]
-        results[leaf] = torch.from_numpy(np.ascontiguousarray(found))
+            array = next(points).astype(value.array.dtype)
+            array = array if trail.valid is None else array[trail.valid]
+        results[leaf] = torch.from_numpy(np.ascontiguousarray(array))
     return results
