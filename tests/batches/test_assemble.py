@@ -17,6 +17,7 @@ from gpuload.batches.collate import samples_of
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import LENT_SHARE, Ring
+from gpuload.stage.transfer import CpuTransfer
 from gpuload.transforms import Chain
 from gpuload.workers.feed import Feed
 from gpuload.workers.inline import InProcessEngine
@@ -123,6 +124,35 @@ def test_a_forked_child_keeps_what_it_was_forked_with():
         assert os.waitpid(child, 0)[1] == 0
         for fd in (reads, answers, answer):
             os.close(fd)
+
+
+def test_a_batch_larger_than_the_ring_is_copied_from_where_its_chunks_were_moved(monkeypatch):
+    """Without a memory for the whole batch in between, which `load` makes."""
+    monkeypatch.setattr(CpuTransfer, "load", None)
+    with loader(16, ring_bytes=4 * ROW, chunk_size=2) as loader_:
+        for rows, indices in loader_:
+            assert rows.shape == (8, ROW)
+            assert (rows == indices[:, None] % 251).all()
+        assert loader_._session.ring.moved_out
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float32, torch.bfloat16])
+def test_arrays_stay_in_order_whatever_fails(on_error, dtype):
+    def row(index: int) -> torch.Tensor:
+        if index in (0, 5, 6):
+            raise ValueError("bad")
+        return torch.full((3000,), index, dtype=dtype)
+
+    options = {"faults": gl.Faults(on_error=on_error, max_error_rate=1), "chunk_size": 2}
+    with (
+        gl.Loader(Made(lambda index: (row(index), index)), 8, num_workers=0, device="cpu", **options) as loader_,
+        pytest.warns(RuntimeWarning, match="bad"),
+    ):
+        rows, indices = next(iter(loader_))
+    assert rows.dtype == dtype
+    assert rows.shape == (8 if on_error == "replace" else 5, 3000)
+    assert (rows.float() == indices[:, None]).all()
 
 
 def test_a_slot_comes_back_when_the_last_of_its_arrays_is_gone():
