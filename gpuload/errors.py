@@ -12,6 +12,7 @@ of the exception behind it, and the `SampleError` that is raised is of that type
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "TooManyErrors",
     "WorkerError",
     "closest",
+    "import_optional",
     "kinds_of",
     "knows_arguments",
     "one_line",
@@ -255,6 +257,23 @@ def knows_arguments(instead: Callable[[str], str | None]) -> Callable[[Function]
         return checked
 
     return decorate
+
+
+def import_optional(module: str, called: str, extra: str) -> Any:
+    """Import a module of an optional library, for what is `called` so.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"gpuload.{called} needs {library}, which is not installed: pip install 'gpuload[{extra}]'", name=library
+        ) from error
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:

@@ -9,38 +9,77 @@ worker has run it already.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from gpuload.batches.collate import BatchOptions, collate, converted, outline_of, row_of, samples_of
-from gpuload.batches.columns import Finished, columns_of, planned_rows
+from gpuload.batches.collate import BatchOptions, Finished, collate, converted, outline_of, samples_of
 from gpuload.batches.gathering import GatheredTargets
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
-from gpuload.ring.columns import Block, Columns, ImageColumn, entry
+from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
 from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages, accelerator
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.ranges import COPY, named
-from gpuload.stage.upload import upload, views_of
+from gpuload.stage.upload import views_of
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Assembly", "BatchInfo", "Made"]
+__all__ = ["Assembly", "BatchInfo", "Made", "columns_of"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 NOTHING = contextlib.nullcontext()
 LEND_BYTES = 1 << 20  # less is copied
 NO_TENSORS = (int, float, str, bytes, type, type(None))  # there are none in these
+
+
+def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
+    """Return the samples of a batch that loaded, joined from its chunks, in the order of their positions.
+
+    Without faults that is the order of the chunks; substitutes for failed samples come after the others, and skipped
+    samples are missing.
+
+    Args:
+        batch: complete.
+        starts: where the bytes of each of its parts begin, in the memory that offsets count from.
+        spread: blocks become values; they do anyway where there are targets, where samples failed, and where they are
+            not alike.
+    """
+    spec, planned = batch.spec, batch.planned
+    if planned is not None and planned.columns is not None:
+        columns = planned.columns
+    else:
+        chunks = [(part, part.content, start) for part, start in zip(batch.parts, starts, strict=False) if part.samples]
+        contents = [content for _, content, _ in chunks if content is not None]
+        spread = spread or bool(batch.errors) or any(content.has_targets for content in contents)
+        leaves = {leaf for content in contents for leaf in content.blocks} if spread else unlike_blocks(contents)
+        for (part, _, _), content in zip(chunks, contents, strict=True):
+            content.spread(leaves & content.blocks.keys(), part.data)
+        columns = Columns.concat(contents, [start for _, _, start in chunks])
+        if batch.errors:
+            columns.positions = np.concatenate([part.positions[content.rows] for part, content, _ in chunks])  # pyright: ignore
+            columns.indices = [part.indices[row] for part, content, _ in chunks for row in content.rows]  # pyright: ignore
+            return columns.take(np.argsort(planned_rows(batch, columns), kind="stable"))
+    columns.positions, columns.indices = spec.positions, spec.indices
+    return columns
+
+
+def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
+    """Return the row that each sample has in the batch as it was asked for, int64 (N,). Positions of a batch that wraps
+    around are not ascending."""
+    order = np.argsort(batch.spec.positions, kind="stable")
+    return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
 
 class BatchInfo(NamedTuple):
@@ -116,19 +155,26 @@ class Assembly:
         Raises:
             CollateError: the samples cannot be put together.
         """
+        with self._collating():
+            return self._made(batch, info, release)
+
+    @contextlib.contextmanager
+    def _collating(self) -> Iterator[None]:
+        """A context whose time counts as `collate_s`, but for what counts as something else."""
         start, before = perf_counter(), self.copy_s + self.stage_s
-        made = self._made(batch, info, release)
-        self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
-        return made
+        try:
+            yield
+        finally:
+            self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
 
     def _made(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
-        starts = self._transfer.starts(batch)
-        columns, later, finished = columns_of(batch, starts, spread=self._by_row), False, None
+        columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
+        later, finished = False, None
         if columns.collated is not None:
             release()  # it was copied when it was unpickled
-            if (found := columns.collated).error:
-                raise _collate_error(columns, found.error, found.traceback, found.kinds)
-            put = partial(self._on_device, columns.collated.value)
+            if (collated := columns.collated).error:
+                raise _collate_error(columns, collated.error, collated.traceback, collated.kinds)
+            put = partial(self._on_device, collated.value)
         else:
             later = self._transfer.asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
@@ -137,33 +183,28 @@ class Assembly:
         warning = batch.spec.warning
         if columns.has_targets and not (self._warned or warning):
             self._warned, warning = True, left_behind(self._options.chain, columns)
-        batch_info = None
-        if info:
-            with _on_the_cpu():
-                batch_info = self._info(batch, columns)
-        if finished is None or not later:
-            value = put() if batch_info is None else (put(), batch_info)
-            return Made(value, _tensors(value, DEPTH), None, warning)
-        epoch, held = batch.spec.epoch, _tensors([finished.results, batch_info], DEPTH)
+        epoch, batch_info = batch.spec.epoch, self._info(batch, columns) if info else None
+
+        def value() -> Any:
+            return put() if batch_info is None else (put(), batch_info)
 
         def rest() -> Any:
-            start = perf_counter()
-            self._end(epoch, columns, finished, by_row=self._by_row)
-            ended = perf_counter()
-            self.stage_s += ended - start
-            try:
-                return put() if batch_info is None else (put(), batch_info)
-            finally:
-                self.collate_s += perf_counter() - ended
+            assert finished is not None
+            with self._collating():
+                start = perf_counter()
+                self._end(epoch, columns, finished, by_row=self._by_row)
+                self.stage_s += perf_counter() - start
+                return value()
 
-        return Made(None, held, rest, warning)
+        if later and finished is not None:
+            return Made(None, _tensors([*finished.results, batch_info], DEPTH), rest, warning)
+        result = value()
+        return Made(result, _tensors(result, DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
-        """Whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`, or what
-        ends the transforms."""
-        if self._options.collate_fn is not None:
-            return True
-        return self._options.chain.ends_in_state and bool(columns.images)
+        """Return whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`,
+        or what ends the transforms."""
+        return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
         """For a complete batch, return a plan to be made and what a worker reads for it; None: it is planned here."""
@@ -171,22 +212,21 @@ class Assembly:
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
             chunks = []
-            planned.columns = columns = columns_of(batch, planned.starts, spread=self._by_row)
+            planned.columns = columns = columns_of(batch, planned.starts, spread=False)
             images = columns.images
             if columns.has_targets or len(images) != 1 or images[0].kinds or images[0].rows is not None:
                 return None
         return planned, planned.request(chunks)
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """The batch that the user gets, of its finished columns; `outline` None: row by row."""
+        """Return the batch that the user gets, of its finished columns; `outline` None: row by row."""
         if outline is None:
             return self._on_device(self._collated(columns, finished))
         pairing, options = finished.pairing, self._options
         # Labels are checked and mixed before they go to the device, to avoid waiting for it.
         first = self._placed if pairing is None else lambda tensor: tensor
         with _on_the_cpu():
-            views, ragged = options.chain.views, options.ragged
-            value = collate(columns, outline, finished, views=views, ragged=ragged, to_device=first)
+            value = collate(columns, outline, finished, ragged=options.ragged, to_device=first)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
@@ -194,11 +234,14 @@ class Assembly:
     ) -> Finished:
         """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
         `last`: also do what `_end` does."""
-        one_by_one = by_row or columns.has_targets or self._options.chain.gathers  # else no row has a cell of its own
+        chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
+        one_by_one = by_row or columns.has_targets or chain.gathers  # else no row has a cell of its own
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
-        finished = Finished(cells, pairing=self._pairing(batch, columns))
-        lends = self._lends and columns.images and not (columns.has_targets or batch.on_device)
-        loads = bool(columns.blocks or (columns.images and not lends))
+        finished = Finished(chain.views, cells)
+        if chain.mixing is not None:
+            finished.pairing = Pairing(chain.mixing, partners_of(self._numbers(batch, columns)))
+        lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
+        loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
         start = perf_counter()
         with named(COPY):
             pixels, starts = self._transfer.load(batch, release) if loads else (None, [])
@@ -208,156 +251,125 @@ class Assembly:
         def bytes_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
 
-        def pixels_of(images: ImageColumn) -> RaggedImages:
-            return _typed(images, bytes_of(images)) if images.kinds else bytes_of(images)
-
-        gathered: list[Gathered] | None = None
-        planned = batch.planned
-        if planned is not None and pixels is not None:
+        gathered = None
+        if (planned := batch.planned) is not None:
+            assert pixels is not None
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
-            if self._transfer.asynchronous and not by_row:  # copied, or whoever keeps labels would keep the pixels
-                finished.placed.update((leaf, array.clone()) for leaf, array in leaves.items())
-        for number, images in enumerate(columns.images):
-            if planned is not None:
-                finished.images.append(self._stage(pixels_of(images), planned, last=False))
-                continue
-            if number and _of_one_size(images, columns.images[0]):
-                drawn = finished.drawn
-            else:
-                drawn = self._drawn(batch.spec.epoch, columns, images)
-            finished.drawn = finished.drawn or drawn
-            finished.sizes_hw.append([program.results_hw for program in drawn])
-            if self._options.chain.gathers and gathered is None:
-                self._gathering = self._gathering or GatheredTargets(self._options.chain, self._stage.device)
-                gathered = self._gathering(columns, finished, drawn[0], self._numbers(batch, columns), bytes_of)
-            if lends:
-                self._stage.check(pixels_of(images), drawn[0])
-            else:
-                finished.images.append(self._images(columns, images, pixels_of, drawn, finished.pairing, gathered))
-        if lends:
-            assert self._pool is not None
-            finished.images = _lent_images(self._transfer, batch, columns, self._pool)
+            if self._transfer.asynchronous:  # copied, or whoever keeps labels would keep the pixels
+                finished.whole.update((leaf, array.clone()) for leaf, array in leaves.items())
+            finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
+        else:
+            finished.programs = self._drawn(epoch, columns)
+            if chain.gathers and columns.images:
+                self._gathering = self._gathering or GatheredTargets(chain, self._stage.device)
+                gathered = self._gathering(columns, finished, self._numbers(batch, columns), bytes_of)
+            for images, programs in zip(columns.images, finished.programs, strict=True):
+                ragged = _typed(images, bytes_of(images))
+                if lends:
+                    self._stage.check(ragged, programs[0])
+                else:
+                    finished.images.append(self._images(columns, images, ragged, programs, finished.pairing, gathered))
+            if lends and pool is not None:
+                finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if last:
-            self._end(batch.spec.epoch, columns, finished, by_row=by_row)
+            self._end(epoch, columns, finished, by_row=by_row)
         if columns.has_targets and gathered is None:
-            self._targets = self._targets or TargetStage(self._options.chain, self._stage.device)
-            self._targets(columns, finished, finished.drawn, bytes_of)
+            self._targets = self._targets or TargetStage(chain, self._stage.device)
+            self._targets(columns, finished, bytes_of)
         self.stage_s += perf_counter() - loaded
-        if columns.blocks and not columns.images and self._pool is not None:
-            finished.whole |= _lent_blocks(self._transfer, batch, columns)
-        for leaf in columns.blocks.keys() - finished.whole.keys():
+        if columns.blocks and pool is not None:
+            finished.whole |= _host_blocks(self._transfer, batch, columns, pool)
+        elif columns.blocks:
             assert pixels is not None
-            finished.whole[leaf] = _stacked(columns.blocks[leaf], pixels, self._pool)
+            finished.whole |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
         if not loads:
             release()  # all that is in the slots is copied or lent
         return finished
 
     def _end(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
         """Call the module at the end of the transforms with the images, on the current stream, and give rows theirs."""
-        views = self._options.chain.views
         if self._options.chain.module is not None:
-            for number, made in enumerate(finished.images):
-                ended = [
-                    self._stage.call_last(one, self._module_seed(epoch, columns, view))
-                    for view, one in enumerate([made] if views is None else made)
+            for number, views in enumerate(finished.images):
+                finished.images[number] = [
+                    self._stage.call_last(images, self._module_seed(epoch, columns, view))
+                    for view, images in enumerate(views)
                 ]
-                finished.images[number] = ended[0] if views is None else ended
         if by_row or columns.has_targets:
-            for images, made, sizes in zip(columns.images, finished.images, finished.sizes_hw, strict=True):
+            for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
                 for at, (row, leaf) in enumerate(images.places()):
-                    finished.cells[row][leaf] = row_of(made, views, at, sizes)
+                    results = [_row_of(own, at, program) for own, program in zip(views, programs, strict=True)]
+                    finished.cells[row][leaf] = finished.of_views(results)
 
     def _images(
         self,
         columns: Columns,
         images: ImageColumn,
-        pixels_of: Callable[[ImageColumn], RaggedImages],
-        drawn: Sequence[Program],
+        ragged: RaggedImages,
+        programs: Sequence[Program],
         pairing: Pairing | None,
         gathered: list[Gathered] | None,
-    ) -> Any:
-        """The images of a column, finished but for `_end`; `pairing`, if they are mixed, gives partners and takes
-        shares; `gathered`, if they are put together, says of what."""
+    ) -> list[Any]:
+        """Return the images of a column for each view, finished but for `_end`; `pairing`, if they are mixed, gives
+        partners and takes shares; `gathered`, if they are put together, says of what."""
         if pairing is not None:
-            self._pair(drawn[0], columns, images, pairing)
-        partners, pixels = None if pairing is None else pairing.partners, pixels_of(images)
-        views = [
-            self._stage(
-                *pixels.through(draws),
-                view=view,
-                partners=partners,
-                gathered=gathered,
-                last=False,
-            )
-            for view, draws in enumerate(drawn)
-        ]
-        return views[0] if self._options.chain.views is None else views
-
-    def _drawn(self, epoch: int, columns: Columns, images: ImageColumn) -> list[Program]:
-        """The programs for images, one for each view."""
-        chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
-        boxes = columns.boxes(images.row_numbers.tolist()) if chain.reads_boxes else None
-        positions = columns.positions if images.rows is None else columns.positions[images.rows]
-        sizes, regions = images.table["size_hw"], images.table["region_tlhw"]
+            pairing.take(programs[0], columns, images)
+        partners = None if pairing is None else pairing.partners
         return [
-            chain.draw(key, positions, sizes, boxes, view=view, regions_tlhw=regions)
-            for view in range(len(chain.lines))
+            self._stage(*ragged.through(program), view=view, partners=partners, gathered=gathered, last=False)
+            for view, program in enumerate(programs)
         ]
 
-    def _pairing(self, batch: Batch, columns: Columns) -> Pairing | None:
-        """The partners of a batch, if the transforms mix images."""
-        mixing = self._options.chain.mixing
-        return None if mixing is None else Pairing(mixing, partners_of(self._numbers(batch, columns)))
+    def _drawn(self, epoch: int, columns: Columns) -> list[list[Program]]:
+        """Return the programs for each column of images, one for each view."""
+        chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
+        programs: list[list[Program]] = []
+        for images in columns.images:
+            rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
+            if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
+                programs.append(programs[0])  # the same rows have both, in one size
+                continue
+            boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
+            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
+            regions = images.table["region_tlhw"]
+            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+        return programs
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """The numbers that say which samples are neighbours."""
-        if self._options.planned:
-            return columns.positions
-        return planned_rows(batch, columns)
+        """Return the numbers that say which samples are neighbours."""
+        return columns.positions if self._options.planned else planned_rows(batch, columns)
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
-        """The seed of torch's generators for the module at the end of the transforms, from the batch's first position,
-        which is the same when an epoch is resumed."""
+        """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
+        position, which is the same when an epoch is resumed."""
         key = philox.epoch_key(self._options.seed, epoch)
         return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
-    def _pair(self, draws: Program, columns: Columns, images: ImageColumn, pairing: Pairing) -> None:
-        """Give `pairing` the shares drawn for images."""
-        if (which := images.rows) is not None:
-            missing = int(np.setdiff1d(np.arange(len(columns)), which)[0])
-            raise CollateError(
-                f"{type(pairing.mixing).__name__} mixes the images of all samples of a batch, but "
-                f"{columns.name(missing)} has fewer images than {columns.name(int(which[0]))}; let all samples have "
-                "the same number"
-            )
-        pairing.take(draws, columns.name)
-
     def _collated(self, columns: Columns, finished: Finished) -> Any:
-        """The samples, through the `collate_fn` if there is one."""
+        """Return the samples, through the `collate_fn` if there is one."""
         samples = samples_of(columns, finished.cells)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
-        given = samples[0] if self._options.single else samples
+        argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):
-                return converted(given, partial(columns.name, 0))
+                return converted(argument, partial(columns.name, 0))
         try:
-            value = collate_fn(given)
+            value = collate_fn(argument)
         except Exception as error:
             raise _collate_error(columns, one_line(f"{type(error).__name__}: {error}"), "", kinds_of(error)) from error
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
-        """A collated batch with its tensors on the device; other objects stay, pinned by their own ``pin_memory()`` if
+        """Bring a collated batch's tensors to the device; other objects stay, pinned by their own ``pin_memory()`` if
         that was asked for."""
         return tree_map(self._moved, value)
 
     def _moved(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self._placed(leaf)
-        own: Any = getattr(leaf, "pin_memory", None)
-        if callable(own):
-            return own() if self._options.pin_memory and accelerator.is_available() else leaf
+        pin_memory: Any = getattr(leaf, "pin_memory", None)
+        if callable(pin_memory):
+            return pin_memory() if self._options.pin_memory and accelerator.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
             return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
@@ -370,18 +382,19 @@ class Assembly:
         return self._transfer.place(tensor)
 
     def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
-        plain, place = all(isinstance(index, int | np.integer) for index in columns.indices), self._placed
-        return BatchInfo(
-            batch.spec.epoch,
-            batch.spec.step,
-            place(torch.from_numpy(columns.positions.copy())),
-            place(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
-            place(torch.from_numpy(_valid(batch, columns))),
-        )
+        plain = all(isinstance(index, int | np.integer) for index in columns.indices)
+        with _on_the_cpu():
+            return BatchInfo(
+                batch.spec.epoch,
+                batch.spec.step,
+                self._placed(torch.from_numpy(columns.positions.copy())),
+                self._placed(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
+                self._placed(torch.from_numpy(_valid(batch, columns))),
+            )
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """New tensors are the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
+    """Make new tensors the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
     return NOTHING if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
@@ -396,23 +409,18 @@ def _valid(batch: Batch, columns: Columns) -> np.ndarray:
     return valid
 
 
-def _of_one_size(images: ImageColumn, others: ImageColumn) -> bool:
-    """Whether the same rows have both images, in one size, so that both have the same draws."""
-    return np.array_equal(images.row_numbers, others.row_numbers) and np.array_equal(
-        images.table["size_hw"], others.table["size_hw"]
-    )
-
-
-def _typed(images: ImageColumn, found: RaggedImages) -> RaggedImages:
-    """Return images that are not uint8, whose channels came as their bytes."""
+def _typed(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
+    """Return images in their dtype: the channels of those that are not uint8 came as their bytes."""
+    if not images.kinds:
+        return ragged
     dtypes = ["uint8" if kind is None else kind[0] for kind in images.each_kind]
     other = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
     if other is not None:
         raise ValueError(
-            f"the images of a batch must be of one dtype, but {found.labels[0]} is {dtypes[0]} and "
-            f"{found.labels[other]} {dtypes[other]}; convert them in the dataset"
+            f"the images of a batch must be of one dtype, but {ragged.labels[0]} is {dtypes[0]} and "
+            f"{ragged.labels[other]} {dtypes[other]}; convert them in the dataset"
         )
-    return found.viewed(dtypes[0])
+    return ragged.viewed(dtypes[0])
 
 
 def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[str]) -> CollateError:
@@ -423,30 +431,34 @@ def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[
     )
 
 
+def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
+    """Return one image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). Its size is the program's, on
+    the host: the sizes beside the images may be on a device."""
+    if isinstance(images, tuple):
+        height, width = program.results_hw[row].tolist()
+        return images[0][row][:, :height, :width]
+    return images[row]
+
+
 def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
-    """All tensors in a batch, also in attributes of a user's own objects."""
-    found = []
-    if type(value) is list:  # as nearly all batches are; to take one apart as a tree takes longer
-        for own in value:
-            if isinstance(own, torch.Tensor):
-                found.append(own)
-            elif not isinstance(own, NO_TENSORS):
-                found += _tensors(own, depth)
-        return found
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, Mapping | list | tuple | set):  # of a class of the user's own
-            inner = list(leaf.values()) if isinstance(leaf, Mapping) else list(leaf)
-            found += _tensors(inner, depth - 1) if depth else []
-        elif depth and not isinstance(leaf, NO_TENSORS):
-            inner: Any = getattr(leaf, "__dict__", None)
-            if isinstance(inner, Mapping):
-                found += _tensors(list(inner.values()), depth - 1)
-            elif slots := getattr(type(leaf), "__slots__", None):
-                names = (slots,) if isinstance(slots, str) else slots
-                found += _tensors([getattr(leaf, name, None) for name in names], depth - 1)
-    return found
+    """Return all tensors in a batch, also in attributes of a user's own objects."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, NO_TENSORS):
+        return []
+    if not isinstance(value, dict | list | tuple):
+        depth -= 1
+    if depth < 0:
+        return []
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, list | tuple | set | deque):
+        inner = value
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+        slots = getattr(type(value), "__slots__", ())
+        inner += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return [tensor for own in inner for tensor in _tensors(own, depth)]
 
 
 class _Names(Sequence[str]):
@@ -468,19 +480,31 @@ class _Names(Sequence[str]):
 # transfer refuses that, and on other devices, the bytes are copied.
 
 
-def _lent_blocks(transfer: Any, batch: Batch, columns: Columns) -> dict[int, torch.Tensor]:
-    """Return the batch's blocks as views of its slot, if one slot has them all and lending is worth it; else none."""
+def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
+    """Return the batch's blocks as tensors N×…: views of its slot, if one slot has them all and lending is worth it,
+    else copies in memory of the `pool`."""
     parts = [(part, start) for part, start in zip(batch.parts, transfer.starts(batch), strict=False) if part.samples]
-    if len(parts) != 1 or any(block.rows is not None for block in columns.blocks.values()):
-        return {}
-    [(part, start)] = parts
-    if not _worth_lending(part):
-        return {}
-    assert part.data is not None
-    arrays = {leaf: block.arrays(part.data, start)[0] for leaf, block in columns.blocks.items()}
-    if not transfer.lend(part, list(arrays.values())):
-        return {}
-    return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, array in arrays.items()}
+    arrays = {
+        leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore
+        for leaf, block in columns.blocks.items()
+    }
+    lends = len(parts) == 1 and not columns.images and _worth_lending(parts[0][0])
+    if lends and transfer.lend(parts[0][0], [array for [array] in arrays.values()]):
+        return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
+    copies = {}
+    for leaf, block in columns.blocks.items():
+        pieces = [_as_tensor(array, block) for array in arrays[leaf]]
+        copies[leaf] = pool.empty((sum(map(len, pieces)), *block.shape), pieces[0].dtype)
+        torch.cat(pieces, out=copies[leaf])
+    return copies
+
+
+def _device_block(block: Block, pixels: torch.Tensor) -> torch.Tensor:
+    """Return a block as one tensor N×…, from the batch's memory on the device."""
+    dtype = getattr(torch, block.torch_dtype or block.dtype)
+    row_bytes = prod(block.shape) * dtype.itemsize
+    pieces = [pixels[at : at + n * row_bytes].view(dtype).view(n, *block.shape) for at, n in block.pieces]
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
@@ -526,19 +550,3 @@ def _worth_lending(part: Part) -> bool:
     if part.data is None or part.slot is None:
         return False
     return part.used_bytes >= max(LEND_BYTES, part.slot.capacity_bytes // 4)
-
-
-def _stacked(block: Block, pixels: torch.Tensor, pool: OutputPool | None) -> torch.Tensor:
-    """Return a leaf in blocks as one tensor, N×…, from the batch's memory: on the CPU in memory of the `pool`."""
-    dtype = getattr(torch, block.torch_dtype or block.dtype)
-    views = [
-        pixels[at : at + count * block.row_bytes].view(dtype).view(count, *block.shape) for at, count in block.pieces
-    ]
-    if pool is None:
-        whole = torch.cat(views) if len(views) > 1 else views[0]
-        return whole if block.rows is None else whole[upload(block.rows, whole.device)]
-    whole, at = pool.empty((sum(map(len, views)), *block.shape), dtype), 0
-    for view in views:
-        whole[at : at + len(view)] = view
-        at += len(view)
-    return whole if block.rows is None else whole[torch.from_numpy(block.rows)]

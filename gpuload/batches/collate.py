@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate, default_convert
 
-from gpuload.batches.columns import Finished
+from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.tree import (
@@ -37,17 +37,18 @@ from gpuload.datasets.tree import (
 )
 from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
-from gpuload.ring.columns import Columns, TensorBits
+from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.upload import upload
-from gpuload.transforms import Chain
+from gpuload.transforms import Chain, Program
 
-__all__ = ["BatchOptions", "Outline", "collate", "converted", "outline_of", "row_of", "samples_of", "unwrapped"]
+__all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # "image" and its number in the sample, or "clip" and that of its first frame; or "mask", "points", "group" and 0
 Mark = tuple[str, int]
 GROUP: Mark = ("group", 0)  # a container that becomes a list, one for each image
+POINTS: Mark = ("points", 0)
 Ragged = Literal["error", "list", "pad"]
 
 
@@ -93,6 +94,42 @@ class BatchOptions:
 
 
 @dataclass(slots=True)
+class Finished:
+    """The finished columns of a batch.
+
+    Attributes:
+        views: how many a `MultiView` makes; None without one.
+        cells: of each row the leaves finished one by one, by number.
+        whole: leaves finished for all rows at once: blocks; masks of equal shapes as one tensor; integers that a worker
+            has placed beside its plan.
+        images: for each of `Columns.images`, for each view, the stage's result.
+        programs: for each of `Columns.images`, for each view, what was drawn; none if a worker has planned it.
+        pairing: how they were mixed, if they were.
+    """
+
+    views: int | None
+    cells: list[dict[int, Any]]
+    whole: dict[int, Any] = field(default_factory=dict)
+    images: list[list[Any]] = field(default_factory=list)
+    programs: Sequence[Sequence[Program]] = ()
+    pairing: Pairing | None = None
+
+    @property
+    def drawn(self) -> Sequence[Program]:
+        """What was drawn for the first images, for each view."""
+        return self.programs[0] if self.programs else ()
+
+    @property
+    def results(self) -> list[Any]:
+        """All that may be on the device."""
+        return [self.images, self.cells, self.whole]
+
+    def of_views(self, results: Sequence[Any]) -> Any:
+        """Return what a batch holds of a result for each view: the result itself if there is no `MultiView`."""
+        return results[0] if self.views is None else list(results)
+
+
+@dataclass(slots=True)
 class Group:
     """A container that becomes a list, or a clip: its structure, and its first leaf."""
 
@@ -116,92 +153,88 @@ class Outline:
 
 
 def outline_of(columns: Columns) -> Outline:
-    """The outline of a batch.
+    """Return the outline of a batch.
 
     Raises:
         CollateError: samples differ in structure, or in where their images are; the message names two of them.
     """
-    if (own := _marks_of_all(columns)) is not None:
-        outline = _outline(columns.structure(0), own)
-        return Outline(outline.structure, outline.marks, [leaves * len(columns) for leaves in outline.leaves])
-    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
-    for kind, found in (("image", columns.images), ("mask", columns.masks)):
-        for number, images in enumerate(found):
-            for row, leaf in images.places():
-                marks[row][leaf] = (kind, number if kind == "image" else 0)
-    for leaf, column in columns.points.items():
-        for row, _ in column.items():
-            marks[row][leaf] = ("points", 0)
-    outlines = [_outline(columns.structure(0), marks[0])]
-    alike = len(columns.structures) == 1
-    for row, own in enumerate(marks[1:], 1):
-        outline = outlines[0] if alike and own == marks[0] else _outline(columns.structure(row), own)
+    marks = _marks(columns)
+    structures = columns.structures
+    outlines = [_outline(structures[0], marks[0])]
+    for row in range(1, max(len(marks), len(structures))):
+        own, structure = entry(marks, row), entry(structures, row)
+        known = own == marks[0] and structure == structures[0]
+        outline = outlines[0] if known else _outline(structure, own)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
-                f"{columns.name(0)} is {_shown(outlines[0], columns.structure(0))}, but {columns.name(row)} is "
-                f"{_shown(outline, columns.structure(row))}"
+                f"{columns.name(0)} is {_shown(outlines[0], structures[0])}, but {columns.name(row)} is "
+                f"{_shown(outline, structure)}"
                 f"{difference(outlines[0].structure, outline.structure)}: all samples of a batch must have the same "
                 "structure, with their images in the same places"
                 f"{outside}; let the dataset return one form"
             )
         outlines.append(outline)
-    leaves = [[leaf for own in column for leaf in own] for column in zip(*(o.leaves for o in outlines), strict=True)]
+    leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
+    if len(outlines) == 1:
+        leaves = [own * len(columns) for own in leaves]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
 
 
-def _marks_of_all(columns: Columns) -> dict[int, Mark] | None:
-    """What the leaves of each sample are, if that is the same in all rows, as nearly always; else None."""
-    marks: dict[int, Mark] = {}
-    if len(columns.structures) > 1 or any(column.rows is not None for column in columns.points.values()):
-        return None
-    for kind, found in (("image", columns.images), ("mask", columns.masks)):
-        for number, images in enumerate(found):
-            if (leaf := images.leaf) is None:
-                return None
-            marks[leaf] = (kind, number if kind == "image" else 0)
-    return marks | dict.fromkeys(columns.points, ("points", 0))
+def _marks(columns: Columns) -> list[dict[int, Mark]]:
+    """Return what the leaves of each sample are, by number; once for all if it is the same in all rows, as nearly
+    always."""
+    images = [("image", number, column) for number, column in enumerate(columns.images)]
+    images += [("mask", 0, column) for column in columns.masks]
+    points = columns.points
+    marks_of_all = {column.leaf: (kind, number) for kind, number, column in images} | dict.fromkeys(points, POINTS)
+    if None not in marks_of_all and all(column.rows is None for column in points.values()):
+        return [marks_of_all]  # pyright: ignore[reportReturnType]
+    marks: list[dict[int, Mark]] = [{} for _ in range(len(columns))]
+    for kind, number, column in images:
+        for row, leaf in column.places():
+            marks[row][leaf] = (kind, number)
+    for leaf, column in points.items():
+        for row in column.row_numbers.tolist():
+            marks[row][leaf] = POINTS
+    return marks
 
 
 def _outline(structure: Structure, marks: dict[int, Mark]) -> Outline:
-    """The outline of one sample."""
-    found: list[int | Group] = []
-    outer, _ = _outer(structure, 0, marks, found)
-    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in found]
-    return Outline(outer, kinds, [[entry] for entry in found])
+    """Return the outline of one sample."""
+    leaves: list[int | Group] = []
+    outer, _ = _outer(structure, 0, marks, leaves)
+    kinds = [_mark(entry, marks) if isinstance(entry, Group) else marks.get(entry) for entry in leaves]
+    return Outline(outer, kinds, [[entry] for entry in leaves])
 
 
 def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
     return ("clip", marks[group.leaf][1]) if group.node[0] == "clip" else GROUP
 
 
-def _outer(node: Structure, at: int, marks: dict[int, Mark], found: list[int | Group]) -> tuple[Structure, int]:
-    """The structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after the
-    node; `found` takes the leaves."""
+def _outer(node: Structure, at: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
+    """Return the structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after
+    the node; `found` takes the leaves."""
     if node == LEAF:
-        found.append(at)
+        leaves.append(at)
         return LEAF, at + 1
     kind, cls, keys, children = node
     starts = list(itertools.accumulate(map(leaf_count, children), initial=at))
     inside = zip(children, starts, strict=False)
     if kind == "clip" or (
-        kind in ("dict", "dataclass")
-        and any(child == LEAF and marks.get(leaf) == ("points", 0) for child, leaf in inside)
+        kind in ("dict", "dataclass") and any(child == LEAF and marks.get(leaf) == POINTS for child, leaf in inside)
     ):
-        found.append(Group(node, at))
+        leaves.append(Group(node, at))
         return LEAF, starts[-1]
-    outer = [_outer(child, leaf, marks, found)[0] for child, leaf in zip(children, starts, strict=False)]
+    outer = [_outer(child, leaf, marks, leaves)[0] for child, leaf in zip(children, starts, strict=False)]
     return (kind, cls, keys, tuple(outer)), starts[-1]
 
 
-def collate(
-    columns: Columns, outline: Outline, finished: Finished, *, views: int | None, ragged: str, to_device: ToDevice
-) -> Any:
+def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: str, to_device: ToDevice) -> Any:
     """Build the batch.
 
     Args:
         columns, outline, finished: the batch as columns, its form, and its finished columns.
-        views: of a `MultiView`.
         ragged: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
@@ -210,7 +243,6 @@ def collate(
             samples.
     """
     ready: dict[int, Any] = {}
-    placed: dict[int, Any] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
         if kind == "group":
@@ -220,26 +252,20 @@ def collate(
             ]
             continue
         if kind == "clip":
-            ready[number] = _clips(columns, finished, leaves, image, views)
+            ready[number] = _clips(columns, finished, leaves, image)
             continue
-        alike = leaves.count(leaves[0]) == len(leaves)
-        whole = finished.whole.get(leaves[0]) if alike else None
-        if alike and leaves[0] in finished.placed:
-            placed[number] = finished.placed[leaves[0]]
-        elif kind == "image":
-            ready[number] = finished.images[image]
+        whole = finished.whole.get(leaves[0]) if leaves.count(leaves[0]) == len(leaves) else None
+        if kind == "image":
+            ready[number] = finished.of_views(finished.images[image])
         elif kind == "mask" and (whole is None or ragged != "error"):
-            masks = _cells(columns, finished, leaves)
-            together = [masks] if views is None else zip(*masks, strict=True)
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-            made = [_masks(view, names, ragged) for view in together]
-            ready[number] = made[0] if views is None else made
+            masks = _of_each_view(columns, finished, leaves)
+            ready[number] = finished.of_views([_masks(view, names, ragged) for view in masks])
         elif whole is not None:
             ready[number] = whole
         elif kind == "points":
-            points = _cells(columns, finished, leaves)
-            ready[number] = points if views is None else [list(view) for view in zip(*points, strict=True)]
-    ready = _moved(ready, to_device) | placed
+            ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
+    ready = _moved(ready, to_device)
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -277,19 +303,8 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
     return samples
 
 
-def row_of(batch: Any, views: int | None, row: int, sizes_hw: Sequence[np.ndarray]) -> Any:
-    """One image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes); of each view the `sizes_hw` of its
-    images are given on the host, since those beside the images may be on a device."""
-    if views is not None:
-        return [row_of(view, None, row, [sizes]) for view, sizes in zip(batch, sizes_hw, strict=True)]
-    if isinstance(batch, tuple):
-        height, width = sizes_hw[0][row].tolist()
-        return batch[0][row][:, :height, :width]
-    return batch[row]
-
-
 def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]:
-    """A leaf of all rows: finished, or its values."""
+    """Return a leaf of all rows: finished, or its values."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
@@ -298,8 +313,14 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
 
 
 def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
-    own = finished.cells[row]
-    return own[leaf] if leaf in own else unwrapped(columns.values[leaf].get(row))
+    cells = finished.cells[row]
+    return cells[leaf] if leaf in cells else unwrapped(columns.values[leaf].get(row))
+
+
+def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
+    """Return a leaf of all rows, for each view."""
+    cells = _cells(columns, finished, leaves)
+    return [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
 
 
 def _shown(outline: Outline, structure: Structure) -> str:
@@ -337,8 +358,8 @@ def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice,
     return to_device(result) if isinstance(result, torch.Tensor) else result
 
 
-def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int, views: int | None) -> Any:
-    """The clips of a batch, whose frames are finished image columns from number `first` on."""
+def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int) -> Any:
+    """Return the clips of a batch, whose frames are finished image columns from number `first` on."""
     lengths = [len(clip.node[3]) for clip in clips]
     other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
     if other is not None:
@@ -347,7 +368,7 @@ def _clips(columns: Columns, finished: Finished, clips: list[Group], first: int,
             f"{columns.name(other)} {lengths[other]}; cut them to one length in the dataset, or pass a collate_fn"
         )
     frames = finished.images[first : first + lengths[0]]
-    return _clip(frames) if views is None else [_clip(view) for view in zip(*frames, strict=True)]
+    return finished.of_views([_clip(view) for view in zip(*frames, strict=True)])
 
 
 def _clip(frames: Sequence[Any]) -> Any:
@@ -362,7 +383,7 @@ def _clip(frames: Sequence[Any]) -> Any:
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     if isinstance(column[0], os.PathLike):
         return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
-    if other := next(filter(None, map(_remedy_for, column)), None):
+    if other := next(filter(None, map(remedy_for, column)), None):
         return other
     if all(shapes) and len({len(shape) for shape in shapes}) == 1:
         how = f"pad({name!r})" if name else "pad_collate"
@@ -374,16 +395,12 @@ def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
     return "return values of one shape, of types that torch's default_collate knows"
 
 
-def _remedy_for(value: Any) -> str | None:
-    return remedy_for(value.dtype) if isinstance(value, np.ndarray) else None
-
-
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def converted(value: Any, name: Callable[[], str]) -> Any:
-    """A sample, or a part of one, with its arrays as tensors, as `default_convert` does.
+    """Return a sample, or a part of one, with its arrays as tensors, as `default_convert` does.
 
     Raises:
         CollateError: no tensor holds one of its arrays; the message has the sample's `name`.
@@ -391,16 +408,16 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
     try:
         return default_convert(value)
     except (TypeError, RuntimeError, ValueError) as error:
-        leaf = next(filter(_remedy_for, tree_leaves(value)), None)
+        leaf = next(filter(remedy_for, tree_leaves(value)), None)
         what = "" if leaf is None else f": it has a {_kind(leaf)}"
-        remedy = _remedy_for(leaf) or "return arrays of numbers"
+        remedy = remedy_for(leaf) or "return arrays of numbers"
         raise CollateError(
             f"{name()} cannot be turned into tensors{what} ({error}); {remedy}", kinds_of(error)
         ) from error
 
 
 def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str) -> Any:
-    """The masks of a batch, in the form of its images; `names` are for errors."""
+    """Return the masks of a batch, in the form of its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
     shapes = [tuple(mask.shape) for mask in masks]
@@ -427,10 +444,8 @@ def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ra
 
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
-    """All tensors on the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    plain = set(map(type, ready.values())) <= {torch.Tensor}
-    leaves = ready.values() if plain else tree_leaves(ready)
-    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
+    here = [leaf for leaf in tree_leaves(ready) if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not here:
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -451,4 +466,4 @@ def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
             return there[id(value)] if id(value) in there else to_device(value)
         return value
 
-    return {number: move(value) for number, value in ready.items()} if plain else tree_map(move, ready)
+    return tree_map(move, ready)

@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.batches.collate import unwrapped
-from gpuload.batches.columns import Finished
-from gpuload.batches.targets import moved_result, taken, trail_of
-from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.batches.collate import Finished, unwrapped
+from gpuload.batches.targets import moved_results, taken, trail_of
+from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
-from gpuload.ring.columns import Columns, ImageColumn, entry
+from gpuload.ring.columns import Column, Columns, ImageColumn, entry
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
 from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
 from gpuload.stage.masks import MaskStage, check_fill
 from gpuload.stage.upload import upload_together
-from gpuload.transforms import Chain, Program
+from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import image_table
 from gpuload.transforms.program.gathers import Paste, Tile
 from gpuload.transforms.program.targets import Trail, follow
@@ -61,7 +60,6 @@ class GatheredTargets:
         self,
         columns: Columns,
         finished: Finished,
-        program: Program,
         numbers: np.ndarray,
         pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> list[Gathered]:
@@ -70,8 +68,7 @@ class GatheredTargets:
 
         Args:
             columns: the batch, without blocks.
-            finished: takes the results.
-            program: of the images.
+            finished: has what was drawn, and takes the results.
             numbers: int64 (N,), which samples are neighbours: number XOR 1, 2, 3.
             pixels_of: gives the pixels of masks.
 
@@ -81,30 +78,25 @@ class GatheredTargets:
         self._check(columns)
         fields = set(columns.fields[0]) if columns.fields else set()
         points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
-        scenes = [
-            Scene(
-                trail_of([values[row] for values in points.values()]),
-                {},
-                {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()},
-            )
-            for row in range(len(columns))
-        ]
+        scenes = []
+        for row in range(len(columns)):
+            values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
+            scenes.append(Scene(trail_of([own[row] for own in points.values()]), {}, values))
         dots = [leaf for leaf, values in points.items() if isinstance(values[0], Keypoints)]
         owned = [leaf in fields for leaf in dots]  # which keypoints belong to boxes
+        program = finished.drawn[0]
         first, found = 0, []
-        pixels: dict[int, tuple[RaggedImages, Sequence[tuple[str, int]]]] | None = {
-            masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks
-        }
+        pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
         for number, record in [*gather_records(program), (len(program.records), None)]:
             part = program.part(first, number)
-            if pixels is None:
+            if first:
                 pixels = {leaf: _ragged([scene.masks[leaf] for scene in scenes]) for leaf in scenes[0].masks}
             for leaf, (ragged, kinds) in pixels.items() if part.records or not first else ():
                 for scene, mask in zip(scenes, self._stage(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             follow(part, [scene.trail for scene in scenes])
             _settle(scenes, fields, owned)
-            pixels, first = None, number + 1
+            first = number + 1
             if isinstance(record, Tile):
                 rows = groups_of(numbers, 4)
                 scenes = _tiled(record, rows, scenes, fields, owned)
@@ -114,34 +106,27 @@ class GatheredTargets:
                 scenes, covered = _pasted(record, rows, scenes, fields, owned)
                 found.append(Gathered(rows, covered))
         for row, scene in enumerate(scenes):
-            number = {Boxes: 0, Keypoints: 0}
-            for leaf, values in points.items():
-                finished.cells[row][leaf] = moved_result(values[row], scene.trail, number[type(values[row])])
-                number[type(values[row])] += 1
-            finished.cells[row] |= scene.masks | scene.values
+            own = {leaf: values[row] for leaf, values in points.items()}
+            finished.cells[row] |= moved_results(own, scene.trail) | scene.masks | scene.values
         for leaf in fields:
             finished.whole.pop(leaf, None)
         return found
 
     def _check(self, columns: Columns) -> None:
         """Refuse samples that cannot be put together."""
-        count = len(columns)
-        if len(columns.structures) > 1:
-            other = next(row for row in range(count) if columns.structure(row) != columns.structure(0))
+        rows = range(len(columns))
+        other = next((row for row in rows if columns.structure(row) != columns.structure(0)), None)
+        if other is not None:
             self._refuse(columns, other, "have different structures")
         for images in columns.images:
             if images.rows is not None:
-                other = int(np.setdiff1d(np.arange(count), images.rows)[0])
-                self._refuse(columns, other, "have different numbers of images")
+                self._refuse(columns, _lacking(images, rows), "have different numbers of images")
         for masks in columns.masks:
             if masks.leaf is None:
-                differ = (row for row in range(count) if row not in masks.row_numbers)
-                self._refuse(columns, next(differ, 1), "have their masks at different leaves")
+                self._refuse(columns, _lacking(masks, rows), "have their masks at different leaves")
         for column in columns.points.values():
-            rows = range(count) if column.rows is None else column.rows
-            kinds = {type(value) for value in column.values}
-            if len(rows) != count or len(kinds) > 1:
-                self._refuse(columns, next((row for row in range(count) if row not in rows), 1), "have other targets")
+            if column.rows is not None or len(set(map(type, column.values))) > 1:
+                self._refuse(columns, _lacking(column, rows), "have other targets")
         other = next((row for row, own in enumerate(columns.fields) if own != columns.fields[0]), None)
         if other is not None:
             one, two = (", ".join(map(str, entry(columns.fields, row))) or "none" for row in (0, other))
@@ -158,6 +143,11 @@ class GatheredTargets:
             f"{self._name} puts the samples of a batch together, but {columns.name(first)} and {columns.name(other)} "
             f"{what}; let the dataset return one form, with empty arrays where there is nothing"
         )
+
+
+def _lacking(column: Column, rows: range) -> int:
+    """Return the first of these rows that has no entry in a column; 1 if all have one."""
+    return next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1)
 
 
 def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
@@ -177,7 +167,7 @@ def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) ->
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Rows one after the other. An array without rows says nothing of their dtype and shape."""
+    """Join rows one after the other. An array without rows says nothing of their dtype and shape."""
     full = [part for part in parts if len(part)] or list(parts[:1])
     if isinstance(full[0], torch.Tensor):
         return torch.cat(full)
@@ -190,7 +180,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 def _tiled(
     record: Tile, groups: np.ndarray, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]
 ) -> list[Scene]:
-    """The scenes, each with those of its group."""
+    """Return the scenes, each with those of its group."""
     rows = np.take_along_axis(groups, record.order, axis=1)
     corners, shown = record.places(rows)
     found: list[Scene] = []
@@ -201,20 +191,8 @@ def _tiled(
             kept_of.append([])
             continue
         four = [scenes[other] for other in rows[row].tolist()]
-        boxes, kept, points = [], [], []
-        for scene, corner, (top, left, height, width) in zip(four, corners[row], shown[row].tolist(), strict=True):
-            shift = corner[::-1]
-            moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
-            moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
-            seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
-            kept.append(seen[0] if seen else np.arange(0))
-            boxes.append([boxes[rest] for boxes, rest in zip(moved, seen, strict=True)])
-            points.append(
-                [
-                    (dots[kept[-1]] if goes else dots) + shift
-                    for dots, goes in zip(scene.trail.points, owned, strict=True)
-                ]
-            )
+        parts = [_quadrant(*part, owned) for part in zip(four, corners[row], shown[row].tolist(), strict=True)]
+        kept, boxes, points = map(list, zip(*parts, strict=True))
         trail = Trail(
             [_joined(parts) for parts in zip(*boxes, strict=True)],
             [_joined(parts) for parts in zip(*points, strict=True)],
@@ -237,6 +215,19 @@ def _tiled(
     return found
 
 
+def _quadrant(
+    scene: Scene, corner: np.ndarray, shown_tlhw: Sequence[int], owned: Sequence[bool]
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Return which boxes of a scene are left in the part that is shown of it, these boxes, and the points."""
+    (top, left, height, width), shift = shown_tlhw, corner[::-1]
+    moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
+    moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
+    seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
+    kept = seen[0] if seen else np.arange(0)
+    points = [(dots[kept] if goes else dots) + shift for dots, goes in zip(scene.trail.points, owned, strict=True)]
+    return kept, [boxes[rest] for boxes, rest in zip(moved, seen, strict=True)], points
+
+
 def _instances(
     record: Tile,
     rows: np.ndarray,
@@ -245,7 +236,7 @@ def _instances(
     masks: Sequence[torch.Tensor],
     kept_of: Sequence[Sequence[np.ndarray]],
 ) -> list[torch.Tensor]:
-    """Masks of instances: each on a plane of its own, 0 outside its image."""
+    """Return masks of instances: each on a plane of its own, 0 outside its image."""
     found = []
     shown_masks = (
         (masks[other], rest)
@@ -271,7 +262,7 @@ def _instances(
 
 
 def _semantic(record: Tile, groups: np.ndarray, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Masks of whole images, put together as these are."""
+    """Return masks of whole images, put together as these are."""
     for row, (mask, group) in enumerate(zip(masks, groups.tolist(), strict=True)):
         for other in group:
             if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
@@ -294,7 +285,7 @@ def _semantic(record: Tile, groups: np.ndarray, masks: Sequence[torch.Tensor]) -
 def _pasted(
     record: Paste, groups: np.ndarray, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]
 ) -> tuple[list[Scene], list[torch.Tensor | None]]:
-    """The scenes, each with instances of its partner, and where these are, bool H×W."""
+    """Return the scenes, each with instances of its partner, and where these are, bool H×W."""
     [leaf] = [leaf for leaf in scenes[0].masks if leaf in fields]
     covered: list[torch.Tensor | None] = [None] * len(scenes)
     chosen = _chosen(record, groups[:, 1], scenes)
@@ -337,7 +328,7 @@ def _pasted(
 
 
 def _chosen(record: Paste, partners: np.ndarray, scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
-    """For each image that something is pasted onto, which instances of its partner; those with an area."""
+    """Choose, for each image that something is pasted onto, instances of its partner that have an area."""
     found = {}
     for row, partner in enumerate(partners.tolist()):
         boxes = scenes[partner].trail.boxes[0]
@@ -355,8 +346,8 @@ def _chosen(record: Paste, partners: np.ndarray, scenes: Sequence[Scene]) -> dic
 def _remains(
     masks: dict[int, torch.Tensor], covered: Sequence[torch.Tensor | None]
 ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each of these images: which of its instances lose pixels, which have some left, and the smallest boxes around
-    these, int64 (n, 4). One copy from the device for all of them."""
+    """Return for each of these images which of its instances lose pixels, which have some left, and the smallest boxes
+    around these, int64 (n, 4). One copy from the device for all of them."""
     found = []
     for row, mask in masks.items():
         under = covered[row]
@@ -389,7 +380,7 @@ def _remains(
 
 
 def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
-    """Masks …×H×W in a size, by Pillow's nearest pixel."""
+    """Return masks …×H×W in a size, by Pillow's nearest pixel."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks
     places = [
@@ -400,7 +391,7 @@ def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
 
 
 def _ragged(masks: Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
-    """Masks as images whose channels are their bytes, as they come from workers; and their kinds."""
+    """Return masks as images whose channels are their bytes, as they come from workers; and their kinds."""
     flat, shapes = [], []
     for mask in masks:
         planes = mask if mask.dim() == 3 else mask[None]

@@ -8,14 +8,15 @@ they are collated and before they go to the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.datasets.tree import mapping_like
+from gpuload.datasets.tree import flatten, unflatten
 from gpuload.errors import CollateError
+from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage.upload import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
@@ -36,12 +37,19 @@ class Pairing:
     partners: np.ndarray
     share: np.ndarray | None = None
 
-    def take(self, program: Program, names: Callable[[int], str]) -> None:
+    def take(self, program: Program, columns: Columns, images: ImageColumn) -> None:
         """Take the shares drawn for an image of each sample.
 
         Raises:
-            CollateError: the images of a sample have different shares.
+            CollateError: a sample lacks this image, or the images of a sample have different shares.
         """
+        if images.rows is not None:
+            missing = int(np.setdiff1d(np.arange(len(columns)), images.rows)[0])
+            raise CollateError(
+                f"{type(self.mixing).__name__} mixes the images of all samples of a batch, but "
+                f"{columns.name(missing)} has fewer images than {columns.name(int(images.rows[0]))}; let all samples "
+                "have the same number"
+            )
         mix = program.mix
         assert mix is not None
         alone = self.partners == np.arange(len(self.partners))
@@ -49,15 +57,15 @@ class Pairing:
         if self.share is not None and not np.array_equal(share, self.share):
             row = int((share != self.share).argmax())
             raise CollateError(
-                f"the images of {names(row)} have different sizes, so {type(self.mixing).__name__} mixes them with "
-                f"shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a crop "
-                "or Resize of one size"
+                f"the images of {columns.name(row)} have different sizes, so {type(self.mixing).__name__} mixes them "
+                f"with shares {self.share[row]:.3f} and {share[row]:.3f}, but there is one label; let both end with a "
+                "crop or Resize of one size"
             )
         self.share = share
 
 
 def partners_of(numbers: np.ndarray) -> np.ndarray:
-    """The row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
+    """Return the row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
 
     If a number appears twice, in a batch that is filled up, only the first has a partner.
 
@@ -77,7 +85,7 @@ def partners_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
-    """The labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
+    """Return the labels in a batch: by a function, or where torchvision's `labels_getter` looks by default.
 
     That is the second entry of a tuple or list, if it is a tensor. In a mapping (the batch, or its second entry) it is
     the key "labels", else the first key with "label" in it, in upper or lower case.
@@ -103,7 +111,7 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
 
 
 def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
-    """The batch with its labels mixed: float, (N, num_classes).
+    """Return the batch with its labels mixed: float, (N, num_classes).
 
     Args:
         batch: collated; its labels are integers (N,), or numbers (N, classes).
@@ -117,41 +125,42 @@ def soften(batch: Any, pairing: Pairing, names: Callable[[int], str]) -> Any:
     if mixing.labels_getter is None or pairing.share is None:
         return batch
     labels = find_labels(batch, mixing.labels_getter)
-    own = type(mixing).__name__
+    name = type(mixing).__name__
     if not isinstance(labels, torch.Tensor):
         raise CollateError(
-            f"{own}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
+            f"{name}: the labels must be a tensor, got {_shown(labels)}; let the dataset return a number, or give "
             "labels_getter=… a function that returns the tensor in a batch"
         )
     mixed = mixed_labels(labels, pairing, names)
-    changed = _replaced(batch, labels, mixed)
-    if changed is batch:
+    leaves: list[Any] = []
+    structure = flatten(batch, leaves)
+    if not any(leaf is labels for leaf in leaves):
         raise CollateError(
-            f"{own}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
+            f"{name}(labels_getter=…) returned a tensor of shape {tuple(labels.shape)} that is not in the batch; it "
             "must return one of the batch's tensors itself, so that it can be replaced"
         )
-    return changed
+    return unflatten(structure, [mixed if leaf is labels else leaf for leaf in leaves])
 
 
 def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], str]) -> torch.Tensor:
-    """Soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
+    """Return soft labels (N, classes): sums of each sample's label and its partner's, weighted by their shares."""
     assert pairing.share is not None
-    rows, own, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
+    rows, name, classes = len(pairing.partners), type(pairing.mixing).__name__, pairing.mixing.num_classes
     if labels.dim() not in (1, 2) or (labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)):
         raise CollateError(
-            f"{own}: labels must be integers of shape (N,), or numbers of shape (N, classes), got {labels.dtype} of "
+            f"{name}: labels must be integers of shape (N,), or numbers of shape (N, classes), got {labels.dtype} of "
             f"shape {tuple(labels.shape)}"
         )
     if len(labels) != rows:
         raise CollateError(
-            f"{own} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
+            f"{name} mixed {rows} images, but there are {len(labels)} labels in the batch: the collate_fn left some "
             "out, or added some; labels must stay in the order of their images"
         )
     if labels.dim() == 1:
-        labels = _one_hot(labels, classes, own, names)
+        labels = _one_hot(labels, classes, name, names)
     elif classes is not None and labels.shape[1] != classes:
         raise CollateError(
-            f"{own}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
+            f"{name}(num_classes={classes}) got labels of shape {tuple(labels.shape)}, of {labels.shape[1]} classes; "
             "leave num_classes out, or give this number"
         )
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
@@ -162,46 +171,25 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
     return (soft[partners].mul_((1 - share).float()).add_(soft * share.float())).to(dtype)
 
 
-def _one_hot(labels: torch.Tensor, classes: int | None, own: str, names: Callable[[int], str]) -> torch.Tensor:
-    """Labels (N,) as float32 (N, classes)."""
+def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callable[[int], str]) -> torch.Tensor:
+    """Return labels (N,) as float32 (N, classes)."""
     if classes is None:
         raise CollateError(
-            f"{own} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
+            f"{name} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
         )
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():  # this waits for labels that are on a CUDA device
         row = int(wrong.int().argmax())
         raise CollateError(
-            f"{own}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
+            f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "
             f"0 … {classes - 1}; give the number of classes, or correct the labels"
         )
     soft = torch.zeros(len(labels), classes, dtype=torch.float32, device=labels.device)
     return soft.scatter_(1, labels.to(torch.int64)[:, None], 1.0)
 
 
-def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    """The value with one of its tensors replaced by another; the value itself if that is not in it."""
-    if value is old:
-        return new
-    if isinstance(value, Mapping):
-        items = {key: _replaced(item, old, new) for key, item in value.items()}
-        if all(items[key] is value[key] for key in items):
-            return value
-        return items if type(value) is dict else mapping_like(type(value), items)
-    if isinstance(value, list | tuple):
-        items = [_replaced(item, old, new) for item in value]
-        if all(item is before for item, before in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        before = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        items = {name: _replaced(item, old, new) for name, item in before.items()}
-        return value if all(items[name] is before[name] for name in items) else replace(value, **items)
-    return value
-
-
 def _shown(value: Any) -> str:
-    """A short description, for errors."""
+    """Return a short description, for errors."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

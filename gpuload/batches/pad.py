@@ -54,7 +54,7 @@ class Padded(NamedTuple):
 def pad(
     *names: str | int, to: Shape | Mapping[str, Shape] | None = None, value: float | Mapping[str, float] = 0
 ) -> Callable[[Sequence[Any]], Any]:
-    """A `collate_fn` that pads the leaves of these names alone, and puts all others together as ``default_collate``.
+    """Make a `collate_fn` that pads the leaves of these names alone, and puts all others together as `default_collate`.
 
     As in ``gl.Loader(dataset, 32, collate_fn=gl.pad("caption"))``: images come as one tensor, captions as `Padded`. A
     leaf that is named may also be a list of numbers, as tokenizers give it.
@@ -249,27 +249,27 @@ def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Pa
 
 def _tensors(column: Sequence[Any], name: str) -> list[torch.Tensor]:
     """Return the arrays and lists of a leaf as tensors of one rank and one dtype."""
-    found = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
-    filled = next((tensor for tensor in found if _rank(tensor) and len(tensor)), None)
+    tensors = [_tensor(leaf, name, row) for row, leaf in enumerate(column)]
+    filled = next((tensor for tensor in tensors if _rank(tensor) and len(tensor)), None)
     for row, leaf in enumerate(column):
         if isinstance(leaf, _Numbers) and not leaf and filled is not None:
-            found[row] = filled[:0]  # an empty list has the dtype and the rank of the others
-    first = next(row for row, tensor in enumerate(found) if _rank(tensor))
-    for row, tensor in enumerate(found):
-        if _rank(tensor) != found[first].ndim:
+            tensors[row] = filled[:0]  # an empty list has the dtype and the rank of the others
+    first = next(row for row, tensor in enumerate(tensors) if _rank(tensor))
+    for row, tensor in enumerate(tensors):
+        if _rank(tensor) != tensors[first].ndim:
             what = f"of shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"of type {type(tensor).__name__}"
             raise CollateError(
-                f"{_leaf(name)} is of shape {tuple(found[first].shape)} in sample {first} of the batch, but {what} in "
-                f"sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
+                f"{_leaf(name)} is of shape {tuple(tensors[first].shape)} in sample {first} of the batch, but {what} "
+                f"in sample {row}: padding keeps the number of axes; return arrays of one rank (for none, one with an "
                 "axis of size 0)"
             )
-    for row, tensor in enumerate(found):
-        if tensor.dtype != found[0].dtype:
+    for row, tensor in enumerate(tensors):
+        if tensor.dtype != tensors[0].dtype:
             raise CollateError(
-                f"{_leaf(name)} is {dtype_of(found[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
+                f"{_leaf(name)} is {dtype_of(tensors[0])} in sample 0 of the batch, but {dtype_of(tensor)} in sample "
                 f"{row}; return arrays of one dtype"
             )
-    return found
+    return tensors
 
 
 def _tensor(leaf: Any, name: str, row: int) -> Any:
@@ -289,7 +289,7 @@ def _tensor(leaf: Any, name: str, row: int) -> Any:
                 f"{_leaf(name)} of sample {row} of the batch is a list that is no array of numbers ({error}); "
                 "return numbers, in lists of one length where lists hold lists"
             ) from error
-        remedy = remedy_for(leaf.dtype) or "return numbers"
+        remedy = remedy_for(leaf) or "return numbers"
         raise CollateError(
             f"{_leaf(name)} of sample {row} of the batch is an array of {leaf.dtype}, which no tensor holds ({error}); "
             f"{remedy}"
@@ -301,8 +301,11 @@ def _rank(leaf: Any) -> int:
     return leaf.ndim if isinstance(leaf, np.ndarray) or is_tensor(leaf) else 0
 
 
-def remedy_for(dtype: np.dtype) -> str | None:
-    """Return what to write for an array whose dtype no tensor has; None for numbers as torch has them."""
+def remedy_for(value: Any) -> str | None:
+    """Return what to write for an array whose dtype no tensor has; None for anything else."""
+    if not isinstance(value, np.ndarray):
+        return None
+    dtype = value.dtype
     if dtype.kind in "USO":
         return "return x.tolist(), whose texts and objects stay in a list, or numbers"
     if dtype.kind in "mM":

@@ -7,25 +7,27 @@ that the worker found to belong to them, too (`gpuload.workers.box_fields`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.batches.collate import unwrapped
-from gpuload.batches.columns import Finished
+from gpuload.batches.collate import Finished, unwrapped
 from gpuload.datasets.box_formats import from_xyxy, to_xyxy
-from gpuload.datasets.sample import Boxes, Keypoints
+from gpuload.datasets.sample import Boxes, Keypoints, Mask
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.upload import upload_together
-from gpuload.transforms import Chain, Program
+from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "left_behind", "moved_result", "taken", "trail_of"]
+__all__ = ["TargetStage", "left_behind", "moved_results", "taken", "trail_of"]
+
+# What a transform of the user's own needs for targets: the method, their name, and their type.
+METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
 
 
 class TargetStage:
@@ -37,14 +39,12 @@ class TargetStage:
     """
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
-        self._views = chain.views
         self._masks = MaskStage(device)
 
     def __call__(
         self,
         columns: Columns,
         finished: Finished,
-        drawn: Sequence[Program],
         pixels_of: Callable[[ImageColumn], RaggedImages],
     ) -> None:
         """Move the targets of a batch, into `finished`.
@@ -55,79 +55,64 @@ class TargetStage:
 
         Args:
             columns: the batch, without blocks.
-            finished: takes the results.
-            drawn: for each view the draws for the rows with images, in order.
+            finished: has what was drawn, and takes the results.
             pixels_of: gives the pixels of masks.
         """
         for masks in columns.masks:
-            self._move_masks(columns, finished, drawn, masks, pixels_of(masks))
+            self._move_masks(columns, finished, masks, pixels_of(masks))
         if columns.points:
-            self._move_points(columns, finished, drawn)
+            _move_points(columns, finished)
 
-    def _move_masks(
-        self, columns: Columns, finished: Finished, drawn: Sequence[Program], masks: ImageColumn, pixels: RaggedImages
-    ) -> None:
+    def _move_masks(self, columns: Columns, finished: Finished, masks: ImageColumn, pixels: RaggedImages) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
-        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in drawn]
+        views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in finished.drawn]
         each = zip(*(found for found, _ in views), strict=True)
         for (row, leaf), results in zip(masks.places(), each, strict=True):
-            finished.cells[row][leaf] = self._viewed(results)
+            finished.cells[row][leaf] = finished.of_views(results)
         leaf, tensors = masks.leaf, [one for _, one in views if one is not None]
         if leaf is not None and len(tensors) == len(views):
-            finished.whole[leaf] = self._viewed(tensors)
+            finished.whole[leaf] = finished.of_views(tensors)
 
-    def _move_points(self, columns: Columns, finished: Finished, drawn: Sequence[Program]) -> None:
-        """Boxes and keypoints, and the belongings of boxes that are left out."""
-        having = columns.images[0].row_numbers.tolist()
-        points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in having}
-        for leaf in sorted(columns.points):
-            for row, value in columns.points[leaf].items():
-                points[row][leaf] = value
-        moved: list[list[Trail]] = []
-        for program in drawn:
-            trails = [trail_of(own.values()) for own in points.values()]
-            follow(program, trails)
-            moved.append(trails)
-        left: list[tuple[int, int, np.ndarray]] = []
-        for (row, own), *trails in zip(points.items(), *moved, strict=True):
-            number = {Boxes: 0, Keypoints: 0}
-            for leaf, value in own.items():
-                at = number[type(value)]
-                number[type(value)] += 1
-                finished.cells[row][leaf] = self._viewed([moved_result(value, trail, at) for trail in trails])
-            if self._views is None and columns.fields:
-                left += self._left(columns, finished, row, trails[0])
-        cells = finished.cells
-        values = [
-            cells[row][leaf] if leaf in cells[row] else unwrapped(columns.values[leaf].get(row))
-            for row, leaf, _ in left
-        ]
-        for (row, leaf, _), value in zip(
-            left, taken(zip(values, (some for *_, some in left), strict=True)), strict=True
-        ):
-            cells[row][leaf] = value
 
-    def _left(
-        self, columns: Columns, finished: Finished, row: int, trail: Trail
-    ) -> Iterator[tuple[int, int, np.ndarray]]:
-        """What belongs to boxes and keypoints of a row, if some were left out: the row, the leaf, and which entries are
-        left."""
-        valid = None if trail.valid is None else np.flatnonzero(trail.valid)
-        for leaf in entry(columns.fields, row):
-            leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
-            if left is None:
-                continue
-            finished.whole.pop(leaf, None)
-            own = columns.points.get(leaf)
-            if own is None or not isinstance(own.get(row), Boxes):
-                yield row, leaf, left
+def _move_points(columns: Columns, finished: Finished) -> None:
+    """Move boxes and keypoints, and leave out what belongs to those that are left out."""
+    points: dict[int, dict[int, Boxes | Keypoints]] = {row: {} for row in columns.images[0].row_numbers.tolist()}
+    for leaf in sorted(columns.points):
+        for row, value in columns.points[leaf].items():
+            points[row][leaf] = value
+    moved: list[list[Trail]] = []
+    for program in finished.drawn:
+        trails = [trail_of(targets.values()) for targets in points.values()]
+        follow(program, trails)
+        moved.append(trails)
+    cells, left = finished.cells, []
+    for (row, targets), *trails in zip(points.items(), *moved, strict=True):
+        views = [moved_results(targets, trail) for trail in trails]
+        cells[row] |= {leaf: finished.of_views([results[leaf] for results in views]) for leaf in targets}
+        if finished.views is None and columns.fields:
+            left += [(row, leaf, entries) for leaf, entries in _left(columns, row, trails[0])]
+    values = [
+        (cells[row][leaf] if leaf in cells[row] else unwrapped(columns.values[leaf].get(row)), entries)
+        for row, leaf, entries in left
+    ]
+    for (row, leaf, _), value in zip(left, taken(values), strict=True):
+        finished.whole.pop(leaf, None)
+        cells[row][leaf] = value
 
-    def _viewed(self, results: Sequence[Any]) -> Any:
-        return results[0] if self._views is None else list(results)
+
+def _left(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.ndarray]]:
+    """Return what belongs to boxes and keypoints of a row, if some were left out: the leaf, and which entries are
+    left."""
+    valid = None if trail.valid is None else np.flatnonzero(trail.valid)
+    for leaf in entry(columns.fields, row):
+        leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
+        own = columns.points.get(leaf)
+        if left is not None and (own is None or not isinstance(own.get(row), Boxes)):
+            yield leaf, left
 
 
 def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
-    """Some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
+    """Give some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
     copy."""
     entries = list(entries)
     there = [(value.device, rows) for value, rows in entries if isinstance(value, torch.Tensor) and not value.is_cpu]
@@ -140,49 +125,45 @@ def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
 
 
 def trail_of(values: Iterable[Boxes | Keypoints]) -> Trail:
-    """The boxes and keypoints of a sample, ready to be moved."""
-    values = list(values)
-    return Trail(
-        [to_xyxy(value.array, value.format) for value in values if isinstance(value, Boxes)],
-        [_wide(value.array) for value in values if isinstance(value, Keypoints)],
-    )
+    """Return the boxes and keypoints of a sample, ready to be moved."""
+    trail = Trail([])
+    for value in values:
+        if isinstance(value, Boxes):
+            trail.boxes.append(to_xyxy(value.array, value.format))
+        else:
+            kind = np.int64 if np.issubdtype(value.array.dtype, np.integer) else np.float64
+            trail.points.append(value.array.astype(kind))
+    return trail
 
 
 def left_behind(chain: Chain, columns: Columns) -> str:
-    """A warning that what is the user's own may move the images of a batch, but not its targets; or nothing.
+    """Return a warning that what is the user's own may move the images of a batch, but not its targets; or nothing.
 
     Raises:
         ValueError: it says that it moves pixels, and has no method for targets that there are.
     """
-    points = [value for column in columns.points.values() for _, value in column.items()]
-    there = [
-        (method, kind)
-        for method, kind, given in (
-            ("apply_masks", "masks", bool(columns.masks)),
-            ("apply_boxes", "boxes", any(isinstance(value, Boxes) for value in points)),
-            ("apply_keypoints", "keypoints", any(isinstance(value, Keypoints) for value in points)),
-        )
-        if given
-    ]
-    found: dict[str, None] = {}
-    for own in chain.calls:
-        missing = [(method, kind) for method, kind in there if not own.has(method)]
-        if not missing or own.moves_pixels is False:
+    kinds = {type(value) for column in columns.points.values() for value in column.values}
+    kinds |= {Mask} if columns.masks else set()
+    there = [(method, kind) for method, kind, target in METHODS if target in kinds]
+    warnings: dict[str, None] = {}
+    for call in chain.calls:
+        missing = [(method, kind) for method, kind in there if not call.has(method)]
+        if not missing or call.moves_pixels is False:
             continue
         (method, kind), *_ = missing
-        if own.moves_pixels:
+        if call.moves_pixels:
             raise ValueError(
-                f"{own.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write "
+                f"{call.called} moves pixels (moves_pixels = True) and has no {method}, but there are {kind}; write "
                 f"one, or return no {kind}"
             )
-        found[_alone(own.called) if own.per != "images" else (
-            f"{own.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "
+        warnings[_alone(call.called) if call.per != "images" else (
+            f"{call.called} has no {method}: {kind} stay where they are. If it moves pixels, write one; if not, say so "
             "in its class, with moves_pixels = False"
         )] = None  # fmt: skip
     if chain.module is not None:
         last = f"the module {chain.module_name}" if is_module(chain.module) else chain.last
-        found[_alone(f"{last} at the end of the transforms")] = None
-    return "\n".join(found)
+        warnings[_alone(f"{last} at the end of the transforms")] = None
+    return "\n".join(warnings)
 
 
 def _alone(called: str) -> str:
@@ -192,15 +173,15 @@ def _alone(called: str) -> str:
     )
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.float64)
-
-
-def moved_result(value: Boxes | Keypoints, trail: Trail, number: int) -> torch.Tensor:
-    """What becomes of a leaf, the boxes or keypoints `number` of a trail, in its own format and dtype."""
-    if isinstance(value, Boxes):
-        found = from_xyxy(trail.boxes[number], trail.format or value.format, value.array.dtype)
-    else:
-        found = trail.points[number].astype(value.array.dtype)
-        found = found if trail.valid is None else found[trail.valid]
-    return torch.from_numpy(np.ascontiguousarray(found))
+def moved_results(values: Mapping[int, Boxes | Keypoints], trail: Trail) -> dict[int, torch.Tensor]:
+    """Return what becomes of a sample's boxes and keypoints, by leaf, each in its own format and dtype."""
+    boxes, points = iter(trail.boxes), iter(trail.points)
+    results = {}
+    for leaf, value in values.items():
+        if isinstance(value, Boxes):
+            array = from_xyxy(next(boxes), trail.format or value.format, value.array.dtype)
+        else:
+            array = next(points).astype(value.array.dtype)
+            array = array if trail.valid is None else array[trail.valid]
+        results[leaf] = torch.from_numpy(np.ascontiguousarray(array))
+    return results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -16,7 +17,17 @@ import numpy as np
 from gpuload.datasets.sample import Boxes, Keypoints, Mask
 from gpuload.errors import one_line
 
-__all__ = ["CocoTargets", "JsonLists", "as_lists", "chosen", "is_in", "unknown_categories", "unmatched", "whole"]
+__all__ = [
+    "CocoTargets",
+    "JsonLists",
+    "as_lists",
+    "chosen",
+    "image_path",
+    "is_in",
+    "unknown_categories",
+    "unmatched",
+    "whole",
+]
 
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
@@ -280,6 +291,30 @@ def is_in(value: Any, ids: Collection[Any]) -> bool:
         return value in ids
     except TypeError:  # a list, say
         return False
+
+
+def image_path(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
+    """Return the path of an image. Its name comes from a data file.
+
+    Raises:
+        ValueError: it is no name of a file, or leads out of the root.
+    """
+    try:
+        usable = b"\0" not in os.fsencode(file_name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"the COCO image {key!r} has the file name {file_name!r}, which no file can have; correct the file of "
+            "annotations"
+        )
+    path = os.path.abspath(os.path.join(root, file_name))
+    if not path.startswith(os.path.join(os.path.abspath(root), "")):
+        raise ValueError(
+            f"the COCO image {key!r} has the file name {file_name!r}, which leads out of {os.fspath(root)!r}; "
+            "give the dataset a root that holds all its images"
+        )
+    return path
 
 
 def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:

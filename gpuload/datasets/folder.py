@@ -8,92 +8,24 @@ million ImageNet-like paths with their labels take 360 MB.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.base import ImageFileDataset, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
-from gpuload.datasets.files import EXTENSIONS, read_file, will_read
-from gpuload.datasets.joined import Joined, from_start, has_samples
-from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths, full_path
-from gpuload.datasets.sample import MODES, Encoded, Mode
-from gpuload.datasets.scan import Scanner, scanned
-from gpuload.datasets.stores.opening import client, is_url, named, read_whole, remote_for
+from gpuload.datasets.paths import Paths
+from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.scan import Scanner
+from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
-
-
-class _Images:
-    """What all datasets of image files share."""
-
-    mode: Mode
-    paths: Paths
-    """The full path of each image, as str."""
-    _remote: Remote | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def root(self) -> str:
-        """The folder, as an absolute path."""
-        return self.paths.root
-
-    def _scanned(self, scanner: Any, folder: str, asked: list[Any], scan: Callable[[], Any]) -> dict[str, np.ndarray]:
-        """What a scan of the folder finds; of a local one it may be kept."""
-        found = scan() if self._remote is not None else scanned(scanner, folder, asked, scan)
-        left_out = scanner.left_out if self._remote is not None else LeftOut.of(found)
-        left_out.log(folder)
-        return found
-
-    def _encoded(self, index: int) -> Encoded:
-        path = self.paths[index]
-        if self._remote is None:
-            return Encoded(read_file(path), self.mode, path)
-        return Encoded(self._fetched([path])[0], self.mode, named(path))
-
-    def will_need(self, indices: Iterable[SupportsIndex]) -> None:
-        """Let the kernel read the files of these samples, which are asked for soon."""
-        if self._remote is None:
-            for index in indices:
-                will_read(self.paths[self._from_start(index)])
-
-    def _fetched(self, paths: list[str]) -> list[bytes]:
-        return read_whole(paths, self._remote)
-
-    def _with(self, number: int, image: Encoded) -> Any:
-        """The sample of an image; as ``self[number]`` gives it."""
-        raise NotImplementedError
-
-    @property
-    def __getitems__(self) -> Any:
-        """Samples of several indices, fetched together: of URLs alone, since files are better read one by one, each
-        before it is decoded."""
-        if self._remote is None:
-            raise AttributeError("__getitems__")
-        return self._fetch_many
-
-    def _fetch_many(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        numbers = [self._from_start(index) for index in indices]
-        paths = [self.paths[number] for number in numbers]
-        found = zip(self._fetched(paths), paths, strict=True)
-        images = [Encoded(data, self.mode, named(path)) for data, path in found]
-        return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
-
-    def _from_start(self, index: SupportsIndex) -> int:
-        if type(index) is int and 0 <= index < len(self.paths):
-            return index
-        return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 class _Samples(Sequence[tuple[str, int]]):
@@ -111,7 +43,7 @@ class _Samples(Sequence[tuple[str, int]]):
         return self._paths[index], int(self._labels[index])
 
 
-class ImageFolder(_Images):
+class ImageFolder(ImageFileDataset):
     """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
 
     Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
@@ -169,8 +101,8 @@ class ImageFolder(_Images):
         storage_options: StorageOptions = None,
     ) -> None:
         given = class_names(classes)
-        self.mode = _checked_mode(mode)
-        folder, endings = _existing(root), _checked_extensions(extensions)
+        self.mode = check_mode(mode)
+        folder, endings = existing_folder(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         scanner = _scanner(folder, self._remote, endings, follow_links)
 
@@ -233,7 +165,7 @@ class ImageFolder(_Images):
         return f"ImageFolder({self.root!r}: {len(self)} images in {len(self.classes)} classes)"
 
 
-class ImageFiles(_Images):
+class ImageFiles(ImageFileDataset):
     """All images in a folder, at any depth, without labels.
 
     Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names. What
@@ -264,8 +196,8 @@ class ImageFiles(_Images):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        self.mode = _checked_mode(mode)
-        folder, endings = _existing(root), _checked_extensions(extensions)
+        self.mode = check_mode(mode)
+        folder, endings = existing_folder(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         scanner = _scanner(folder, self._remote, endings, follow_links)
 
@@ -320,18 +252,6 @@ def _scanner(folder: str, remote: Remote | None, endings: tuple[str, ...], follo
     return RemoteScanner(client(remote), folder, extensions=endings)
 
 
-def _existing(root: str | os.PathLike[str]) -> str:
-    """`root` as an absolute path, which does not depend on the working directory; a URL as it is."""
-    if is_url(root):
-        return os.fsdecode(root).rstrip("/")
-    folder = full_path(root)
-    if not os.path.exists(folder):
-        raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")
-    if not os.path.isdir(folder):
-        raise NotADirectoryError(f"{folder!r} is a file; expected a folder of images")
-    return folder
-
-
 def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
     if not endings:
@@ -340,12 +260,6 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
         if not isinstance(ending, str) or len(ending) < 2 or not ending.startswith("."):
             raise ValueError(f"extensions must be endings with their dot, such as '.jpg', got {ending!r}")
     return tuple(ending.lower() for ending in endings)
-
-
-def _checked_mode(mode: Mode) -> Mode:
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
-    return mode
 
 
 def _refuse_empty(folder: str, empty: list[str], endings: tuple[str, ...]) -> None:

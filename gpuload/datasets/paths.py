@@ -67,6 +67,17 @@ class Paths(Sequence[str]):
             np.cumsum(np.concatenate(lengths), out=offsets[1:])
         return cls(root, data, offsets)
 
+    @classmethod
+    def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
+        """Pack paths, relative ones to the working directory, below the root if all are in it, else below ``/``."""
+        names = [os.fsencode(path) for path in paths]
+        given = os.path.join(os.fsencode(root), b"")
+        if given and all(map(operator.methodcaller("startswith", given), names)):
+            folder, names = os.path.abspath(root), [name[len(given) :] for name in names]
+        else:
+            folder, names = "/", [os.path.abspath(name)[1:] for name in names]
+        return cls.pack(os.fsdecode(folder), [(b"".join(names), np.fromiter(map(len, names), np.int64, len(names)))])
+
     @property
     def nbytes(self) -> int:
         """How much memory the paths take."""

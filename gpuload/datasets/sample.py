@@ -19,11 +19,18 @@ from gpuload.datasets.stores.opening import named, read_whole, remote_for
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
 
-__all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "read"]
+__all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "check_mode", "read"]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 MODES: Final = ("RGB", "L", "RGBA", "unchanged")
 PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
+
+
+def check_mode(mode: Mode) -> Mode:
+    """Return a mode; ValueError if there is none of this name."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
+    return mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,18 @@ import errno
 import operator
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.classes import warn_of_other_classes
-from gpuload.datasets.coco import CocoTargets, as_lists, chosen, unknown_categories, unmatched
+from gpuload.datasets.coco import CocoTargets, as_lists, chosen, image_path, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
-from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.paths import Paths
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.errors import one_line
 
 __all__ = ["WrappedCoco", "WrappedFolder", "WrappedRows", "wrap"]
@@ -97,7 +97,7 @@ def wrap(
     if not isinstance(crowds, bool):
         raise TypeError(f"crowds must be True or False, got {crowds!r}")
     coco = {"annotations": chosen(annotations), "crowds": crowds}
-    return _wrap(dataset, mode if mode is None else _checked_mode(mode), coco, "")
+    return _wrap(dataset, mode if mode is None else check_mode(mode), coco, "")
 
 
 def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> Any:
@@ -153,7 +153,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
     raise TypeError(f"{got}; {TAKEN}. {OWN}")
 
 
-class WrappedFolder(_Images):
+class WrappedFolder(ImageFileDataset):
     """What `wrap` makes of an ImageFolder: yields ``(Encoded, label)``.
 
     Attributes:
@@ -165,7 +165,7 @@ class WrappedFolder(_Images):
 
     def __init__(self, dataset: Any, mode: Mode) -> None:
         self.mode = mode
-        self.paths = _pack([path for path, _ in dataset.samples], dataset.root)
+        self.paths = Paths.below(dataset.root, [path for path, _ in dataset.samples])
         self.targets = _labels([target for _, target in dataset.samples])
         self.classes: list[str] = list(dataset.classes)
         self.class_to_idx: dict[str, int] = dict(dataset.class_to_idx)
@@ -185,7 +185,7 @@ class WrappedFolder(_Images):
         return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"
 
 
-class WrappedCoco(_Images):
+class WrappedCoco(ImageFileDataset):
     """What `wrap` makes of a CocoDetection: yields ``(Encoded, target)``; of CocoCaptions, with a list of captions.
 
     Attributes:
@@ -199,8 +199,10 @@ class WrappedCoco(_Images):
         self.mode = mode
         self.ids = _labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
-        names = [_inside(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)]
-        self.paths = _pack(names, os.path.abspath(dataset.root))
+        names = [
+            image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
+        ]
+        self.paths = Paths.below(os.path.abspath(dataset.root), names)
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
@@ -291,44 +293,13 @@ def _labels(labels: Sequence[Any]) -> Any:
     return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)
 
 
-def _pack(paths: Iterable[str | os.PathLike[str]], root: str | os.PathLike[str]) -> Paths:
-    """Paths, relative ones to the working directory, packed below the root if all are in it, else below ``/``."""
-    names = [os.fsencode(path) for path in paths]
-    given = os.path.join(os.fsencode(root), b"")
-    if given and all(map(operator.methodcaller("startswith", given), names)):
-        folder, names = os.path.abspath(root), [name[len(given) :] for name in names]
-    else:
-        folder, names = "/", [os.path.abspath(name)[1:] for name in names]
-    return Paths.pack(os.fsdecode(folder), [(b"".join(names), np.fromiter(map(len, names), np.int64, len(names)))])
-
-
-def _inside(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
-    """The path of a COCO image. Its name comes from a data file, and must not lead out of the root."""
-    try:
-        usable = b"\0" not in os.fsencode(file_name)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        usable = False
-    if not usable:
-        raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which no file can have; correct the file of "
-            "annotations"
-        )
-    path = os.path.abspath(os.path.join(root, file_name))
-    if not path.startswith(os.path.join(os.path.abspath(root), "")):
-        raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which leads out of {os.fspath(root)!r}; "
-            "give the dataset a root that holds all its images"
-        )
-    return path
-
-
 def _plan(feature: Any, mode: Mode | None) -> Any:
     """Where images are in a column: their mode, a dict of plans, a list of one plan, or None. Switches decoding off."""
     if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
         feature.decode = False
         if mode is None and feature.mode is not None:
             try:
-                return _checked_mode(feature.mode)
+                return check_mode(feature.mode)
             except ValueError as error:
                 raise TypeError(f"a column is a datasets.Image whose {error}; give wrap() a mode=") from None
         return mode or "RGB"

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuload.datasets.stores.store import needed
+from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
     from gpuload.loader.loader import Loader
@@ -120,7 +120,7 @@ class Prometheus:
     """
 
     def __init__(self, loader: Loader, *, name: str = "default", registry: Any = None) -> None:
-        core = needed("prometheus_client.core", "exporters.Prometheus", "metrics")
+        core = import_optional("prometheus_client.core", "exporters.Prometheus", "metrics")
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, the label of this loader, got {type(name).__name__}: {name!r}")
         self._registry = core.REGISTRY if registry is None else registry

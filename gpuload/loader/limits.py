@@ -17,12 +17,11 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpuload.errors import LimitError
-from gpuload.ring.affinity import cpu_list, cpus_in
 from gpuload.workers.pool import running_workers
 
 __all__ = [
@@ -414,3 +413,23 @@ def _limits_of(name: str) -> tuple[int | None, int | None]:
 
 def _mb(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.0f} MB"
+
+
+def cpus_in(text: str) -> frozenset[int]:
+    """Return the numbers of a list as the kernel writes it: ``"0-3,8"``."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Return the list of these CPUs as the kernel writes it."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gpuload.batches.assemble import columns_of
 from gpuload.batches.collate import samples_of
-from gpuload.batches.columns import columns_of
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session

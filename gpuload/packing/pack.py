@@ -21,8 +21,7 @@ import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.paths import full_path
-from gpuload.datasets.stores.store import needed
-from gpuload.errors import GpuloadError
+from gpuload.errors import GpuloadError, import_optional
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import manifest as set_manifest
 from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, write_json, write_whole
@@ -343,7 +342,7 @@ def _committed(job: Job) -> int:
     """How many parts are in the LMDB."""
     if job.to != "lmdb" or not os.path.exists(lmdb_file(job)):
         return 0
-    lmdb = needed("lmdb", "pack(to='lmdb')", "lmdb")
+    lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     try:
         with lmdb.open(lmdb_file(job), subdir=False, lock=False, readonly=True) as env:
             return env.info()["last_txnid"]

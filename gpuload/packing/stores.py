@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuload.datasets.stores.store import needed
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, import_optional
 from gpuload.packing.durable import Hashed, draft, new_hash
 from gpuload.packing.samples import array_of, fields_of, row_of, values_of
 from gpuload.packing.tars import TarWriter
@@ -70,7 +69,8 @@ def _write_tar(part: Part) -> Writing:
 
 
 def _write_parquet(part: Part) -> Writing:
-    arrow, parquet = needed("pyarrow", "pack(to='parquet')", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
+    arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
+    parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
     path, schema, root = part_file(part.job, part.number), part.job.like, part.job.root
     rows: list[dict[str, Any]] = []
 
@@ -105,7 +105,7 @@ def _write_parquet(part: Part) -> Writing:
 
 def schema_like(row: dict[str, Any]) -> Any:
     """The schema of rows like this one."""
-    arrow = needed("pyarrow", "pack(to='parquet')", "parquet")
+    arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     kinds = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
     return arrow.schema(list(kinds.items()))
@@ -133,7 +133,7 @@ def lmdb_file(job: Job) -> str:
 
 def append_to_lmdb(job: Job, number: int) -> None:
     """Put a part into the database as its next transaction, unless it is there already; its file is then not needed."""
-    lmdb = needed("lmdb", "pack(to='lmdb')", "lmdb")
+    lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
     path, pairs = lmdb_file(job), part_file(job, number)
     # The size of the map is written to the file, so it must not depend on how often this was tried.
     room = before = 0

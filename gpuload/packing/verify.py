@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.paths import full_path
-from gpuload.datasets.stores.store import needed
-from gpuload.errors import DecodeError, visible
+from gpuload.datasets.stores.opening import open_file
+from gpuload.datasets.stores.tar.headers import BLOCK
+from gpuload.datasets.stores.tar.index import build
+from gpuload.errors import DecodeError, import_optional, visible
 from gpuload.packing.durable import hash_of
 from gpuload.packing.manifest import HASHES, MANIFEST, SUMS, open_packed, read_manifest
 
@@ -130,10 +132,6 @@ def _damaged_samples(folder: str, manifest: dict[str, Any], part: dict[str, Any]
 
 
 def _tar_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    from gpuload.datasets.stores.opening import open_file
-    from gpuload.datasets.stores.tar.headers import BLOCK
-    from gpuload.datasets.stores.tar.index import build
-
     shard, file = build(path), open_file(path)
     columns, found = shard.columns, []
     for number in range(shard.samples):
@@ -145,7 +143,7 @@ def _tar_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> li
 
 
 def _parquet_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    parquet = needed("pyarrow.parquet", "Parquet", "parquet")
+    parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
     image, found = manifest["read"]["options"]["image"].removesuffix(".bytes"), []
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         for group in range(file.num_row_groups):

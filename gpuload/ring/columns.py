@@ -13,11 +13,11 @@ all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ __all__ = [
     "SEPARATOR",
     "Block",
     "Collated",
+    "Column",
     "Columns",
     "EncodedImage",
     "ImageColumn",
@@ -44,12 +45,36 @@ __all__ = [
 SEPARATOR = "\0"  # of names in one string; no path has it
 # Types of values that can be read wherever they came from.
 SMALL = frozenset({int, float, bool, str, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_})
+Key = TypeVar("Key")
 TVTensor = tuple[type, dict[str, Any]]  # torchvision's type of a tensor, and its attributes: the canvas of boxes, say
 Rows = np.ndarray | None  # int64, ascending: which rows have a column. None means all
 
 
+class Column:
+    """Base of columns: an entry for each of the `rows` that have one."""
+
+    __slots__ = ()
+    rows: Rows
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def row_numbers(self) -> np.ndarray:
+        """The rows that have an entry, int64 (M,)."""
+        return np.arange(len(self)) if self.rows is None else self.rows
+
+    def places_in(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
+        """Return the entries that some rows have, and which of these rows have one."""
+        if self.rows is None:
+            return rows, None
+        entries = self.rows.searchsorted(rows)
+        having = np.flatnonzero(self.rows.take(entries, mode="clip") == rows) if len(self.rows) else entries[:0]
+        return entries[having], None if len(having) == len(rows) else having
+
+
 @dataclass(slots=True)
-class ImageColumn:
+class ImageColumn(Column):
     """The first (second, …) images of samples; or masks. Masks, and images that are not uint8, are sent as images whose
     channels are their bytes.
 
@@ -66,30 +91,38 @@ class ImageColumn:
     rows: Rows = None
     kinds: list[tuple[str, int] | None] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(self.table)
+
     @property
     def leaf(self) -> int | None:
         """The leaf that the images are, if all rows have one there, else None."""
         return self.leaves[0] if self.rows is None and len(self.leaves) == 1 else None
 
     @property
-    def row_numbers(self) -> np.ndarray:
-        """The rows that have an image, int64 (M,)."""
-        return np.arange(len(self.table)) if self.rows is None else self.rows
-
-    @property
     def each_kind(self) -> list[Any]:
         """The kind of each image."""
-        return _each(self.kinds, len(self.table))
+        return _each(self.kinds, len(self))
 
     def places(self) -> Iterable[tuple[int, int]]:
         """Give the row and the leaf of each image."""
-        return zip(self.row_numbers.tolist(), _each(self.leaves, len(self.table)), strict=True)
+        return zip(self.row_numbers.tolist(), _each(self.leaves, len(self)), strict=True)
 
     def take(self, rows: np.ndarray) -> ImageColumn:
         """Return the column of some rows, in this order."""
-        entries, having = _entries(self.rows, rows)
+        entries, having = self.places_in(rows)
         leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
         return ImageColumn(self.table.take(entries), leaves, having, kinds if any(kinds) else [])
+
+    @classmethod
+    def concat(cls, columns: Sequence[ImageColumn], rows: Rows, offsets: Sequence[int]) -> ImageColumn:
+        """Join the columns of chunks to that of `rows`; `offsets` are as for `Columns.concat`."""
+        counts = list(map(len, columns))
+        table = concat_tables([column.table for column in columns])
+        table["offset"] += np.repeat(offsets, counts)
+        kinds = [column.kinds or [None] for column in columns]
+        kinds = _join_entries(kinds, counts) if any(column.kinds for column in columns) else []
+        return cls(table, _join_entries([column.leaves for column in columns], counts), rows, kinds)
 
 
 class EncodedImage(NamedTuple):
@@ -114,27 +147,33 @@ class EncodedImage(NamedTuple):
 
 
 @dataclass(slots=True)
-class ValueColumn:
+class ValueColumn(Column):
     """A leaf that is not an image (boxes and keypoints too): its value in each of the `rows` that have it."""
 
     values: list[Any]
     rows: Rows = None
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def items(self) -> Iterable[tuple[int, Any]]:
         """Give rows and their values."""
-        return enumerate(self.values) if self.rows is None else zip(self.rows.tolist(), self.values, strict=True)
+        return zip(self.row_numbers.tolist(), self.values, strict=True)
 
     def get(self, row: int) -> Any:
         """Return the value of a row, or None."""
-        if self.rows is None:
-            return self.values[row]
-        at = int(self.rows.searchsorted(row))
-        return self.values[at] if at < len(self.rows) and self.rows[at] == row else None
+        entries, _ = self.places_in(np.array([row]))
+        return self.values[entries[0]] if len(entries) else None
 
     def take(self, rows: np.ndarray) -> ValueColumn:
         """Return the column of some rows, in this order."""
-        entries, having = _entries(self.rows, rows)
+        entries, having = self.places_in(rows)
         return ValueColumn([self.values[entry] for entry in entries.tolist()], having)
+
+    @classmethod
+    def concat(cls, columns: Sequence[ValueColumn], rows: Rows, offsets: Sequence[int]) -> ValueColumn:
+        """Join the columns of chunks to that of `rows`."""
+        return cls([value for column in columns for value in column.values], rows)
 
 
 @dataclass(slots=True)
@@ -143,7 +182,7 @@ class Block:
 
     `shape` is of one row; `dtype` is numpy's name for the bits, `torch_dtype` torch's for a type that numpy lacks. `tv`
     is for tensors of torchvision's own types that come back as these. `pieces` are where stacked rows begin, and how
-    many there are; `rows` picks among all of them, None means all in order.
+    many there are: one piece for each chunk.
     """
 
     shape: tuple[int, ...]
@@ -152,33 +191,20 @@ class Block:
     torch_dtype: str
     tv: TVTensor | None
     pieces: list[tuple[int, int]]
-    rows: Rows = None
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What blocks must have in common to be one."""
         return self.shape, self.dtype, self.tensor, self.torch_dtype, self.tv
 
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of one row."""
-        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
-
-    def take(self, rows: np.ndarray) -> Block:
-        """Return the block of some rows, in this order."""
-        return replace(self, rows=rows if self.rows is None else self.rows[rows])
-
     def value(self, array: np.ndarray) -> Any:
         """Return one sample's value from its bits, in memory of their own."""
         return TensorBits(array, self.torch_dtype, self.tv) if self.tensor else array
 
-    def arrays(self, memory: np.ndarray, base: int = 0) -> list[np.ndarray]:
-        """Return the bits of each piece, N×…, as views of a memory that begins at byte `base`."""
-        dtype, nbytes = np.dtype(self.dtype), self.row_bytes
-        return [
-            memory[at - base : at - base + count * nbytes].view(dtype).reshape(count, *self.shape)
-            for at, count in self.pieces
-        ]
+    def array(self, memory: np.ndarray, piece: int = 0, base: int = 0) -> np.ndarray:
+        """Return the bits of a piece, N×…, as a view of a memory that begins at byte `base`."""
+        at, count = self.pieces[piece]
+        return np.ndarray((count, *self.shape), self.dtype, memory, at - base)
 
 
 @dataclass(slots=True)
@@ -259,8 +285,9 @@ class Columns:
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
 
     def is_plain(self, rows: int) -> bool:
-        """Whether each of `rows` samples is one image of uint8 and small values of builtin types, all in the same
-        places: as nearly always, and then nobody needs to know more of a chunk before its batch is put together."""
+        """Return whether each of `rows` samples is one image of uint8 and small values of builtin types, all in the
+        same places: as nearly always, and then nobody needs to know more of a chunk before its batch is put
+        together."""
         odd = self.blocks or self.masks or self.points or self.fields or self.remark or self.encoded
         if odd or self.collated is not None or self.iterable is not None or len(self.rows) != rows:
             return False
@@ -273,7 +300,7 @@ class Columns:
         )
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Return some rows, in this order; a row may come several times. Images must be decoded.
+        """Return some rows, in this order; a row may come several times. Images must be decoded, and blocks values.
 
         Example:
             >>> columns = Columns([0, 1, 2], [LEAF], values={0: ValueColumn(["a", "b", "c"])})
@@ -282,17 +309,17 @@ class Columns:
             >>> picked.rows, picked.values[0].values, picked.sources
             ([0, 2], ['a', 'c'], [None, None])
         """
+        assert not self.blocks
         names = self.names
         return replace(
             self,
             rows=[self.rows[row] for row in rows.tolist()],
             structures=_pick(self.structures, rows),
-            images=_take_images(self.images, rows),
-            values=_take_values(self.values, rows),
+            images=[*_take(dict(enumerate(self.images)), rows).values()],
+            values=_take(self.values, rows),
             sources=[names[row] for row in rows.tolist()],
-            blocks={leaf: block.take(rows) for leaf, block in self.blocks.items()},
-            masks=_take_images(self.masks, rows),
-            points=_take_values(self.points, rows),
+            masks=[*_take(dict(enumerate(self.masks)), rows).values()],
+            points=_take(self.points, rows),
             fields=_pick(self.fields, rows),
             encoded=[],
             positions=self.positions[rows] if len(self.positions) else self.positions,
@@ -308,38 +335,44 @@ class Columns:
         sources = [chunk.sources for chunk in chunks]
         strings = bool(sources) and all(isinstance(names, str) for names in sources)
         fields = [chunk.fields or [()] for chunk in chunks]
+        join = partial(_join, bases=bases, offsets=offsets)
+        blocks: dict[int, Block] = {}
+        for leaf, first in chunks[0].blocks.items() if chunks else ():
+            pieces = [
+                (start + at, n) for own, start in zip(chunks, offsets, strict=True) for at, n in own.blocks[leaf].pieces
+            ]
+            blocks[leaf] = replace(first, pieces=pieces)
         return cls(
             range(bases[-1]),
-            _joined([chunk.structures for chunk in chunks], counts),
-            _join_images([chunk.images for chunk in chunks], bases, offsets),
-            _join_values([chunk.values for chunk in chunks], bases),
+            _join_entries([chunk.structures for chunk in chunks], counts),
+            [*join([dict(enumerate(chunk.images)) for chunk in chunks]).values()],
+            join([chunk.values for chunk in chunks]),
             SEPARATOR.join(sources) if strings else [name for chunk in chunks for name in chunk.names],  # pyright: ignore
-            blocks=_join_blocks([chunk.blocks for chunk in chunks], offsets),
-            masks=_join_images([chunk.masks for chunk in chunks], bases, offsets),
-            points=_join_values([chunk.points for chunk in chunks], bases),
-            fields=_joined(fields, counts) if any(chunk.fields for chunk in chunks) else [],
+            blocks=blocks,
+            masks=[*join([dict(enumerate(chunk.masks)) for chunk in chunks]).values()],
+            points=join([chunk.points for chunk in chunks]),
+            fields=_join_entries(fields, counts) if any(chunk.fields for chunk in chunks) else [],
             collated=chunks[0].collated if len(chunks) == 1 else None,
             remark=next(filter(None, (chunk.remark for chunk in chunks)), ""),
         )
 
     def spread(self, leaves: Iterable[int], memory: np.ndarray | None) -> None:
-        """Turn the blocks of these leaves into values, in memory of their own."""
+        """Turn a chunk's blocks of these leaves into values, in memory of their own."""
         for leaf in leaves:
-            if (block := self.blocks.pop(leaf, None)) is not None:
-                assert memory is not None
-                rows = [row for array in block.arrays(memory) for row in array]
-                picked = rows if block.rows is None else [rows[row] for row in block.rows.tolist()]
-                self.values[leaf] = ValueColumn([block.value(row.copy() if row.ndim else row) for row in picked])
+            block = self.blocks.pop(leaf)
+            assert memory is not None
+            rows = block.array(memory)
+            self.values[leaf] = ValueColumn([block.value(row.copy() if row.ndim else row) for row in rows])
 
 
 def unlike_blocks(chunks: Sequence[Columns]) -> set[int]:
     """Return the leaves whose blocks are not alike in all chunks, and so cannot be joined."""
-    leaves = {leaf for chunk in chunks for leaf in chunk.blocks}
-    return {leaf for leaf in leaves if not all(_alike(chunk, chunks[0], leaf) for chunk in chunks)}
-
-
-def _alike(chunk: Columns, other: Columns, leaf: int) -> bool:
-    return leaf in chunk.blocks and leaf in other.blocks and chunk.blocks[leaf].kind == other.blocks[leaf].kind
+    unlike = set()
+    for leaf in {leaf for chunk in chunks for leaf in chunk.blocks}:
+        kinds = [chunk.blocks[leaf].kind if leaf in chunk.blocks else None for chunk in chunks]
+        if any(kind != kinds[0] for kind in kinds):
+            unlike.add(leaf)
+    return unlike
 
 
 def entry(entries: Sequence[Any], row: int) -> Any:
@@ -360,82 +393,33 @@ def _pick(entries: list[Any], rows: np.ndarray) -> list[Any]:
     return entries if len(entries) < 2 else one_for_all([entries[row] for row in rows.tolist()])
 
 
-def _take_images(columns: list[ImageColumn], rows: np.ndarray) -> list[ImageColumn]:
-    picked = [column.take(rows) for column in columns]
-    return [column for column in picked if len(column.table)]  # only the last ones may be empty
+def _take(columns: Mapping[Key, Any], rows: np.ndarray) -> dict[Key, Any]:
+    picked = {key: column.take(rows) for key, column in columns.items()}
+    return {key: column for key, column in picked.items() if len(column)}  # of images only the last ones may be empty
 
 
-def _take_values(columns: dict[int, ValueColumn], rows: np.ndarray) -> dict[int, ValueColumn]:
-    picked = {leaf: column.take(rows) for leaf, column in columns.items()}
-    return {leaf: column for leaf, column in picked.items() if column.values}
+def _join(chunks: Sequence[Mapping[Key, Any]], bases: Sequence[int], offsets: Sequence[int]) -> dict[Key, Any]:
+    """Join the columns of chunks that have one key; `bases` are the first rows of the chunks."""
+    joined = {}
+    for key in dict.fromkeys(key for chunk in chunks for key in chunk):
+        having = [number for number, chunk in enumerate(chunks) if key in chunk]
+        columns = [chunks[number][key] for number in having]
+        rows: Rows = None
+        if len(columns) < len(chunks) or any(column.rows is not None for column in columns):
+            rows = np.concatenate([chunks[number][key].row_numbers + bases[number] for number in having])
+        joined[key] = type(columns[0]).concat(columns, rows, [offsets[number] for number in having])
+    return joined
 
 
-def _entries(having: Rows, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
-    """For a column that the rows `having` have, return the entries that some rows have, and which of these have one."""
-    if having is None:
-        return rows, None
-    entries = having.searchsorted(rows)
-    places = np.flatnonzero(having.take(entries, mode="clip") == rows) if len(having) else entries[:0]
-    return entries[places], None if len(places) == len(rows) else places
-
-
-def _joined(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
+def _join_entries(lists: Sequence[list[Any]], counts: Sequence[int]) -> list[Any]:
     """Join lists that have one entry for each row, or one for all, to such a list."""
     if lists and all(len(entries) == 1 and entries == lists[0] for entries in lists):
         return lists[0]
     return [one for entries, count in zip(lists, counts, strict=True) for one in _each(entries, count)]
 
 
-def _join_rows(columns: Sequence[tuple[int, Any]], lengths: Sequence[int], bases: Sequence[int]) -> Rows:
-    """Join the rows of one column in several chunks, each with the chunk's number."""
-    if len(columns) == len(bases) - 1 and all(column.rows is None for _, column in columns):
-        return None
-    rows = [
-        np.arange(n) if column.rows is None else column.rows for (_, column), n in zip(columns, lengths, strict=True)
-    ]
-    return np.concatenate([own + bases[at] for (at, _), own in zip(columns, rows, strict=True)])
-
-
-def _join_images(lists: Sequence[list[ImageColumn]], bases: Sequence[int], offsets: Sequence[int]) -> list[ImageColumn]:
-    joined = []
-    for number in range(max(map(len, lists), default=0)):
-        columns = [(at, own[number]) for at, own in enumerate(lists) if len(own) > number]
-        lengths = [len(column.table) for _, column in columns]
-        table = concat_tables([column.table for _, column in columns])
-        table["offset"] += np.repeat([offsets[at] for at, _ in columns], lengths)
-        leaves = _joined([column.leaves for _, column in columns], lengths)
-        kinds = [column.kinds or [None] for _, column in columns]
-        kinds = _joined(kinds, lengths) if any(column.kinds for _, column in columns) else []
-        joined.append(ImageColumn(table, leaves, _join_rows(columns, lengths, bases), kinds))
-    return joined
-
-
-def _join_values(columns: Sequence[dict[int, ValueColumn]], bases: Sequence[int]) -> dict[int, ValueColumn]:
-    joined: dict[int, ValueColumn] = {}
-    for leaf in dict.fromkeys(leaf for own in columns for leaf in own):
-        of_leaf = [(at, own[leaf]) for at, own in enumerate(columns) if leaf in own]
-        rows = _join_rows(of_leaf, [len(column.values) for _, column in of_leaf], bases)
-        joined[leaf] = ValueColumn([value for _, column in of_leaf for value in column.values], rows)
-    return joined
-
-
-def _join_blocks(blocks: Sequence[dict[int, Block]], offsets: Sequence[int]) -> dict[int, Block]:
-    joined: dict[int, Block] = {}
-    for leaf, first in blocks[0].items() if blocks else ():
-        of_leaf = [own[leaf] for own in blocks]
-        pieces = [(start + at, n) for own, start in zip(of_leaf, offsets, strict=True) for at, n in own.pieces]
-        rows = None
-        if any(own.rows is not None for own in of_leaf):
-            counts = [sum(n for _, n in own.pieces) for own in of_leaf]
-            picked = [np.arange(n) if own.rows is None else own.rows for own, n in zip(of_leaf, counts, strict=True)]
-            bases = accumulate(counts, initial=0)
-            rows = np.concatenate([own + base for own, base in zip(picked, bases, strict=False)])
-        joined[leaf] = replace(first, pieces=pieces, rows=rows)
-    return joined
-
-
 def _is_builtin(structure: Structure) -> bool:
-    """Whether a structure is of Python's own containers alone."""
+    """Return whether a structure is of Python's own containers alone."""
     if structure == LEAF:
         return True
     _, cls, keys, children = structure
@@ -461,7 +445,7 @@ class TensorBits:
     tv: TVTensor | None = None
 
     def tensor(self) -> Any:
-        """The tensor, over the same memory."""
+        """Return the tensor, over the same memory."""
         import torch
 
         tensor = torch.from_numpy(self.array)

@@ -71,7 +71,7 @@ def write_content(
         Exception: whatever pickling a leaf raises.
     """
     stacked, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
-    pickled, buffers = _pickle(content, keep_types)
+    pickled, buffers = _pickle(content)
     tables = b"".join([column.table.tobytes() for column in (*content.images, *content.masks)])
     spans: list[int] = []
     for buffer in buffers:
@@ -83,7 +83,7 @@ def write_content(
     if total > len(slot):
         return Packed(total, False)
     for block, column in zip(content.blocks.values(), stacked, strict=True):
-        for row, array in zip(*block.arrays(slot), column, strict=True):
+        for row, array in zip(block.array(slot), column, strict=True):
             row[...] = array
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
@@ -147,55 +147,46 @@ def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span],
 
 
 def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[list[np.ndarray]], int]:
-    """Take values that can be stacked out of `content`: the arrays of each block, and where the blocks end."""
+    """Make tensors among the values arrays, and take values that can be stacked out of `content`: return the arrays of
+    each block, and where the blocks end."""
     stacked: list[list[np.ndarray]] = []
-    for leaf, column in list(content.values.items()) if len(content.structures) == 1 else ():
-        block = None if column.rows is not None else _block(end, column.values, keep_types)
-        if block is None:
-            continue
-        content.blocks[leaf] = block
-        del content.values[leaf]
-        stacked.append(column.values if not block.tensor else [_bits(_below(tensor)) for tensor in column.values])
-        end = align(end + stacked[-1][0].nbytes * len(column.values), ALIGN)
+    for leaf, column in list(content.values.items()):
+        column.values = values = [_portable(value, keep_types) for value in column.values]
+        block = _block(end, values) if column.rows is None and len(content.structures) == 1 else None
+        if block is not None:
+            content.blocks[leaf] = block
+            del content.values[leaf]
+            stacked.append([value.array for value in values] if block.tensor else values)
+            end = align(end + stacked[-1][0].nbytes * len(values), ALIGN)
     return stacked, end
 
 
-def _block(offset: int, column: Sequence[Any], keep_types: bool) -> Block | None:
-    """The block for a leaf's values, if they are alike and large enough."""
-    kind = type(column[0])
-    tv = None
-    if _is_tv(kind):  # the attributes are those of the subclass; all else is asked of the tensor below it, much faster
-        tv = (kind, vars(column[0])) if keep_types else None
-        if tv is not None and any((type(value), vars(value)) != tv for value in column):
+def _block(offset: int, values: Sequence[Any]) -> Block | None:
+    """Return the block for a leaf's values, if they are alike and large enough."""
+    first = values[0]
+    tensor, torch_dtype, tv, arrays = False, "", None, values
+    if type(first) is TensorBits:
+        tensor, torch_dtype, tv = True, first.dtype, first.tv
+        if any(type(value) is not TensorBits or (value.dtype, value.tv) != (torch_dtype, tv) for value in values):
             return None
-        column = [_below(value) for value in column]
-        kind = type(column[0])
-    first = column[0]
-    if kind is not np.ndarray and not (is_tensor(first) and kind is sys.modules["torch"].Tensor):
+        arrays = [value.array for value in values]
+    elif type(first) is not np.ndarray:
         return None
-    if kind is not np.ndarray and not _is_plain(first):
+    shape, dtype = arrays[0].shape, arrays[0].dtype
+    if arrays[0].nbytes < MIN_PAYLOAD_BYTES or dtype.name not in BLOCK_TYPES or not dtype.isnative:
         return None
-    shape, dtype, name = first.shape, first.dtype, str(first.dtype)
-    bits = ONLY_TORCH.get(name, name.removeprefix("torch."))
-    if first.nbytes < MIN_PAYLOAD_BYTES or bits not in BLOCK_TYPES:
+    if not all(type(array) is np.ndarray and array.shape == shape and array.dtype == dtype for array in arrays):
         return None
-    if not all(type(value) is kind and value.shape == shape and value.dtype == dtype for value in column):
-        return None
-    if kind is np.ndarray:
-        return Block(shape, bits, False, "", None, [(offset, len(column))]) if dtype.isnative else None
-    if not all(map(_is_plain, column)):
-        return None
-    only = name.removeprefix("torch.") if name in ONLY_TORCH else ""
-    return Block(tuple(shape), bits, True, only, tv, [(offset, len(column))])
+    return Block(shape, dtype.name, tensor, torch_dtype, tv, [(offset, len(arrays))])
 
 
 def _is_tv(kind: type) -> bool:
-    """Whether it is one of torchvision's own types of tensors; a subclass of the user's has another module."""
+    """Return whether it is one of torchvision's own types of tensors; a subclass of the user's has another module."""
     return kind.__module__.startswith("torchvision.tv_tensors")
 
 
 def _below(value: Any) -> Any:
-    """A tensor of torchvision's own types as a plain one, over the same memory; others as they are."""
+    """Return a tensor of torchvision's own types as a plain one, over the same memory; others as they are."""
     return value.as_subclass(sys.modules["torch"].Tensor) if _is_tv(type(value)) else value
 
 
@@ -203,71 +194,57 @@ def _is_plain(tensor: Any) -> bool:
     return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-def _pickle(content: Columns, keep_types: bool, *, by_value: bool = False) -> tuple[bytes, list[memoryview]]:
-    """The description as bytes, and the arrays that go to the slot.
+def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
+    """Return the description as bytes, and the arrays that go to the slot.
 
     Both ends run the user's own program and pack its own objects: the same trust as between a DataLoader and its
     workers. No byte of a data file is ever unpickled.
     """
+    # Plain tuples, and tables behind all of it: arrays cost pickle ten times as much, and objects three times.
+    images, masks = (
+        [(len(column), column.leaves, _list(column.rows), column.kinds) for column in columns]
+        for columns in (content.images, content.masks)
+    )
+    values, points = (
+        [(leaf, column.values, _list(column.rows)) for leaf, column in columns.items()]
+        for columns in (content.values, content.points)
+    )
+    blocks = [
+        (leaf, own.shape, own.dtype, own.tensor, own.torch_dtype, own.tv, own.pieces)
+        for leaf, own in content.blocks.items()
+    ]
+    described: list[Any] = [
+        *(content.rows, content.structures, images, values, _joined(content.sources), content.errors, blocks, masks),
+        *(points, content.fields, content.collated, content.iterable, content.remark),
+        *(content.encoded, content.encoded_bytes, content.plan),
+    ]
+    pickler = pickle.Pickler if content.collated is None else _with_tensors(pickle.Pickler)
+    try:
+        return _dump(pickler, described)
+    except (pickle.PicklingError, AttributeError):
+        import cloudpickle  # in a worker, classes of the user's __main__ exist only for it
+
+        return _dump(_with_tensors(cloudpickle.Pickler), described)
+
+
+def _dump(pickler: Any, described: list[Any]) -> tuple[bytes, list[memoryview]]:
     buffers: list[memoryview] = []
 
-    def lay_aside(buffer: pickle.PickleBuffer) -> bool:
-        """False: the buffer goes to the slot. True: it is short, and stays in the message."""
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer is short, and stays in the message; else it goes to the slot."""
         raw = buffer.raw()
-        if raw.nbytes < MIN_PAYLOAD_BYTES:
-            return True
-        buffers.append(raw)
-        return False
+        if raw.nbytes >= MIN_PAYLOAD_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < MIN_PAYLOAD_BYTES
 
-    # Plain tuples, and tables behind all of it: arrays cost pickle ten times as much, and objects three times.
-    described: list[Any] = [
-        content.rows,
-        content.structures,
-        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.images],
-        [
-            (leaf, [_portable(value, keep_types) for value in column.values], _list(column.rows))
-            for leaf, column in content.values.items()
-        ],
-        _joined(content.sources),
-        content.errors,
-        [
-            (leaf, own.shape, own.dtype, own.tensor, own.torch_dtype, own.tv, own.pieces)
-            for leaf, own in content.blocks.items()
-        ],
-        [(len(column.table), column.leaves, _list(column.rows), column.kinds) for column in content.masks],
-        [(leaf, column.values, _list(column.rows)) for leaf, column in content.points.items()],
-        content.fields,
-        content.collated,
-        content.iterable,
-        content.remark,
-        content.encoded,
-        content.encoded_bytes,
-        content.plan,
-    ]
-    if by_value:  # in a worker, classes of the user's __main__ exist only for cloudpickle
-        import cloudpickle
-
-        pickler: Any = cloudpickle.Pickler
-    elif content.collated is not None:
-        pickler = pickle.Pickler
-    else:
-        try:
-            return pickle.dumps(described, 5, buffer_callback=lay_aside), buffers
-        except (pickle.PicklingError, AttributeError):
-            return _pickle(content, keep_types, by_value=True)
     file = io.BytesIO()
-    try:
-        _with_tensors(pickler)(file, 5, buffer_callback=lay_aside).dump(described)
-    except (pickle.PicklingError, AttributeError):
-        if by_value:
-            raise
-        return _pickle(content, keep_types, by_value=True)
+    pickler(file, 5, buffer_callback=stays).dump(described)
     return file.getvalue(), buffers
 
 
 def _joined(sources: Any) -> Any:
-    """The names as one string, if they can be taken apart again: hardly any is ever read, and a string for each sample
-    takes the main process longer than all else of a description."""
+    """Return the names as one string, if they can be taken apart again: hardly any is ever read, and a string for each
+    sample takes the main process longer than all else of a description."""
     if set(map(type, sources)) != {str}:
         return sources
     together = SEPARATOR.join(sources)
@@ -275,7 +252,8 @@ def _joined(sources: Any) -> Any:
 
 
 def _with_tensors(base: Any) -> Any:
-    """A pickler that sends tensors, at any depth, as it does arrays; and classes that do not know where they are."""
+    """Return a pickler that sends tensors, at any depth, as it does arrays; and classes that do not know where they
+    are."""
 
     class Pickler(base):
         def reducer_override(self, obj: Any) -> Any:
@@ -291,8 +269,8 @@ def _with_tensors(base: Any) -> Any:
 
 
 def _place_in_a_class(cls: type) -> tuple[str, str] | None:
-    """Where a named tuple made in the body of another class is; it only knows the module. Sent by value, each worker's
-    would be another class to the main process."""
+    """Return where a named tuple made in the body of another class is; it only knows the module. Sent by value, each
+    worker's would be another class to the main process."""
     if cls.__module__ == "__main__" or "." in cls.__qualname__ or not hasattr(cls, "_fields"):
         return None
     for name, outer in list(vars(sys.modules.get(cls.__module__, object)).items()):
@@ -310,7 +288,7 @@ def _tensor(array: np.ndarray, dtype: str, tv: TVTensor | None) -> Any:
 
 
 def _portable(value: Any, keep_types: bool) -> Any:
-    """A tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
+    """Return a tensor as an array, so that its bytes go to the slot and not through torch's own shared memory. With
     `keep_types` tensors stay tensors, and torchvision's own types what they are."""
     if not is_tensor(value):
         return value
@@ -325,7 +303,7 @@ def _portable(value: Any, keep_types: bool) -> Any:
 
 
 def _bits(tensor: Any) -> np.ndarray:
-    """A tensor's memory as an array."""
+    """Return a tensor's memory as an array."""
     tensor = tensor.detach()
     bits = ONLY_TORCH.get(str(tensor.dtype))
     if bits is not None:

@@ -26,16 +26,17 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
-from gpuload.ring.affinity import running_on
 
-__all__ = ["Ring", "Slot", "align", "is_inherited", "map_ring", "on_collected", "standard_streams_taken"]
+__all__ = [
+    "Ring", "Slot", "align", "is_inherited", "map_ring", "move", "on_collected", "running_on", "standard_streams_taken"
+]  # fmt: skip
 
 GRANULE_BYTES = 64 * 1024
 MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
@@ -45,7 +46,7 @@ _FALLOC_FL_PUNCH_HOLE = 2
 
 
 def align(nbytes: int, granule: int) -> int:
-    """`nbytes` rounded up to a multiple of `granule`."""
+    """Return `nbytes` rounded up to a multiple of `granule`."""
     return -(-nbytes // granule) * granule
 
 
@@ -90,6 +91,37 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def running_on(cpus: frozenset[int]) -> Iterator[None]:
+    """A context in which the calling thread runs on these CPUs; afterwards it runs where it did before. With no CPUs,
+    or ones that the system refuses, it stays where it is. A process or thread that it starts in the context keeps
+    them.
+
+    Memory lies on the NUMA node of the CPU that first touches it, and page-locking touches it. So new memory and new
+    processes lie near a device without a right of their own, which `mbind` needs: containers refuse that.
+    """
+    before: set[int] = set()
+    if cpus:
+        with contextlib.suppress(OSError):
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        if before:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, before)
+
+
+def move(pids: Iterable[int], cpus: frozenset[int]) -> None:
+    """Let all threads of these processes run on these CPUs; none: on those of the calling thread."""
+    there = cpus or os.sched_getaffinity(0)
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), there)
 
 
 class Ring:
@@ -148,7 +180,7 @@ class Ring:
         self.made = self.moved_out = self.refused = 0
         self.full_s, self._full_since = 0.0, 0.0
         self._lent: dict[int, Slot] = {}
-        self._kept_bytes = self._kept_slots = 0  # lent when the user forked, and never reused
+        self._kept: list[Slot] = []  # lent when the user forked, and never reused
         self._returned: deque[int] = deque()
         self._loans = itertools.count()
 
@@ -168,7 +200,7 @@ class Ring:
         return self.slot_bytes - sum(slot.capacity_bytes for slot in tuple(self._free))
 
     def acquire(self, nbytes: int, *, least_bytes: int | None = None) -> Slot | None:
-        """A slot of at least `nbytes` bytes, or None if one has to be released first.
+        """Return a slot of at least `nbytes` bytes, or None if one has to be released first.
 
         Args:
             nbytes: how large it has to be.
@@ -183,7 +215,9 @@ class Ring:
             raise ValueError(f"{nbytes} bytes do not fit into a ring of {self.ring_bytes} bytes")
         for i in range(len(self._free) - 1, -1, -1):
             if self._free[i].capacity_bytes >= nbytes:
-                return self._take(self._free.pop(i))
+                slot = self._free.pop(i)
+                self._busy[slot.offset] = slot
+                return slot
         least = nbytes if least_bytes is None else min(least_bytes, nbytes)
         while self._free:  # all too small, as the next ones that are needed will find
             self._retire(self._free.pop())
@@ -193,7 +227,7 @@ class Ring:
         slot = Slot(offset, size)
         if (lacking := self._lacking()) is not None:
             self._add_gap(slot)
-            if len(self._busy) > len(self._lent) + self._kept_slots:
+            if len(self._busy) > len(self._lent) + len(self._kept):
                 return self._refuse()
             if nbytes <= max(least, 1):
                 raise LimitError(lacking)
@@ -206,12 +240,8 @@ class Ring:
                 self._add_gap(slot)
                 raise
         self.made += 1
-        self._take(slot)
-        self._log_growth(slot)
-        return slot
-
-    def _take(self, slot: Slot) -> Slot:
         self._busy[slot.offset] = slot
+        self._log_growth(slot)
         return slot
 
     def _refuse(self) -> None:
@@ -229,7 +259,7 @@ class Ring:
         self.release(self._busy[offset])
 
     def move_out(self, slot: Slot, nbytes: int) -> np.ndarray:
-        """The first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
+        """Return the first `nbytes` bytes of a slot as a copy in ordinary memory; the slot is released.
 
         Raises:
             LimitError: the machine has no memory for the copy; the slot remains in use.
@@ -242,7 +272,7 @@ class Ring:
         return copy
 
     def view(self, slot: Slot) -> np.ndarray:
-        """The slot's memory as a flat uint8 array."""
+        """Return the slot's memory as a flat uint8 array."""
         return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]
 
     def lend(self, slot: Slot, arrays: Sequence[np.ndarray]) -> bool:
@@ -250,8 +280,8 @@ class Ring:
 
         False if more than 1/LENT_SHARE of the ring would be lent: the user decides when it comes back.
         """
-        lent_bytes = self._kept_bytes + sum(other.capacity_bytes for other in self._lent.values())
-        if self.fd < 0 or lent_bytes + slot.capacity_bytes > self.ring_bytes // LENT_SHARE:
+        lent = [slot, *self._lent.values(), *self._kept]
+        if self.fd < 0 or sum(other.capacity_bytes for other in lent) > self.ring_bytes // LENT_SHARE:
             return False
         # A process that the user forks keeps the arrays that it was forked with.
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
@@ -316,16 +346,14 @@ class Ring:
         )
 
     def _allocated_bytes(self) -> int:
-        """How much of the ring has pages; 0 if not known, so that too much counts as promised, not too little."""
+        """Return how much of the ring has pages; 0 if not known, so that too much counts as promised, not too
+        little."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
     def _take_gap(self, size: int) -> int | None:
         for i, (offset, room) in enumerate(self._gaps):
             if room >= size:
-                if room == size:
-                    del self._gaps[i]
-                else:
-                    self._gaps[i] = (offset + size, room - size)
+                self._gaps[i : i + 1] = [(offset + size, room - size)] if room > size else []
                 return offset
         return None
 
@@ -383,8 +411,7 @@ def _after_fork_in_parent() -> None:
     """The child sees what is lent now, for as long as it likes: those slots are never written to again."""
     for ring in list(_rings):
         back = set(ring._returned)
-        ring._kept_slots += len(ring._lent) - len(back & ring._lent.keys())
-        ring._kept_bytes += sum(slot.capacity_bytes for number, slot in ring._lent.items() if number not in back)
+        ring._kept += [slot for number, slot in ring._lent.items() if number not in back]
         ring._lent = {number: slot for number, slot in ring._lent.items() if number in back}
 
 

@@ -126,7 +126,7 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 
 
 @declaration
-class _Crop(Padding):
+class FixedSizeCrop(Padding):
     """Base of the crops: the box is all that is drawn, and all results have its size."""
 
     crops: ClassVar[bool] = True
@@ -145,7 +145,7 @@ class _Crop(Padding):
 
 
 @declaration
-class CenterCrop(_Crop):
+class CenterCrop(FixedSizeCrop):
     """Cut out the middle; a smaller image is padded with zeros first.
 
     Args:
@@ -167,7 +167,7 @@ def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
 
 
 @declaration
-class RandomCrop(_Crop):
+class RandomCrop(FixedSizeCrop):
     """Cut out a box of a given size at a random place.
 
     Args:

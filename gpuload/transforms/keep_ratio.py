@@ -22,7 +22,7 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, declaration
-from gpuload.transforms.geometry import PaddingMode, _Crop, central_starts, padding_mode_of
+from gpuload.transforms.geometry import FixedSizeCrop, PaddingMode, central_starts, padding_mode_of
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -103,7 +103,7 @@ class ResizeKeepRatio(Resampling):
 
 
 @declaration
-class _CropOrPad(_Crop):
+class _CropOrPad(FixedSizeCrop):
     fill: int | tuple[int, ...] = 0
     padding_mode: PaddingMode = "constant"
 

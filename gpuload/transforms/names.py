@@ -177,9 +177,7 @@ def missing(module: str, name: str) -> AttributeError:
 
 
 def _in_gpuload(name: str) -> str | None:
-    from gpuload import transforms
-
-    if name in transforms.__all__:
+    if name in sys.modules["gpuload.transforms"].__all__:
         return f"write gpuload.transforms.{name}"
     if name in AS_THEY_ARE:
         return f"use torch.utils.data.{name}, which gpuload.Loader takes as it is"

@@ -10,7 +10,7 @@ larger one; one that does not fit the ring is split, down to a single sample, wh
 
 Faults: the chunk of a worker that died is done again, and the sample that the worker was at, alone. Substitutes for
 failed samples are asked for as a further chunk of the same batch; their rows come last until the batch is read (see
-`gpuload.batches.columns`).
+`gpuload.batches.assemble`).
 """
 
 from __future__ import annotations

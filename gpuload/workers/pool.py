@@ -46,8 +46,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from gpuload.errors import WorkerError, visible
-from gpuload.ring.affinity import move, running_on
-from gpuload.ring.ring import Ring, standard_streams_taken
+from gpuload.ring.ring import Ring, move, running_on, standard_streams_taken
 from gpuload.workers.counters import place_of
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path

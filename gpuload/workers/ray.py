@@ -38,8 +38,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.stores.store import needed
-from gpuload.errors import WorkerError, kinds_of
+from gpuload.errors import WorkerError, import_optional, kinds_of
 from gpuload.ring.ring import Ring, Slot
 from gpuload.workers.counters import FIELDS, place_of
 from gpuload.workers.faults import Deaths
@@ -450,8 +449,8 @@ def connected(address: str, called: str) -> Any:
         ModuleNotFoundError: Ray is not installed.
         WorkerError: there is no such cluster.
     """
-    ray = needed("ray", called, "ray")
-    needed("ray.exceptions", called, "ray")
+    ray = import_optional("ray", called, "ray")
+    import_optional("ray.exceptions", called, "ray")
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -14,8 +14,7 @@ import torch
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.loader.limits import find_placement, near, numa_nodes
-from gpuload.ring.affinity import cpus_in
+from gpuload.loader.limits import cpus_in, find_placement, near, numa_nodes
 from gpuload.stage import accelerator
 
 pytestmark = pytest.mark.cuda

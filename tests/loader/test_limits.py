@@ -30,6 +30,8 @@ from gpuload.loader.limits import (
     check_memory,
     check_processes,
     check_workers,
+    cpu_list,
+    cpus_in,
     default_workers,
     descriptors_left,
     find_placement,
@@ -38,7 +40,6 @@ from gpuload.loader.limits import (
     processes_left,
     usable_cpus,
 )
-from gpuload.ring.affinity import cpu_list, cpus_in
 from gpuload.stage import accelerator
 from gpuload.stage.transfer import CudaTransfer
 
@@ -619,3 +620,11 @@ def test_a_loader_on_the_cpu_has_nothing_to_place():
         assert loader.stats().placement == ""
         assert loader.plan().placement is None
         assert "place" not in str(loader.plan()) + str(loader.stats())
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5-6,9-10", {5, 6, 9, 10})]
+)
+def test_lists_of_cpus_as_the_kernel_writes_them(text, cpus):
+    assert cpus_in(f"{text}\n") == cpus
+    assert cpu_list(cpus) == text

@@ -58,9 +58,9 @@ def table(*offsets: int) -> np.ndarray:
     return made
 
 
-def block(*pieces: tuple[int, int], rows: list[int] | None = None) -> Block:
+def block(*pieces: tuple[int, int]) -> Block:
     """A leaf of two numbers of 16 bits in each row."""
-    return Block((2,), "int16", False, "", None, list(pieces), None if rows is None else np.array(rows))
+    return Block((2,), "int16", False, "", None, list(pieces))
 
 
 def error() -> ErrorRecord:
@@ -167,7 +167,6 @@ def four() -> Columns:
         values={1: ValueColumn(list("abcd")), 2: ValueColumn(["c", "d"], np.array([2, 3]))},
         sources="a\0b\0c\0d",
         fields=[(1,)],
-        blocks={5: block((0, 4))},
         positions=np.arange(10, 14),
         indices=np.arange(20, 24),
     )
@@ -181,8 +180,6 @@ def test_rows_are_picked_from_every_column():
     assert (first.table["offset"].tolist(), first.leaves, first.rows) == ([1, 3], [7], None)
     assert (second.table["offset"].tolist(), list(second.places()), second.kinds) == ([13], [(1, 9)], [])
     assert {leaf: dict(column.items()) for leaf, column in found.values.items()} == {1: {0: "b", 1: "d"}, 2: {1: "d"}}
-    assert found.blocks[5].rows is not None
-    assert found.blocks[5].rows.tolist() == [1, 3]
     assert (found.positions.tolist(), found.indices) == ([11, 13], [21, 23])
 
 
@@ -192,7 +189,7 @@ def test_rows_may_be_picked_in_any_order_and_several_times():
     assert list(found.images[1].places()) == [(0, 9), (1, 8), (2, 9)]
     assert found.values[1].values == ["d", "a", "d"]
     again = found.take(np.array([1]))
-    assert (again.names, again.blocks[5].rows.tolist()) == (["a"], [0])  # pyright: ignore[reportOptionalMemberAccess]
+    assert (again.names, again.values[1].values) == (["a"], ["a"])
 
 
 def test_all_rows_may_go():
@@ -204,13 +201,20 @@ def test_joined_blocks_are_where_their_chunks_are():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     first, second = (Columns(range(n), [structure_of(0)], blocks={0: block((at, n))}) for at, n in ((8, 2), (4, 3)))
     first.sources, second.sources = [None] * 2, [None] * 3
-    chunks = [first, second.take(np.array([2]))]
-    whole = Columns.concat(chunks, [0, 100])
-    found = whole.blocks[0]
-    assert (found.pieces, found.rows.tolist()) == ([(8, 2), (104, 3)], [0, 1, 4])  # pyright: ignore[reportOptionalMemberAccess]
-    assert [array.tolist() for array in found.arrays(memory)] == [[[4, 5], [6, 7]], [[52, 53], [54, 55], [56, 57]]]
-    whole.spread([0], memory)
-    assert [value.tolist() for value in whole.values[0].values] == [[4, 5], [6, 7], [56, 57]]
+    found = Columns.concat([first, second], [0, 100]).blocks[0]
+    assert found.pieces == [(8, 2), (104, 3)]
+    assert found.array(memory).tolist() == [[4, 5], [6, 7]]
+    assert found.array(memory, 1).tolist() == [[52, 53], [54, 55], [56, 57]]
+    assert found.array(memory[100:], 1, 100).tolist() == [[52, 53], [54, 55], [56, 57]]
+
+
+def test_a_block_becomes_values_in_memory_of_their_own():
+    memory = np.arange(128, dtype=np.int16).view(np.uint8)
+    columns = Columns(range(3), [structure_of(0)], sources=[None] * 3, blocks={0: block((4, 3))})
+    columns.spread([0], memory)
+    memory[:] = 0
+    assert [value.tolist() for value in columns.take(np.array([2, 0])).values[0].values] == [[6, 7], [2, 3]]
+    assert not columns.blocks
 
 
 def test_blocks_that_are_not_alike_are_named():

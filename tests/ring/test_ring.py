@@ -3,15 +3,23 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import lacking
 import numpy as np
 import pytest
 from descriptors import descriptors
 
 import gpuload as gl
 from gpuload.ring import ring as ring_module
-from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring, on_collected
+from gpuload.ring.ring import GRANULE_BYTES, MARGIN_BYTES, Ring, Slot, map_ring, move, on_collected, running_on
+
+OWN = frozenset(os.sched_getaffinity(0))
+LAST = frozenset({max(OWN)})
+several = lacking.mark("two CPUs", len(OWN) < 2)
 
 
 @pytest.fixture
@@ -293,3 +301,67 @@ def test_nothing_is_called_once_the_interpreter_ends():
     ring_module._watched.update(others)
     del array
     assert called == []
+
+
+# -- near CPUs --------------------------------------------------------------------------------------------------------
+
+
+@several
+def test_a_thread_goes_there_and_comes_back():
+    with running_on(LAST):
+        assert os.sched_getaffinity(0) == LAST
+        child = subprocess.run(
+            [sys.executable, "-Sc", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, check=True
+        )
+        with running_on(frozenset()):
+            assert os.sched_getaffinity(0) == LAST
+    assert os.sched_getaffinity(0) == OWN
+    assert child.stdout.split() == [str(max(OWN)).encode()]
+    with pytest.raises(KeyError), running_on(LAST):
+        raise KeyError
+    assert os.sched_getaffinity(0) == OWN
+
+
+def test_cpus_that_the_system_refuses_change_nothing():
+    with running_on(frozenset({1 << 12})):
+        assert os.sched_getaffinity(0) == OWN
+    assert os.sched_getaffinity(0) == OWN
+
+
+@several
+def test_all_threads_of_a_process_are_moved():
+    code = (
+        "import os, threading\n"
+        "done = threading.Event()\n"
+        "threading.Thread(target=done.wait).start()\n"
+        "print('up', flush=True); input()\n"
+        "here = {int(os.environ['CPU'])}\n"
+        "print(*[os.sched_getaffinity(int(thread)) == here for thread in os.listdir('/proc/self/task')])\n"
+        "done.set()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-Sc", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CPU": str(max(OWN))},
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        move([child.pid, 1 << 29], LAST)  # the other one has ended
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "True True\n"
+
+
+@several
+def test_new_slots_are_touched_near_the_cpus_of_the_ring():
+    seen = []
+    ring = Ring(1 << 20, near=LAST, on_new=lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0))))
+    slot = ring.acquire(1 << 16)
+    assert slot is not None
+    ring.release(slot)
+    ring.acquire(1 << 16)  # the same again
+    assert seen == [(threading.get_ident(), LAST)]
+    assert os.sched_getaffinity(0) == OWN
+    ring.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuload import transforms as T
-from gpuload.batches.columns import columns_of
+from gpuload.batches.assemble import columns_of
 from gpuload.decode import Decode
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn

@@ -211,7 +211,7 @@ def test_large_arrays_come_through_the_slot(team):
     assert reply.nbytes >= 2 * 200_000
     assert len(reply.meta) < 2000
     [block] = team_.content(reply).blocks.values()
-    [(three, four)] = block.arrays(team_.ring.view(team_.slots[reply.chunk]))
+    three, four = block.array(team_.ring.view(team_.slots[reply.chunk]))
     assert (three == 3).all()
     assert (four == 4).all()
 

@@ -68,7 +68,7 @@ def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
         for column in found.images
         for at, (height, width, channels), *_ in column.table.tolist()
     ]
-    blocks = [(leaf, block, *(array.tobytes() for array in block.arrays(slot))) for leaf, block in found.blocks.items()]
+    blocks = [(leaf, block, block.array(slot).tobytes()) for leaf, block in found.blocks.items()]
     values = [
         (leaf, [np.asarray(one).tolist() for one in own.values], list(map(type, own.values)))
         for leaf, own in found.values.items()

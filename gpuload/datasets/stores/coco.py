@@ -16,15 +16,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.coco import CocoTargets, JsonLists, as_lists, chosen, is_in, unknown_categories, unmatched, whole
-from gpuload.datasets.folder import _checked_mode, _existing, _Images
+from gpuload.datasets.base import ImageFileDataset, existing_folder
+from gpuload.datasets.coco import (
+    CocoTargets,
+    JsonLists,
+    as_lists,
+    chosen,
+    image_path,
+    is_in,
+    unknown_categories,
+    unmatched,
+    whole,
+)
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
-from gpuload.datasets.wrap import _inside, _pack
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -35,7 +44,7 @@ INDEX: Final = 2  # which form an index has; one of another form is built anew
 HOW: Final = "gpuload.Coco(…, targets={!r})"  # how a user chooses targets
 
 
-class Coco(_Images):
+class Coco(ImageFileDataset):
     """Images with boxes, labels, masks and keypoints, from COCO's JSON.
 
     Yields ``(Encoded, target)``, the target as `gpuload.wrap` makes it of torchvision's CocoDetection: a dict with
@@ -80,9 +89,9 @@ class Coco(_Images):
         if not isinstance(crowds, bool):
             raise TypeError(f"crowds must be True or False, got {crowds!r}")
         names = chosen(targets, "targets")
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         remote = remote_for([images, annotations], storage_options)
-        root = _existing(images)
+        root = existing_folder(images)
         self._remote = remote if is_url(root) else None
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
         asked = (root, names, crowds)
@@ -137,7 +146,7 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
             own[one["image_id"]].append(one)
     # A URL is no path, but what goes on after it is checked like one.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
-    paths = _pack([_inside(image["file_name"], image["id"], folder) for image in listed], folder)
+    paths = Paths.below(folder, [image_path(image["file_name"], image["id"], folder) for image in listed])
     told: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
     arrays = {"ids": np.array(list(own), np.int64), "paths": paths.data, "path_offsets": paths.offsets}
     if names == "raw":

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.classes import Classes, check_known, class_names
-from gpuload.datasets.folder import _checked_mode, _Images
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.column import encode_targets, stray_cells
 from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
-from gpuload.datasets.stores.store import absolute, existing_file, labels_array, needed, stamp, value_of
-from gpuload.errors import visible
+from gpuload.datasets.stores.store import absolute, existing_file, labels_array, stamp, value_of
+from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -77,7 +77,7 @@ class NumberedPaths(Sequence[str]):
         return f"<{self._length} paths like {self.pattern!r} in {self.root!r}>"
 
 
-class FileList(_Images):
+class FileList(ImageFileDataset):
     """Image files from a list: of a manifest, or with generated names.
 
     Yields ``(Encoded, target)``, or `Encoded` where there are no targets::
@@ -142,7 +142,7 @@ class FileList(_Images):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         self.classes = class_names(classes)
         name = os.fsdecode(manifest)
         remote = remote_for([manifest, root], storage_options)
@@ -309,7 +309,7 @@ def _check_columns(file: str, names: list[str], wanted: list[str], delimiter: st
 def _parquet_rows(file: str, path: str | int, target: str | int | None, remote: Remote | None) -> Iterator[Row]:
     """The rows of a Parquet file, with their numbers."""
     wanted = [path] if target is None else [path, target]
-    parquet = needed("pyarrow.parquet", "FileList", "parquet")
+    parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
     try:
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
     except (OSError, ValueError) as error:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.array import Layout, Pixels
 from gpuload.datasets.stores.opening import is_url, named, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
@@ -24,11 +23,10 @@ from gpuload.datasets.stores.store import (
     damaged,
     existing_file,
     labels_array,
-    needed,
     stamp,
     value_of,
 )
-from gpuload.errors import visible
+from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
@@ -77,12 +75,12 @@ class HDF5(Store):
     ) -> None:
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         self._remote = remote_for(path, storage_options)
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
         self._stamp = stamp(self.path, self._remote)
-        h5py = needed("h5py", "HDF5", "hdf5")
+        h5py = import_optional("h5py", "HDF5", "hdf5")
         self.labels: np.ndarray | None = None
         with self._open() as file:
             images = self._dataset(file, image, "image")
@@ -149,7 +147,7 @@ class HDF5(Store):
 
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
-        h5py = needed("h5py", "HDF5", "hdf5")
+        h5py = import_optional("h5py", "HDF5", "hdf5")
         try:
             if is_url(self.path):
                 return h5py.File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)

@@ -17,14 +17,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import Paths
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, needed, stamp, value_of
-from gpuload.errors import visible
+from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, stamp, value_of
+from gpuload.errors import import_optional, visible
 
 __all__ = ["LMDB"]
 
@@ -75,7 +74,7 @@ class LMDB(Store):
         mode: Mode = "RGB",
         database: str | None = None,
     ) -> None:
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         self._image = None if image is None else _pattern("image", image)
         self._target = None if target is None else _pattern("target", target)
         if target_type not in ("int", "text"):
@@ -230,7 +229,7 @@ def _environment(path: str) -> _Environment:
     place = os.getpid(), path
     found = _open_here.get(place)
     if found is None:
-        lmdb = needed("lmdb", "LMDB", "lmdb")
+        lmdb = import_optional("lmdb", "LMDB", "lmdb")
         try:
             env = lmdb.open(
                 path, subdir=False, readonly=True, create=False, lock=False, readahead=False, max_dbs=DATABASES

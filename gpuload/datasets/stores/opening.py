@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
+from gpuload.datasets.stores.remote.failures import shown
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.client import Client
@@ -58,8 +59,6 @@ def named(path: str) -> str:
     """A path as messages have it: a URL without a password, and without a query, which may be a signature."""
     if not is_url(path):
         return path
-    from gpuload.datasets.stores.remote.failures import shown
-
     return shown(path)
 
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.litter import without_litter
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
-from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, needed, stamp
-from gpuload.errors import visible
+from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, stamp
+from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
@@ -82,7 +81,7 @@ class Parquet(Store):
             raise TypeError(f"columns must be the names of columns, as in ('caption',), got {columns!r}")
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         self._remote = remote_for(given, storage_options)
         self.files = _files(given, self._remote)
@@ -90,7 +89,7 @@ class Parquet(Store):
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
         wanted = [image, *([] if target is None else [target]), *columns]
-        needed("pyarrow.parquet", "Parquet", "parquet")
+        import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
         found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
@@ -217,7 +216,7 @@ class _Groups:
 
 
 def _open(path: str, remote: Remote | None) -> Any:
-    parquet = needed("pyarrow.parquet", "Parquet", "parquet")
+    parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
     try:
         if not is_url(path):
             return parquet.ParquetFile(path, page_checksum_verification=True)

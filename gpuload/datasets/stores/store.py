@@ -8,7 +8,6 @@ opened anew in a child after a fork.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
@@ -27,7 +26,6 @@ __all__ = [
     "damaged",
     "existing_file",
     "labels_array",
-    "needed",
     "read_npy_header",
     "stamp",
     "value_of",
@@ -90,23 +88,6 @@ class Store:
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
         return Joined([self, other]) if has_samples(other) else NotImplemented
-
-
-def needed(module: str, called: str, extra: str) -> Any:
-    """A module of an optional library, imported now.
-
-    Raises:
-        ModuleNotFoundError: it is not installed; the message says what to install.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        library = module.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != library:
-            raise
-        raise ModuleNotFoundError(
-            f"gpuload.{called} needs {library}, which is not installed: pip install 'gpuload[{extra}]'", name=library
-        ) from error
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -242,6 +242,7 @@ def _leave_out(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:
     content = part.content
     assert content is not None
     errors = [*content.errors, *((content.rows[row], record) for row, record in failed.items())]
+    content.spread(list(content.blocks), part.data)
     part.content = content.take(np.setdiff1d(np.arange(len(content)), list(failed)))
     part.content.errors = sorted(errors, key=lambda entry: entry[0])
     return [failed[row] for row in sorted(failed)]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpuload.datasets.kinds import draws_nothing
-from gpuload.datasets.stores.store import Store, needed
+from gpuload.datasets.stores.store import Store
+from gpuload.errors import import_optional
 
 
 class Numbers(Store):
@@ -61,9 +62,9 @@ def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPat
     (tmp_path / "halfway.py").write_text("import not_there_either")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'not_there_either'$"):
-        needed("halfway", "Half", "half")
+        import_optional("halfway", "Half", "half")
     with pytest.raises(
         ModuleNotFoundError, match=r"^gpuload.Half needs not_there, which is not installed: pip install"
     ):
-        needed("not_there.inner", "Half", "half")
+        import_optional("not_there.inner", "Half", "half")
     assert "halfway" not in sys.modules

@@ -18,10 +18,11 @@ from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 from gpuload.datasets.files import LARGE_BYTES, check_size, no_image, sniff
+from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote.disk import Disk
 from gpuload.datasets.stores.remote.failures import Failure, Short, failure_of, shown
 from gpuload.datasets.stores.remote.options import Remote, digest_of
-from gpuload.errors import DecodeError, visible
+from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = ["Client", "Part", "client_of"]
 
@@ -94,7 +95,8 @@ class Client:
         self.requests = 0  # made so far
         self._disk: Disk | None = None
         if remote.cache_bytes:
-            self._disk = Disk(os.fspath(remote.cache_folder or _usual_folder()), remote.cache_bytes, digest_of(remote))
+            folder = os.fspath(remote.cache_folder or os.path.join(cache_folder(), "remote"))
+            self._disk = Disk(folder, remote.cache_bytes, digest_of(remote))
 
     def read(self, parts: Sequence[Part]) -> list[bytes]:
         """The bytes of these parts.
@@ -319,9 +321,7 @@ class Client:
 
 
 def _opened(url: str, options: dict[str, Any]) -> Any:
-    from gpuload.datasets.stores.store import needed
-
-    fsspec = needed("fsspec.core", f"datasets at {url.partition('://')[0]}://…", "remote")
+    fsspec = import_optional("fsspec.core", f"datasets at {url.partition('://')[0]}://…", "remote")
     try:
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:
@@ -361,9 +361,3 @@ def _sortable(moment: Any) -> str:
         return f"{parsedate_to_datetime(moment).timestamp():020.6f}"
     except (TypeError, ValueError):
         return ""
-
-
-def _usual_folder() -> str:
-    from gpuload.datasets.stores.cached import cache_folder
-
-    return os.path.join(cache_folder(), "remote")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpuload.errors import import_optional
+
 __all__ = ["GAP_BYTES", "Remote", "StorageOptions", "digest_of", "remote_options"]
 
 GAP_BYTES: Final = 256 << 10
@@ -83,9 +85,7 @@ def remote_options(given: StorageOptions) -> Remote:
 def digest_of(remote: Remote) -> str:
     """A digest of what, next to the URL, says which store is read and as whom: the options, fsspec's configuration, and
     variables of the environment. Whatever is kept under one is not found under another. Empty if there are none."""
-    from gpuload.datasets.stores.store import needed
-
-    configured = needed("fsspec.config", "datasets at URLs", "remote").conf
+    configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     said = [_plain(one) for one in (remote.options, configured, environment)]
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest() if any(said) else ""

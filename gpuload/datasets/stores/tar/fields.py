@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.folder import _checked_mode
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import Encoded, Image, Mask, Mode
+from gpuload.datasets.sample import Encoded, Image, Mask, Mode, check_mode
 from gpuload.datasets.stores.opening import named
 from gpuload.datasets.stores.store import read_npy_header
 
@@ -43,7 +42,7 @@ class Fields:
     """
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
-        self.mode: Mode = _checked_mode(mode)
+        self.mode: Mode = check_mode(mode)
         self.fields = fields
         self.alone = isinstance(fields, str)
         self.wanted: tuple[tuple[str, ...], ...] | None = None

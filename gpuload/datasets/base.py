@@ -1,0 +1,108 @@
+"""The base of datasets of image files: of `ImageFolder` and `ImageFiles`, `FileList`, `Coco`, and what `wrap` makes.
+
+Paths are in the main process once the dataset is made, and go to the workers, which read the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from gpuload.datasets.files import read_file, will_read
+from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.paths import Paths, full_path
+from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.scan import scanned
+from gpuload.datasets.stores.opening import is_url, named, read_whole
+
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote.options import Remote
+
+__all__ = ["ImageFileDataset", "existing_folder"]
+
+
+class ImageFileDataset:
+    """Base of all datasets of image files."""
+
+    mode: Mode
+    paths: Paths
+    """The full path of each image, as str."""
+    _remote: Remote | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def root(self) -> str:
+        """The folder, as an absolute path."""
+        return self.paths.root
+
+    def _scanned(self, scanner: Any, folder: str, asked: list[Any], scan: Callable[[], Any]) -> dict[str, np.ndarray]:
+        """What a scan of the folder finds; of a local one it may be kept."""
+        found = scan() if self._remote is not None else scanned(scanner, folder, asked, scan)
+        left_out = scanner.left_out if self._remote is not None else LeftOut.of(found)
+        left_out.log(folder)
+        return found
+
+    def _encoded(self, index: int) -> Encoded:
+        path = self.paths[index]
+        if self._remote is None:
+            return Encoded(read_file(path), self.mode, path)
+        return Encoded(self._fetched([path])[0], self.mode, named(path))
+
+    def will_need(self, indices: Iterable[SupportsIndex]) -> None:
+        """Let the kernel read the files of these samples, which are asked for soon."""
+        if self._remote is None:
+            for index in indices:
+                will_read(self.paths[self._from_start(index)])
+
+    def _fetched(self, paths: list[str]) -> list[bytes]:
+        return read_whole(paths, self._remote)
+
+    def _with(self, number: int, image: Encoded) -> Any:
+        """The sample of an image; as ``self[number]`` gives it."""
+        raise NotImplementedError
+
+    @property
+    def __getitems__(self) -> Any:
+        """Samples of several indices, fetched together: of URLs alone, since files are better read one by one, each
+        before it is decoded."""
+        if self._remote is None:
+            raise AttributeError("__getitems__")
+        return self._fetch_many
+
+    def _fetch_many(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        numbers = [self._from_start(index) for index in indices]
+        paths = [self.paths[number] for number in numbers]
+        found = zip(self._fetched(paths), paths, strict=True)
+        images = [Encoded(data, self.mode, named(path)) for data, path in found]
+        return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
+
+    def _from_start(self, index: SupportsIndex) -> int:
+        if type(index) is int and 0 <= index < len(self.paths):
+            return index
+        return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
+
+    def __add__(self, other: Any) -> Joined:
+        """This dataset and another map-style one after it."""
+        return Joined([self, other]) if has_samples(other) else NotImplemented
+
+
+def existing_folder(root: str | os.PathLike[str]) -> str:
+    """Return a folder's absolute path, which does not depend on the working directory; a URL as it is.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such folder.
+    """
+    if is_url(root):
+        return os.fsdecode(root).rstrip("/")
+    folder = full_path(root)
+    if not os.path.exists(folder):
+        raise FileNotFoundError(f"{folder!r} does not exist; expected a folder of images (got {root!r})")
+    if not os.path.isdir(folder):
+        raise NotADirectoryError(f"{folder!r} is a file; expected a folder of images")
+    return folder
