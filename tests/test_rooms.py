@@ -84,7 +84,6 @@ ABOUT_SEVERAL = {
     "decode/test_formats",
     "loader/test_apply",
     "loader/test_bottlenecks",
-    "loader/test_log",
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_sampler",

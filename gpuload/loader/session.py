@@ -459,16 +459,16 @@ class Session:
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
             made = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
-        images = 0
+        images, remark = 0, batch.remark
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
         remarks = [("", made.warning)] if made.warning else []
         if made.rest is None:  # else the batch is not yet what the user gets
             remarks += self._remarks_on_layout(made.tensors)
-        if batch.remark:
-            kind = next((begin for begin in (REMARK, UNUSABLE) if batch.remark.startswith(begin)), "strays")
-            remarks.append((kind, batch.remark))
+        if remark:
+            kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "strays")
+            remarks.append((kind, remark))
         return _Launched(
             made.value,
             made.tensors,
