@@ -53,8 +53,8 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
     Args:
         batch: complete.
         starts: where the bytes of each of its parts begin, in the memory that offsets count from.
-        spread: blocks become values; they do anyway where there are targets, where samples failed, and where they are
-            not alike.
+        spread: turn blocks into values, one array for each sample. Even without it, blocks become values if there are
+            targets, if samples failed, and where the blocks of a leaf differ between chunks.
     """
     spec, planned = batch.spec, batch.planned
     if planned is not None and planned.columns is not None:
@@ -192,7 +192,7 @@ class Assembly:
             assert finished is not None
             with self._collating():
                 start = perf_counter()
-                self._end(epoch, columns, finished, by_row=self._by_row)
+                self._call_module(epoch, columns, finished, by_row=self._by_row)
                 self.stage_s += perf_counter() - start
                 return value()
 
@@ -233,7 +233,7 @@ class Assembly:
         self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, last: bool = True
     ) -> Finished:
         """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
-        `last`: also do what `_end` does."""
+        `last`: also do what `_call_module` does."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         one_by_one = by_row or columns.has_targets or chain.gathers  # else no row has a cell of its own
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
@@ -260,7 +260,7 @@ class Assembly:
                 finished.whole.update((leaf, array.clone()) for leaf, array in leaves.items())
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
         else:
-            finished.programs = self._drawn(epoch, columns)
+            finished.programs = self._draw_programs(epoch, columns)
             if chain.gathers and columns.images:
                 self._gathering = self._gathering or GatheredTargets(chain, self._stage.device)
                 gathered = self._gathering(columns, finished, self._numbers(batch, columns), bytes_of)
@@ -273,7 +273,7 @@ class Assembly:
             if lends and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if last:
-            self._end(epoch, columns, finished, by_row=by_row)
+            self._call_module(epoch, columns, finished, by_row=by_row)
         if columns.has_targets and gathered is None:
             self._targets = self._targets or TargetStage(chain, self._stage.device)
             self._targets(columns, finished, bytes_of)
@@ -287,8 +287,9 @@ class Assembly:
             release()  # all that is in the slots is copied or lent
         return finished
 
-    def _end(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
-        """Call the module at the end of the transforms with the images, on the current stream, and give rows theirs."""
+    def _call_module(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
+        """Call the module at the end of the transforms, if there is one, with the images, on the current stream. Then,
+        where rows have cells of their own, put each finished image into the cell of its row."""
         if self._options.chain.module is not None:
             for number, views in enumerate(finished.images):
                 finished.images[number] = [
@@ -310,8 +311,8 @@ class Assembly:
         pairing: Pairing | None,
         gathered: list[Gathered] | None,
     ) -> list[Any]:
-        """Return the images of a column for each view, finished but for `_end`; `pairing`, if they are mixed, gives
-        partners and takes shares; `gathered`, if they are put together, says of what."""
+        """Return the images of a column for each view, finished but for `_call_module`; `pairing`, if they are mixed,
+        gives partners and takes shares; `gathered`, if they are put together, says of what."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -320,8 +321,8 @@ class Assembly:
             for view, program in enumerate(programs)
         ]
 
-    def _drawn(self, epoch: int, columns: Columns) -> list[list[Program]]:
-        """Return the programs for each column of images, one for each view."""
+    def _draw_programs(self, epoch: int, columns: Columns) -> list[list[Program]]:
+        """Draw the programs for each column of images, one for each view."""
         chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
         programs: list[list[Program]] = []
         for images in columns.images:

@@ -211,7 +211,7 @@ class Session:
         self.outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
-        self._follows = False  # whether the epoch's first batch is still to be launched
+        self._awaits_first_launch = False  # whether the epoch's first batch is still to be launched
         self._epoch: object = None  # the token of the current one; None between two
         self.meter = Meter(
             options,
@@ -270,7 +270,7 @@ class Session:
             self.launched.clear()
             self.meter.begin()
             self.changes.skip()  # what iter() itself changed
-            self._follows = True
+            self._awaits_first_launch = True
             self.transfer.follow()  # constants of the user's own transforms may still be on their way
             self.feed.begin(batches, told_epoch, self.changes.packed)
             if self.tuner is not None:
@@ -307,6 +307,8 @@ class Session:
             return None if request is None else self.engine.begin(request)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _next_launched(self, info: bool) -> _Launched | None:
+        """Return the batch that is due; None at the end of the epoch. On a GPU, also launch batches after it that are
+        complete already."""
         self.transfer.hold_back()
         if not self.launched:
             try:
@@ -317,8 +319,8 @@ class Session:
                 raise
             if batch is None:
                 return None
-            if self._follows:  # the same, of whatever stream is current now
-                self._follows = False
+            if self._awaits_first_launch:  # as in `begin`, but for the stream that is current now
+                self._awaits_first_launch = False
                 self.transfer.follow()
             self.launched.append(self._launch(batch, info))
         # Their copies and stages run while the consumer works on the current batch. Two at once take the host less time
@@ -349,7 +351,8 @@ class Session:
             self.transfer.hand_over(ticket, launched.tensors)
 
     def _end_batch(self, launched: _Launched) -> None:
-        """Make the rest of a batch, now that the consumer has issued all that it depends on."""
+        """Run the postponed `rest` of a batch (a `collate_fn`, or what is at the end of the transforms), now that the
+        consumer has issued everything it may depend on."""
         rest, launched.rest = launched.rest, None
         assert rest is not None
         self._hand_over(launched)
@@ -363,7 +366,8 @@ class Session:
         launched.tensors = []
 
     def _take(self, take: Callable[[], Batch | None]) -> Batch | None:
-        """Return the next batch to give, or to raise as an error."""
+        """Return the next batch that is not dropped, or that has to be raised as an error. Record the failures of the
+        batches that are dropped."""
         while (batch := take()) is not None and batch.dropped:
             if batch.fatal is not None or (batch.errors and self.options.workers.faults.on_error == "raise"):
                 break
@@ -427,6 +431,7 @@ class Session:
                 self.engine.close()
 
     def _launch(self, batch: Batch, info: bool) -> _Launched:
+        """Issue a batch (`_issue`). If that fails, give its slots back and keep the error until the batch is due."""
         try:
             return self._issue(batch, info)
         except BaseException as error:

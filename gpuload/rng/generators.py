@@ -19,7 +19,7 @@ from gpuload.rng.streams import GENERATORS, SAMPLE_RNG
 
 __all__ = [
     "GeneratorStates",
-    "kept",
+    "generators_preserved",
     "put_back",
     "sample_being_made",
     "sample_rng",
@@ -81,7 +81,7 @@ def set_states(saved: GeneratorStates) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def generators_preserved() -> Iterator[None]:
     """Put the global generators back afterwards, whatever was drawn or seeded."""
     saved = states()
     try:

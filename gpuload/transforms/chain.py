@@ -234,12 +234,14 @@ class Chain:
         """The part of each image that has to be decoded, int64 (B, 4): top, left, height, width; for several views the
         smallest box around what each needs.
 
-        Arguments and errors as for `draw`; only `Line.lead` transforms are drawn: up to the last one that the region
-        depends on, or that may refuse an image, since an image is refused where it is read.
+        Arguments and errors as for `draw`; only the first `Line.prefix_length` transforms are drawn: up to the last one
+        that the region depends on, or that may refuse an image, since an image is refused where it is read.
         """
         sizes = np.asarray(sizes_hw, np.int64)
         found = [
-            line.draw(key, positions, sizes, boxes, lead=True).windows_tlhw[0] if line.lead else full_windows(sizes)
+            line.draw(key, positions, sizes, boxes, prefix_only=True).windows_tlhw[0]
+            if line.prefix_length
+            else full_windows(sizes)
             for line in self.lines
         ]
         if len(found) == 1:
@@ -265,7 +267,7 @@ class Chain:
         a chain without `resizes_late`."""
         [line] = self.lines
         assert line.first is not None
-        program = line.draw(key, positions, sizes_hw, boxes, lead=True, least=line.first + 1)
+        program = line.draw(key, positions, sizes_hw, boxes, prefix_only=True, min_steps=line.first + 1)
         return program.windows_tlhw[0], program.resize
 
     @property

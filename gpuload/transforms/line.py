@@ -33,16 +33,16 @@ class Line:
     lanes: tuple[int, ...]
 
     @cached_property
-    def lead(self) -> int:
-        """How many transforms a worker draws: up to the last crop before one that needs the whole image (these decide
-        the region to decode), and at least up to the last that may refuse an image."""
-        lead = 0
+    def prefix_length(self) -> int:
+        """How many transforms a worker draws, from the first on: up to the last crop before one that needs the whole
+        image (these decide the region to decode), and at least up to the last that may refuse an image."""
+        length = 0
         for number, transform in enumerate(self.transforms):
             if transform.needs_whole:
                 break
             if transform.crops:
-                lead = number + 1
-        return max([lead, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
+                length = number + 1
+        return max([length, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @cached_property
     def first(self) -> int | None:
@@ -75,18 +75,19 @@ class Line:
         sizes_hw: np.ndarray,
         boxes: Sequence[np.ndarray] | None = None,
         *,
-        lead: bool = False,
-        least: int = 0,
+        prefix_only: bool = False,
+        min_steps: int = 0,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms, or of the leading ones (`lead`), but of `least` at least; `regions_tlhw`:
-        what the leading ones gave, if known, so that they need not be drawn again."""
-        end = max(self.lead, least) if lead else len(self.transforms)
+        """Draw the records of all transforms. With `prefix_only`, draw the first `prefix_length` ones, but at least
+        `min_steps`. `regions_tlhw`: the regions that a worker drew for these images, if known; a prefix of one
+        transform then need not be drawn again."""
+        end = max(self.prefix_length, min_steps) if prefix_only else len(self.transforms)
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
-        regions = regions_tlhw if self.lead == 1 else None
+        regions = regions_tlhw if self.prefix_length == 1 else None
         records, results = _draw(self.transforms[:end], self.lanes[:end], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
 

@@ -167,9 +167,9 @@ class Feed:
         self.pump(0.0)
         return None if self._too_many else self._pop(planned=True)
 
-    def _next_done(self, *, planned: bool = False) -> Batch | None:
-        """The first batch that is done, and those that it waits for; `planned`: and whose plan is there, if it was
-        asked for."""
+    def _next_complete(self, *, planned: bool = False) -> Batch | None:
+        """Return the first batch whose parts are all done, unless an earlier batch of the same `BatchSpec.queue` is
+        not. With `planned`, a batch whose plan was asked for is complete only once the plan is there."""
         open_queues: set[int] = set()
         for batch in self._batches:
             is_open = batch.open_parts or (planned and batch.planned is not None and batch.planned.plan is None)
@@ -179,7 +179,7 @@ class Feed:
         return None
 
     def _pop(self, *, planned: bool = False) -> Batch | None:
-        if (batch := self._next_done(planned=planned)) is None:
+        if (batch := self._next_complete(planned=planned)) is None:
             return None
         self._consumer.reclaim(False)  # it may raise: a batch that is popped must be given
         if batch.waits_for_device and not self._end_decoding(batch):
@@ -197,7 +197,7 @@ class Feed:
         batch.open_parts += len(failed := self._consumer.decode(batch))
         for part, errors in failed:
             self._tally.add(0, errors)
-            self._end(part, errors)
+            self._close_part(part, errors)
         return not batch.open_parts and not self._too_many
 
     def pump(self, timeout_s: float, *, waited_for: bool = False) -> None:
@@ -253,7 +253,8 @@ class Feed:
 
     @property
     def _room(self) -> bool:
-        """Whether another batch may begin: beside two that are being planned, or wait with their plans, as many."""
+        """Whether another batch may begin. Up to `LAUNCHED_AHEAD` batches that have a plan, or wait for one, do not
+        count towards `ahead`."""
         ahead, planned = self.ahead, sum(batch.planned is not None for batch in self._batches)
         if self._batches and len(self._batches[-1].spec.positions) <= self.chunk_size:
             ahead = max(ahead, self.workers + 1)  # if one worker does a whole batch, each worker needs one
@@ -320,12 +321,12 @@ class Feed:
                     failed = not part.description and (part.content is None or part.content.errors)
                     if failed or batch.spec.iterable is not None:
                         continue  # its failures are already settled, or its iterator cannot give the samples again
-                    self._do_again(part)
+                    self._discard_result(part)
                 return True
         return False
 
-    def _do_again(self, part: Part) -> None:
-        """Forget the result of a chunk, and queue it again."""
+    def _discard_result(self, part: Part) -> None:
+        """Drop the result of a done chunk to free its slot, and queue the chunk again."""
         assert part.slot is not None
         self.plans.drop(part.batch)
         self.ring.release(part.slot)
@@ -341,16 +342,17 @@ class Feed:
         slot, part = self._flying.pop(event.chunk)
         if isinstance(event, Lost):  # with its slot, which the engine gives back
             if part is not None:
-                self._again(part, event)
+                self._retry_lost(part, event)
         elif part is None or event.status is Status.UNWANTED:
             self.ring.release(slot)
         elif event.status is Status.TOO_LARGE:
             self.ring.release(slot)
             self._enlarge(part, event.nbytes)
         else:
-            self._finish(part, slot, event)
+            self._store_result(part, slot, event)
 
-    def _finish(self, part: Part, slot: Slot, reply: Reply) -> None:
+    def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
+        """Take over the slot and the description of a chunk that is done, and learn from its size."""
         view, rows, content = self.ring.view(slot), len(part.positions), reply.content
         if reply.plain and not self._awaited:  # read later, if ever
             part.description = reply.meta
@@ -368,7 +370,7 @@ class Feed:
             self._slot_size = SlotSize(self.ring.ring_bytes, self.chunk_size, guess_bytes=0)
             self._slot_size.expect(reply.nbytes, rows)
         self._slot_size.learn(reply.nbytes, rows)
-        self._settle(part, content)
+        self._count_and_close(part, content)
 
     def _enlarge(self, part: Part, need_bytes: int) -> None:
         rows = len(part.positions)
@@ -391,8 +393,9 @@ class Feed:
                 "raise ring_bytes, or let the first transform crop",
             )
 
-    def _again(self, part: Part, lost: Lost) -> None:
-        """Do a lost chunk again: the sample that its worker was at alone, the others without it."""
+    def _retry_lost(self, part: Part, lost: Lost) -> None:
+        """Queue a chunk again whose worker died: the sample that the worker was at by itself, the others without it. A
+        sample that was alone already fails once too many workers have died at it."""
         rows = len(part.positions)
         if lost.row is None or lost.row >= rows:
             self._requeue(part)
@@ -433,10 +436,10 @@ class Feed:
     def _fail(self, part: Part, cause: str, stack: str = "") -> None:
         """End a chunk: all of its samples failed."""
         part.content = part.failure(cause, stack)
-        self._settle(part, part.content)
+        self._count_and_close(part, part.content)
 
-    def _settle(self, part: Part, content: Columns | None) -> None:
-        """Process the failures of a chunk that has ended and, after the last chunk, a batch that is empty."""
+    def _count_and_close(self, part: Part, content: Columns | None) -> None:
+        """Count the samples and failures of a chunk that has ended, and close its part."""
         batch, errors = part.batch, [] if content is None else [record for _, record in content.errors]
         if content is None or content.iterable is None:
             self._tally.add(len(part.positions), errors)
@@ -444,10 +447,11 @@ class Feed:
             self._tally.add(len(content.rows) + len(errors), errors)
             if content.iterable.broken and errors:
                 batch.fatal = errors[-1]
-        self._end(part, errors)
+        self._close_part(part, errors)
 
-    def _end(self, part: Part, errors: list[ErrorRecord]) -> None:
-        """A chunk has ended, and these samples of it failed."""
+    def _close_part(self, part: Part, errors: list[ErrorRecord]) -> None:
+        """Mark a part as done, with the samples of it that failed: replace them, or record them with the batch. With
+        the batch's last part, deal with a batch that has no samples left, and ask for its plan."""
         batch = part.batch
         batch.open_parts -= 1
         if errors and (self.faults.on_error == "replace" or part.substitutes):

@@ -403,7 +403,8 @@ class WorkerPool(RestartingEngine):
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, worker: WorkerProcess, events: list[Event]) -> None:
-        """A worker's process has ended: its chunk is lost, and another one takes its place."""
+        """Take in that a worker's process has ended: report its chunk as lost, count the death, and start another
+        worker in its place unless fewer are wanted."""
         self._drain(worker, events)
         note, ending = self._board.read(worker.number), worker.wait()
         with deferred_signals():  # a worker whose descriptors are free must not stay in the team

@@ -1,8 +1,9 @@
 """Doing one chunk: samples → regions → pixels in a slot. Runs in a worker or, with num_workers=0, the main process.
 
-There are three steps: take the samples from the dataset and read the headers; draw all decode regions at once; decode
-each region into the slot. A sample that fails is recorded and left out; it never fails the chunk. From one chunk to the
-next only the decoder, the dataset, and collated batches that did not fit their slot are kept.
+There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions at
+once (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
+recorded and left out; it never fails the chunk. From one chunk to the next only the decoder, the dataset, and collated
+batches that did not fit their slot are kept.
 
 Images of one shape that lie in a file as rows of an array are copied without taking samples apart (`RowCopier`). What
 comes of such a chunk is the same, to the last bit. Only the work in Python for each sample is left out: for 256×256
@@ -30,7 +31,7 @@ from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
-from gpuload.rng.generators import kept
+from gpuload.rng.generators import generators_preserved
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import droppers
@@ -113,7 +114,7 @@ class ChunkRunner:
         self.job = job
         self._reader = SampleReader(job)
         self.source = Source(job.dataset, job.seed)
-        self._rows = RowCopier(job) if RowCopier.can_do(job) else None
+        self._row_copier = RowCopier(job) if RowCopier.can_do(job) else None
         self.counters = Counters()
         self._guard = guard_generators and self.source.seeds
         # A batch of plain data is collated in the worker; with images, after the stage.
@@ -147,11 +148,11 @@ class ChunkRunner:
             counters.plans, counters.plan_ns = counters.plans + 1, counters.plan_ns + clock() - start
             return reply
         counters.chunks += 1
-        if self._rows is not None and self._reader.has_looked:
-            reply = self._rows.fill(chunk, counters)
+        if self._row_copier is not None and self._reader.has_looked:
+            reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with kept() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
+        with generators_preserved() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
             if not self._read(chunk):
                 return chunk.refusal(Status.UNWANTED)
             start = clock()
@@ -171,15 +172,15 @@ class ChunkRunner:
                 if request.iterable is None:
                     return self.run(request, slot, note, wanted)
         if reply is None:
-            reply = self._decode(chunk)
+            reply = self._fill_slot(chunk)
         if reply.status is Status.DONE:
             self._batches.pop(_batch_key(request), None)
-            self._reader.said()
+            self._reader.clear_remark()
         return reply
 
     def begin(self, request: Request) -> IterablePlace:
         """Return where the pass of a request begins, before its first chunk is done."""
-        with kept() if self._guard else contextlib.nullcontext():
+        with generators_preserved() if self._guard else contextlib.nullcontext():
             return self.source.begin(request)
 
     def _read(self, chunk: Chunk) -> bool:
@@ -237,8 +238,8 @@ class ChunkRunner:
                 kinds=kinds_of(error),
             )
 
-    def _decode(self, chunk: Chunk) -> Reply:
-        """Put the samples into the slot."""
+    def _fill_slot(self, chunk: Chunk) -> Reply:
+        """Draw the regions of the samples, decode them into the slot, and pack the description behind them."""
         counters, start = self._counters, clock()
         self._draw(chunk)
         samples, chunk.samples = chunk.samples, []

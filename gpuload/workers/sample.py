@@ -67,7 +67,8 @@ class Picture:
     resized: Resized | None = None
     sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
     offset: int = -1  # in the slot, once it is decoded
-    part: Cut | Literal["cut now"] | None = "cut now"  # of a file: for `Decoder.decode`
+    # What `SampleReader.cut` cut out of a file; None if nothing; "cut now" if `Decoder.decode` has to do that itself.
+    part: Cut | Literal["cut now"] | None = "cut now"
 
     @property
     def for_device(self) -> bool:
@@ -147,8 +148,8 @@ class SampleReader:
         """Return what to tell the user next: of strays, of sizes, or of the decoder; "" if nothing."""
         return self._remarks[0] if self._remarks else self._decoder.remark
 
-    def said(self) -> None:
-        """Note that the user is told the `remark`."""
+    def clear_remark(self) -> None:
+        """Drop the current `remark`, which a reply carries to the user; the next one takes its place."""
         if self._remarks:
             del self._remarks[0]
         else:

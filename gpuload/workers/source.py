@@ -72,7 +72,7 @@ class Source:
         self._read_s, self._read = 0.0, 0  # by the last chunk
         self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
         self._disk = Disk()
-        self._soon: list[Any] = []  # what is still to be named
+        self._to_announce: list[Any] = []  # keys of the next chunk that `will_need` was not given yet
         self._is_first = True  # nobody has named the samples of this chunk
         self._told_epoch = -1
         self._changes = b""
@@ -106,7 +106,7 @@ class Source:
             self._note_speed()
             if self._is_first:
                 self._is_first = False
-                self._tell(keys)
+                self._announce(keys)
         return self._open_keys(request, keys)
 
     def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
@@ -117,8 +117,8 @@ class Source:
             return fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
 
         def get(row: int, read: Callable[[int], Any] = one) -> Any:
-            if self._soon and row % AT_ONCE == 0:
-                self._name(AT_ONCE)
+            if self._to_announce and row % AT_ONCE == 0:
+                self._announce_next(AT_ONCE)
             if seeds:
                 seed_generators(self._seed, request.epoch, positions[row], seeds[row])
             sample = self._timed(read, row)
@@ -144,7 +144,7 @@ class Source:
                         return one(row)
 
                 return partial(get, read=each_or_one)
-            self._name(len(self._soon))
+            self._announce_next(len(self._to_announce))
             if seeds:  # once for all of them, so their draws depend on the chunk
                 seed_generators(self._seed, request.epoch, positions[0])
             return self._timed(partial(fetched, self._dataset), keys, len(keys)).__getitem__
@@ -182,18 +182,19 @@ class Source:
 
     def will_need(self, request: Request | None) -> None:
         """Note the chunk that comes next, whichever worker does it."""
-        self._soon = []  # what is left of the chunk before is being read
+        self._to_announce = []  # what is left of the chunk before is being read
         if request is not None and not request.plans and request.iterable is None:
-            self._soon = _keys_of(request)
+            self._to_announce = _keys_of(request)
 
-    def _name(self, count: int) -> None:
-        named, self._soon = self._soon[:count], self._soon[count:]
-        self._tell(named)
+    def _announce_next(self, count: int) -> None:
+        keys, self._to_announce = self._to_announce[:count], self._to_announce[count:]
+        self._announce(keys)
 
-    def _tell(self, named: list[Any]) -> None:
-        if named and self._will_need is not None:
+    def _announce(self, keys: list[Any]) -> None:
+        """Tell the dataset that the samples of these keys come soon."""
+        if keys and self._will_need is not None:
             with contextlib.suppress(Exception):  # an error of the sample, when it is read
-                self._will_need(named)
+                self._will_need(keys)
 
     def _open_pass(self, request: Request, start: IterableStart, touch: Callable[[], None]) -> Callable[[int], Any]:
         if self._pass is None or self._pass.run != start.run:

@@ -260,7 +260,7 @@ def test_a_chunk_that_is_done_again_makes_the_plan_worthless():
     [batch] = feed._batches
     first = batch.planned
     assert first is not None
-    feed._do_again(batch.parts[0])
+    feed._discard_result(batch.parts[0])
     assert (batch.planned, len(batch.copied_parts), batch.open_parts) == (None, 2, 1)
     pump(feed)
     again = feed.take_if_ready()

@@ -40,7 +40,7 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
         )
         runner._reader._looks = 0  # as after its first samples
         made.append(runner)
-    made[1]._rows = None
+    made[1]._row_copier = None
     return made[0], made[1]
 
 
@@ -98,10 +98,10 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 def test_a_chunk_is_what_the_ordinary_way_makes_of_it(tmp_path, name, indices):
     settings, transforms = CASES[name]
     rows, ordinary = runners(stored(tmp_path, **settings), *transforms)
-    assert rows._rows is not None
+    assert rows._row_copier is not None
     used = []
-    fill = rows._rows.fill
-    rows._rows.fill = lambda *args: used.append(fill(*args)) or used[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    fill = rows._row_copier.fill
+    rows._row_copier.fill = lambda *args: used.append(fill(*args)) or used[-1]  # pyright: ignore[reportAttributeAccessIssue]
     found, slot, noted = done(rows, indices)
     expected, other, _ = done(ordinary, indices)
     assert used[0].status is Status.DONE
@@ -157,10 +157,10 @@ class Own(gl.ArrayFile):
 
 
 def test_datasets_and_jobs_that_it_leaves_alone(tmp_path):
-    assert runners(stored(tmp_path), collate_fn=list)[0]._rows is None
-    assert runners(stored(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._rows is None
-    assert runners(Own(stored(tmp_path).path, labels=range(COUNT)))[0]._rows is None
-    assert runners([0, 1])[0]._rows is None
+    assert runners(stored(tmp_path), collate_fn=list)[0]._row_copier is None
+    assert runners(stored(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
+    assert runners(Own(stored(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
+    assert runners([0, 1])[0]._row_copier is None
     for options in ({"layout": "CHW", "shape": (3, 9, 10)}, {"as_dtype": "float32"}, {"layout": "data"}):
         rows, ordinary = runners(stored(tmp_path, **options))
         found, slot, _ = done(rows, SHUFFLED)
