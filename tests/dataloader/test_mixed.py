@@ -200,5 +200,6 @@ def test_a_state_between_two_epochs_holds_what_the_sampler_says_however_it_is_as
 def test_each_worker_has_a_batch_to_do(workers):
     """Where a batch is one worker's affair."""
     with loader(Made(int), 2, num_workers=workers, collate_fn=torch.tensor) as loader_:
-        next(iter(loader_))
-        assert loader_._session.feed._ahead_now >= workers  # pyright: ignore[reportOptionalMemberAccess]
+        batches = iter(loader_)
+        next(batches)
+        assert len(loader_._session.feed._batches) >= workers  # pyright: ignore[reportOptionalMemberAccess]

@@ -313,7 +313,7 @@ def test_a_dataset_that_computes_beside_other_programs():
 def test_a_dataset_that_waits_has_no_use_for_cpus(monkeypatch):
     monkeypatch.setattr("gpuload.loader.meter.usable_cpus", lambda: 1)
     found = measured(Sleeping(0.1), num_workers=4, batch_size=8, chunk_size=1, batches=3)
-    check(found, "reading is the bottleneck (a sample takes ", "; with 16 workers", "times the throughput")
+    check(found, "reading is the bottleneck (a sample takes ", "; with 1", " workers, about ", "times the throughput")
 
 
 @pytest.mark.processes
