@@ -445,7 +445,9 @@ def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ra
 
 def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
-    here = [leaf for leaf in tree_leaves(ready) if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
+    plain = set(map(type, ready.values())) <= {torch.Tensor}  # as nearly always: torch's trees take 40 µs
+    leaves = ready.values() if plain else tree_leaves(ready)
+    here = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"]
     if not here:
         return ready
     small: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -466,4 +468,4 @@ def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
             return there[id(value)] if id(value) in there else to_device(value)
         return value
 
-    return tree_map(move, ready)
+    return {number: move(value) for number, value in ready.items()} if plain else tree_map(move, ready)
