@@ -257,7 +257,7 @@ class Assembly:
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
             if self._transfer.asynchronous:  # copied, or whoever keeps labels would keep the pixels
-                finished.whole.update((leaf, array.clone()) for leaf, array in leaves.items())
+                finished.placed = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
         else:
             finished.programs = self._draw_programs(epoch, columns)

@@ -100,8 +100,8 @@ class Finished:
     Attributes:
         views: how many a `MultiView` makes; None without one.
         cells: of each row the leaves finished one by one, by number.
-        whole: leaves finished for all rows at once: blocks; masks of equal shapes as one tensor; integers that a worker
-            has placed beside its plan.
+        whole: leaves finished for all rows at once: blocks, and masks of equal shapes as one tensor.
+        placed: integers of all rows that a worker has put beside its plan, and that lie where images do.
         images: for each of `Columns.images`, for each view, the stage's result.
         programs: for each of `Columns.images`, for each view, what was drawn; none if a worker has planned it.
         pairing: how they were mixed, if they were.
@@ -110,6 +110,7 @@ class Finished:
     views: int | None
     cells: list[dict[int, Any]]
     whole: dict[int, Any] = field(default_factory=dict)
+    placed: dict[int, torch.Tensor] = field(default_factory=dict)
     images: list[list[Any]] = field(default_factory=list)
     programs: Sequence[Sequence[Program]] = ()
     pairing: Pairing | None = None
@@ -122,7 +123,7 @@ class Finished:
     @property
     def results(self) -> list[Any]:
         """All that may be on the device."""
-        return [self.images, self.cells, self.whole]
+        return [self.images, self.cells, self.whole, self.placed]
 
     def of_views(self, results: Sequence[Any]) -> Any:
         """Return what a batch holds of a result for each view: the result itself if there is no `MultiView`."""
@@ -243,8 +244,12 @@ def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: s
             samples.
     """
     ready: dict[int, Any] = {}
+    placed: dict[int, torch.Tensor] = {}
     for number, (leaves, mark) in enumerate(zip(outline.leaves, outline.marks, strict=True)):
         kind, image = mark or ("", 0)
+        if mark is None and leaves[0] in finished.placed:  # then all rows are alike
+            placed[number] = finished.placed[leaves[0]]
+            continue
         if kind == "group":
             ready[number] = [
                 [converted(_cell(columns, finished, row, leaf), partial(columns.name, row)) for leaf in group.within]
@@ -265,7 +270,7 @@ def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: s
             ready[number] = whole
         elif kind == "points":
             ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = _moved(ready, to_device)
+    ready = _moved(ready, to_device) | placed
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
