@@ -47,10 +47,11 @@ __all__ = [
     "usable_cpus",
 ]
 
-# A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring.
-POOL_DESCRIPTORS = 8
-# Each worker: the socket of its replies, its lifeline, its pidfd, the file for its stacks.
-WORKER_DESCRIPTORS = 4
+# A `WorkerPool`'s: a queue (2), an epoll, the job, and twice (Python's mmap has its own) the board and the ring; the
+# template's socket, lifeline, pidfd and stack file.
+POOL_DESCRIPTORS = 12
+# Each worker: the socket of its replies, its lifeline, its pidfd, the file for its stacks, the pipe for its status.
+WORKER_DESCRIPTORS = 5
 # While one is started: its ends of socket and lifeline, /dev/null, the pipe for a failed exec (2), before the pidfd.
 START_DESCRIPTORS = 4
 SPARE_DESCRIPTORS = 8  # opened for a moment: imported modules, libraries' files

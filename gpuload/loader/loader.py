@@ -77,7 +77,7 @@ class Loader:
         worker_init_fn: called in each worker, and again in one that was restarted, with its number, before its first
             sample. `iter()` waits for it, and raises a `WorkerError` if it fails.
         generator: a `torch.Generator` whose initial seed is used as `seed`; nothing is drawn from it.
-        multiprocessing_context: without effect: workers are fresh interpreters, and ``"fork"`` is warned of.
+        multiprocessing_context: without effect: this process is never forked, and ``"fork"`` is warned of.
         persistent_workers: False ends the workers with each epoch, so that the next one sees changes of the dataset
             made here; default: they stay.
         in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no

@@ -116,7 +116,7 @@ class WorkerOptions:
         if self._context_name not in (None, "spawn", "forkserver", "fork"):
             raise ValueError(
                 "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got "
-                f"{self.multiprocessing_context!r}; it has no effect, since gpuload's workers are fresh interpreters: "
+                f"{self.multiprocessing_context!r}; it has no effect, since gpuload never forks this process: "
                 "leave it out"
             )
         function: Any = self.worker_init_fn
@@ -190,8 +190,8 @@ class WorkerOptions:
         """Yield what to warn of when a loader is made."""
         if self.processes and self._context_name == "fork":
             yield (
-                f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are fresh "
-                "interpreters, not forks. They get the dataset by pickle (lambdas and notebook classes too), and do "
+                f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are no "
+                "forks of this process. They get the dataset by pickle (lambdas and notebook classes too), and do "
                 "not see what this program has set in modules; leave the argument out, or pass 'spawn'"
             )
         cpus, workers = usable_cpus(), self.processes
@@ -513,7 +513,7 @@ ANSWERS: Final = {
         "write transforms=[…], a list from gpuload.transforms; images are decoded, and labels put together, "
         "without being declared"
     ),
-    "py_start_method": "leave it out: workers are fresh interpreters",
+    "py_start_method": "leave it out: workers are forked from a fresh interpreter",
     "random_shuffle": "write shuffle=True",
     "set_affinity": "leave it out, or write affinity='none'",
     "shard_id": "write rank=…, or leave it out under torchrun",

@@ -1,4 +1,5 @@
-"""The first code that a worker process runs, as a script: ``python -P bootstrap.py <worker> <descriptors>``.
+"""The first code that a worker process runs, as a script: ``python -P bootstrap.py <worker> <descriptors>``; the
+template of workers has its name in the place of a number.
 
 It installs the parent's import path and calls `gpuload.workers.main`, of the gpuload that the parent runs. A notebook
 has the working directory first in its path, and a `random.py` there must not replace the standard library's, which the
@@ -10,11 +11,11 @@ import marshal
 import posix
 import sys
 
-JOB = 3  # its place among the descriptors, see `gpuload.workers.main.run`
+JOB = 3  # its place among the descriptors, see `gpuload.workers.main.run` and `gpuload.workers.template.serve`
 
 
 def _start() -> None:
-    worker, descriptors = int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]
+    who, descriptors = sys.argv[1], [int(word) for word in sys.argv[2].split(",")]
     job = descriptors[JOB]
     length = int.from_bytes(posix.pread(job, 8, 0), "little")
     settings, _ = marshal.loads(posix.pread(job, length, 8))  # written by the parent, inherited, unnamed
@@ -30,10 +31,14 @@ def _start() -> None:
 
     sys.path[:] = [*standard, *others, *here]
     from gpuload.workers.main import end, run
+    from gpuload.workers.template import serve
 
     sys.path[:] = [*standard, *here, *others] if here else path
     sys.argv[:] = settings["argv"]
-    run(worker, settings, descriptors)
+    if who == "template":
+        serve(settings, descriptors)
+    else:
+        run(int(who), settings, descriptors)
     end()
 
 

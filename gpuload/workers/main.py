@@ -51,7 +51,7 @@ from gpuload.workers.protocol import (
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import init_position, worker_info
 
-__all__ = ["end", "run"]
+__all__ = ["be_a_child", "end", "run"]
 
 MAX_DIFFERENCES = 10  # that are named
 # What a process group without communication answers; all else of it raises an error.
@@ -59,9 +59,8 @@ GROUP_ANSWERS = frozenset({"rank", "size", "name", "group_name", "group_desc", "
 FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds data that are not written
 
 
-def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
-    """Do chunks until the parent closes the queue."""
-    reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
+def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
+    """What each process of a session does first: die with the parent, say where Python is, leave signals to it."""
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)
@@ -75,10 +74,16 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
     be_replaceable()
     for fd in descriptors:
         os.set_inheritable(fd, False)
+
+
+def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
+    """Do chunks until the parent closes the queue. A process that was forked has the job already."""
+    reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
+    be_a_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         what = "could not unpack the dataset or transforms"
         try:
-            job: Job = receive(job_fd)
+            job: Job = receive(job_fd) if forked_job is None else forked_job
             runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["total"], runner)
@@ -86,7 +91,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int]) -> None:
             text = traceback.format_exc().encode(errors="replace")[-MAX_INLINE_BYTES:]
             replies.send(HELLO_FAILED + f"{' '.join(kinds_of(error))}\n{what}:\n\n".encode() + text)
             return
-        os.close(job_fd)
+        if forked_job is None:
+            os.close(job_fd)
         board = Board(settings["workers"], board_fd, settings["first"])
         counters = runner.counters = board.counters.of(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
@@ -113,6 +119,7 @@ def end() -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  waits for threads
     atexit._run_exitfuncs()
+    gc.unfreeze()  # what a template froze is listed again
     files = (one for one in gc.get_objects() if type(one) in FILES)
     for file in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, no room, or closed
@@ -179,9 +186,9 @@ def _tell_torch(info: WorkerInfo) -> None:
 def _join_group(backend: str, rank: int, world_size: int) -> None:
     """Let `torch.distributed` say which rank this is, if it has no group yet.
 
-    A worker is a fresh interpreter, so it has no process group. It gets one that knows its rank and its size: torch's
-    own ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and ``get_backend()`` ask it. A collective would wait
-    for workers of other ranks, which have other things to do: it raises an error.
+    A worker is no fork of the user's process, so it has no process group. It gets one that knows its rank and its size:
+    torch's own ``is_initialized()``, ``get_rank()``, ``get_world_size()`` and ``get_backend()`` ask it. A collective
+    would wait for workers of other ranks, which have other things to do: it raises an error.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d

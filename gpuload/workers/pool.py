@@ -28,6 +28,11 @@ bad before each of the others has cost a worker.
 The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
 chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
 
+Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and has imported what
+the dataset needs; until it is ready, workers are *due*. Where it says that it cannot be forked, or ends by itself
+before it is ready, each worker is an interpreter of its own. One that dies later is replaced, which counts as a death;
+its workers go on, and those that it was not yet forked for are due again.
+
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
 workers: it closes its copies of the descriptors.
 """
@@ -42,6 +47,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from logging import getLogger
+from operator import itemgetter
 
 import numpy as np
 
@@ -51,7 +58,7 @@ from gpuload.workers.counters import place_of
 from gpuload.workers.faults import Deaths
 from gpuload.workers.inherited import import_path
 from gpuload.workers.job import Job
-from gpuload.workers.process import WorkerProcess, check_platform
+from gpuload.workers.process import Process, Template, TemplateLost, WorkerProcess, check_platform
 from gpuload.workers.protocol import (
     HELLO,
     HELLO_FAILED,
@@ -73,6 +80,7 @@ __all__ = ["RestartingEngine", "WorkerPool", "running_workers"]
 CLOSE_GRACE_S = 1.0
 SLOW_SAMPLE_S = 60.0  # without a timeout, a warning names a sample that takes longer
 WATCH_INTERVAL_S = 1.0
+logger = getLogger("gpuload.workers")
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
@@ -159,11 +167,13 @@ class WorkerPool(RestartingEngine):
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
         self._team: dict[int, WorkerProcess] = {}
+        self._template: Template | None = None  # none: workers have interpreters of their own
+        self._due: dict[int, bool] = {}  # workers to be started once the template is ready, and whether these are added
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
         self._numbers = range(first, first + most)
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
-        self._by_fd: dict[int, WorkerProcess] = {}  # of the descriptors that epoll watches
+        self._by_fd: dict[int, WorkerProcess | Template] = {}  # of the descriptors that epoll watches
         self._timeout_s = timeout_s
         self._look_every_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
         self._looked_at = time.monotonic()
@@ -193,6 +203,7 @@ class WorkerPool(RestartingEngine):
             self._resources = undo.pop_all()
         _pools.add(self)
         try:
+            self._start_template()
             for number in range(first, first + workers):
                 self._start(number)
         except BaseException:
@@ -206,7 +217,7 @@ class WorkerPool(RestartingEngine):
     @property
     def ready(self) -> bool:
         """Whether each worker has said hello, without those that were added later."""
-        return all(worker.ready or worker.added for worker in self._team.values())
+        return all(self._due.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
     def _staying(self) -> list[WorkerProcess]:
@@ -215,12 +226,12 @@ class WorkerPool(RestartingEngine):
     @property
     def size(self) -> int:
         """How many workers there are or are being added, without those that leave."""
-        return len(self._staying)
+        return len(self._staying) + len(self._due)
 
     @property
     def is_steady(self) -> bool:
         """Whether there are as many workers as were asked for, each ready; without those that leave, idle ones late."""
-        return self.size == self._wanted and all(worker.ready for worker in self._staying)
+        return self.size == self._wanted and not self._due and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
         """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
@@ -230,6 +241,9 @@ class WorkerPool(RestartingEngine):
             move(self.pids, cpus)
         by_number = [worker for _, worker in sorted(self._team.items())]
         staying, leaving = ([worker for worker in by_number if worker.leaving is leaves] for leaves in (False, True))
+        for number in sorted(self._due)[max(0, self._wanted - len(staying)) :]:
+            del self._due[number]
+            self._board.counters.bury(number, died=False)
         asked = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
         for worker in asked:  # where one that is to stay after all has left already, another one is started
             worker.leaving = not worker.leaving
@@ -292,6 +306,9 @@ class WorkerPool(RestartingEngine):
             stack.callback(self._team.clear)
             stack.callback(self._by_fd.clear)
             deadline = time.monotonic() + CLOSE_GRACE_S
+            if self._template is not None:
+                stack.callback(self._template.end, deadline)
+                stack.callback(self._template.replies.close)
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
             stack.callback(self._close_queues)
@@ -304,31 +321,81 @@ class WorkerPool(RestartingEngine):
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int, *, added: bool = False) -> None:
-        self._board.clear(number)
+    def _start_template(self) -> None:
         job_fd, *others = self._job_fds
-        queue = self._queues[number % len(self._queues)]
-        shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
-        # Else a ctrl-C may come before a process that was started is in the team.
         with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
-            worker = self._team[number] = WorkerProcess(number, shared)
-            worker.queue, worker.added = queue, added
-            for fd in worker.descriptors:
-                self._by_fd[fd] = worker
-                self._epoll.register(fd, select.EPOLLIN)
+            self._template = Template((job_fd, self._ring.fd, self._board.fd, *others))
+            self._register(self._template)
+
+    def _start(self, number: int, *, added: bool = False) -> None:
+        """Start a worker now, or once the template is ready."""
+        self._board.clear(number)
+        self._due[number] = added
+        self._start_due()
+
+    def _start_due(self) -> None:
+        job_fd, *others = self._job_fds
+        while self._due and (self._template is None or self._template.ready):
+            number, added = next(iter(self._due.items()))
+            queue = self._queues[number % len(self._queues)]
+            shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
+            # Else a ctrl-C may come before a process that was started is in the team.
+            with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
+                try:
+                    worker = WorkerProcess(number, shared, self._template)
+                except TemplateLost:  # it is due until there is another
+                    return
+                except (WorkerError, OSError) as error:
+                    del self._due[number]
+                    if not added:
+                        raise
+                    self._do_without(number, str(error))
+                    continue
+                del self._due[number]
+                self._team[number] = worker
+                worker.queue, worker.added = queue, added
+                self._register(worker)
+
+    def _register(self, process: WorkerProcess | Template) -> None:
+        for fd in process.descriptors:
+            self._by_fd[fd] = process
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _hear(self, template: Template) -> None:
+        """Take in what the template says: once, whether it can be forked."""
+        if template.ready or not template.hear():  # it has ended, of which its pidfd tells
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(template.replies.fileno())
+            return
+        if template.ready:
+            logger.info("workers are forked from a template (process %d)", template.pid)
+        else:
+            self._end_template()
+            logger.info("each worker is an interpreter of its own, since no template can be forked: %s", template.unfit)
+        self._start_due()
+
+    def _replace_template(self, template: Template) -> None:
+        """It has ended: another takes its place, but where it would end as this one did."""
+        ending = template.wait()
+        self._end_template()
+        if template.was_ready or ending.outside:
+            self.deaths.add(ending.cause, ending.stack, f"{template.name} (process {template.pid})")
+            self._start_template()
+        else:
+            self._start_due()
+
+    def _end_template(self) -> None:
+        if self._template is not None:
+            template, self._template = self._template, None
+            self._unregister(template)
+            template.replies.close()
+            template.end(time.monotonic() + CLOSE_GRACE_S)
 
     def _add(self) -> None:
         """Start one more; if that fails, the others go on alone."""
-        number = next((number for number in self._numbers if number not in self._team), None)
-        if number is None:
-            return  # until one that was asked to has left
-        try:
+        free = (number for number in self._numbers if number not in self._team and number not in self._due)
+        if (number := next(free, None)) is not None:  # else once one that was asked to has left
             self._start(number, added=True)
-        except (WorkerError, OSError) as error:
-            if (worker := self._team.pop(number, None)) is not None:
-                self._unregister(worker)
-                worker.end(0.0)
-            self._do_without(number, str(error))
 
     def _do_without(self, number: int, why: str) -> None:
         """A worker could not be added: no more are."""
@@ -349,15 +416,13 @@ class WorkerPool(RestartingEngine):
         ready = self._epoll.poll(min(wait_s, self._look_every_s))
         if wait_s:
             self.waited_s += time.perf_counter() - start
-        dead = []
-        for fd, _ in ready:
-            worker = self._by_fd.get(fd)
-            if worker is not None and fd == worker.pidfd:
-                dead.append(worker)
-            elif worker is not None:
-                self._drain(worker, events)
-        for worker in dead:
-            self._replace(worker, events)
+        # Looked up now: below, descriptors are closed, and their numbers given to others.
+        found = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
+        for process, has_ended in sorted(found, key=itemgetter(1)):
+            if not isinstance(process, Template):
+                (self._replace if has_ended else self._drain)(process, events)
+            elif process is self._template:
+                (self._replace_template if has_ended else self._hear)(process)
         if time.monotonic() - self._looked_at > self._look_every_s:
             self._looked_at = time.monotonic()
             self._look()
@@ -472,13 +537,13 @@ class WorkerPool(RestartingEngine):
     def _look(self) -> None:
         """Kill workers that stay at one sample for longer than the timeout; without one, warn of slow ones."""
         now_ns = time.monotonic_ns()
+        for process in [*self._team.values(), *filter(None, [self._template])]:
+            if not process.ready:
+                self._look_at_start(process)
         for worker in self._team.values():
-            if not worker.ready:
-                self._look_at_start(worker)
-                continue
             note = self._board.read(worker.number)
             request, _ = self._written_off.get(note.chunk, (self._flying.get(note.chunk), None))
-            if worker.was_killed or request is None or note.row >= len(request.positions):
+            if not worker.ready or worker.was_killed or request is None or note.row >= len(request.positions):
                 continue  # time counts only while it has a chunk
             seconds = (now_ns - note.since_ns) / 1e9
             if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_at == note:
@@ -495,18 +560,18 @@ class WorkerPool(RestartingEngine):
                     f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
                 )
 
-    def _look_at_start(self, worker: WorkerProcess) -> None:
-        if time.monotonic() - worker.started_at > SLOW_SAMPLE_S and not worker.warned_at:
-            worker.warned_at = True
+    def _look_at_start(self, process: Process) -> None:
+        if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_at:
+            process.warned_at = True
             self.pending_warnings.append(
-                f"worker {worker.number} (process {worker.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
-                f"imports and unpacks the dataset. Where it is:\n{worker.stack()}"
+                f"{process.name} (process {process.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
+                f"imports and unpacks the dataset. Where it is:\n{process.stack()}"
             )
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
-    def _unregister(self, worker: WorkerProcess) -> None:
-        for fd in worker.descriptors:
+    def _unregister(self, process: WorkerProcess | Template) -> None:
+        for fd in process.descriptors:
             self._by_fd.pop(fd, None)
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
@@ -515,8 +580,8 @@ class WorkerPool(RestartingEngine):
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
         with self._resources:
-            for worker in self._team.values():
-                worker.leave_to_parent()
+            for process in [*self._team.values(), *filter(None, [self._template])]:
+                process.leave_to_parent()
 
 
 def _at_sample(request: Request, row: int) -> str:
@@ -528,7 +593,7 @@ def _at_sample(request: Request, row: int) -> str:
 
 def running_workers() -> tuple[int, int]:
     """Count the pools of this process, and the workers in them."""
-    return len(_pools), sum(len(pool.pids) for pool in _pools)
+    return len(_pools), sum(len(pool._team) + len(pool._due) for pool in _pools)
 
 
 def _after_fork_in_child() -> None:

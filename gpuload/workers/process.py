@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: started, watched, asked for its stack, killed.
+"""Worker processes, and the template they are forked from, as their parent sees them: started, watched, killed.
 
 It owns the process and the parent's ends of what connects them: the reply socket, the *lifeline* (a pipe that nobody
 writes to: when its write end closes with the parent, the kernel kills the worker), a pidfd, and the *stack file*. All
@@ -7,28 +7,53 @@ are inherited descriptors without a name.
 The stack file is a memfd that the worker's faulthandler writes to: the stacks of its threads when the parent asks for
 them by signal (which works even while the worker hangs in C code), and the stack of a crash.
 
-How a worker is started is known to `_launch` alone, and how it ended to `WorkerProcess.wait`: all else needs the
-process's number, `pid`, and what `_launch` returns to be waited for.
+A worker is either `Launched`, an interpreter of its own, or `Forked` from the session's `Template`, which is started
+as a worker is. The template is the parent of those, so it reaps them, and tells their exit status by a pipe of each.
+What this process has changed of its surroundings since the template started (`_Surroundings`) is sent to the worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import marshal
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuload.datasets.memory import memory_file
 from gpuload.errors import WorkerError
 from gpuload.ring.ring import is_inherited
-from gpuload.workers.protocol import STACK_SIGNAL, Note, Queue, arm_lifeline, socket_pair
+from gpuload.workers.protocol import (
+    FORKED,
+    MESSAGE_BYTES,
+    STACK_SIGNAL,
+    TEMPLATE_READY,
+    TEMPLATE_UNFIT,
+    Note,
+    Queue,
+    arm_lifeline,
+    socket_pair,
+)
 
-__all__ = ["KEEP_MEMORY", "Ending", "WorkerProcess", "check_platform", "environment_of"]
+__all__ = [
+    "KEEP_MEMORY",
+    "Ending",
+    "Process",
+    "Template",
+    "TemplateLost",
+    "WorkerProcess",
+    "check_platform",
+    "environment_of",
+]
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -46,10 +71,15 @@ KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_thres
 # Pixels are copied into a slot that another core reads next: bypassing the caches (`memcpy` with non-temporal stores)
 # saves 16 of 35 µs an image, and leaves the file that is decoded next in the cache.
 STREAM_COPIES = {"glibc.cpu.x86_non_temporal_threshold": 96 << 10}
+# pyarrow's allocator has a thread of its own otherwise, and a process with threads cannot be forked.
+FOR_FORKS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # A process stuck in the kernel (a dead network mount) answers no signal, and ends only when the kernel lets go of it.
 STACK_WAIT_S = 0.5
 KILL_WAIT_S = 2.0
 MAX_STACK_BYTES = 8192
+FORK_WAIT_S = 30.0
+STATUS_WAIT_S = 0.5  # a template that lives reaps at once
+FILES = (1, 2, ".")  # that a program may change while it runs: its output, and its working directory
 CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number's complement: clock_getcpuclockid(3)
 
 
@@ -64,31 +94,92 @@ class Ending:
     status: int
 
 
-class WorkerProcess:
-    """A running worker.
+class Launched:
+    """A process with an interpreter of its own: its number, its pidfd, and its exit status.
 
     Args:
-        number: the worker's number.
-        shared: descriptors that it inherits behind its own.
+        who: the number of a worker, or "template".
+        descriptors: that it inherits.
+    """
+
+    def __init__(self, who: int | str, descriptors: Sequence[int]) -> None:
+        self._process = _launch(who, descriptors)
+        self.pid = self._process.pid
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            self._process.kill()
+            self._process.wait()
+            raise WorkerError(
+                f"{_name(who)} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
+                "num_workers=0 does the same work in this process"
+            ) from error
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for its end. Returns its exit status as in `subprocess`, None if nobody knows it.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after so many seconds.
+        """
+        return self._process.wait(timeout_s)
+
+    def disown(self) -> None:
+        """Wait for it no more: it belongs to another process, or the kernel does not let go of it."""
+        self._process.returncode = -signal.SIGKILL
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        os.close(self.pidfd)
+
+
+class Forked(Launched):
+    """A process that the template was forked for. The template is its parent, and writes its status to a pipe."""
+
+    def __init__(self, pid: int, pidfd: int, pipe: int) -> None:
+        self.pid, self.pidfd, self._pipe = pid, pidfd, pipe
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        if not _readable(self.pidfd, timeout_s):
+            raise subprocess.TimeoutExpired(_name("worker"), timeout_s or 0.0)
+        told = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
+        return int.from_bytes(told, "little", signed=True) if told else self._reaped()
+
+    def _reaped(self) -> int | None:
+        """Its status where the template is gone, if it has become a child of this process, the first of a container."""
+        with contextlib.suppress(OSError):
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            if found is not None:
+                return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return None
+
+    def disown(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._pipe)
+        super().close()
+
+
+class Process:
+    """A process of a session, as its parent sees it.
+
+    Args:
+        name: what messages call it.
+        start: starts it, with its ends of the socket and the lifeline, and the stack file.
 
     Attributes:
-        replies: the socket that it replies on, not blocking.
+        replies: the parent's end of the socket, not blocking.
         pidfd: readable when it has ended.
         ready: it has said hello.
-        added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
-        leaving: it was asked to.
-        queue: which it reads.
-        warned_at: the note at which it was warned of last, or False.
+        warned_at: the note at which it was warned of last, or whether it was for its slow start.
 
     Raises:
         WorkerError: it could not be started.
     """
 
-    def __init__(self, number: int, shared: Sequence[int]) -> None:
-        self.number = number
-        self.ready = self.added = self.leaving = False
-        self.refusal = ""
-        self.queue: Queue
+    def __init__(self, name: str, start: Callable[[int, int, int], Launched]) -> None:
+        self.name = name
+        self.ready = False
         self.started_at = time.monotonic()
         self.warned_at: Note | bool = False
         self._killed: Ending | None = None
@@ -99,28 +190,18 @@ class WorkerProcess:
             undo.callback(os.close, lifeline)
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
-            descriptors = (theirs.fileno(), lifeline_theirs, self._stacks, *shared)
             try:
-                self._process = _launch(number, descriptors)
+                self._process = start(theirs.fileno(), lifeline_theirs, self._stacks)
+                undo.callback(self._process.close)
                 arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
             except OSError as error:
-                raise WorkerError(f"worker {number} could not be started with {sys.executable}: {error}") from error
+                raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
             finally:
                 theirs.close()
                 os.close(lifeline_theirs)
-            try:
-                self.pidfd = os.pidfd_open(self._process.pid)
-            except OSError as error:
-                self._process.kill()
-                self._process.wait()
-                raise WorkerError(
-                    f"worker {number} cannot be watched ({error}): pidfd_open needs Linux 5.3 and a free descriptor; "
-                    "num_workers=0 does the same work in this process"
-                ) from error
-            undo.callback(os.close, self.pidfd)
             self.replies.setblocking(False)
             self._resources = undo.pop_all()
-        self.pid = self._process.pid
+        self.pid, self.pidfd = self._process.pid, self._process.pidfd
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -155,6 +236,8 @@ class WorkerProcess:
         status = self._process.wait()
         if self._killed is not None:
             return self._killed
+        if status is None:
+            return Ending("ended after its template, so that nobody knows how", True, "", -signal.SIGKILL)
         text = os.pread(self._stacks, MAX_STACK_BYTES, max(0, os.fstat(self._stacks).st_size - MAX_STACK_BYTES))
         crash = text.rfind(b"Fatal Python error")
         stack = _tidy(text[crash:]) if crash >= 0 else ""
@@ -178,7 +261,7 @@ class WorkerProcess:
         try:
             self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            self._process.returncode = -signal.SIGKILL  # what it will be
+            self._process.disown()
         self.forget()
 
     def forget(self) -> None:
@@ -187,7 +270,7 @@ class WorkerProcess:
 
     def leave_to_parent(self) -> None:
         """In a forked child: close the copies, so that the worker still dies with its parent."""
-        self._process.returncode = 0  # not ours to wait for
+        self._process.disown()
         self.forget()
 
     def _signal(self, number: int) -> None:
@@ -200,26 +283,161 @@ class WorkerProcess:
         return "gone"
 
 
-def _launch(number: int, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def _name(who: int | str) -> str:
+    return "the template of workers" if who == "template" else f"worker {who}"
+
+
+class WorkerProcess(Process):
+    """A running worker.
+
+    Args:
+        number: the worker's number.
+        shared: descriptors that it inherits behind its own: the job, ring, board and queue, and those of the job's.
+        template: the process that is forked for it; none: it has an interpreter of its own.
+
+    Attributes:
+        added: by `WorkerPool.resize`: the others work without it until it is ready; refusal: why it will never be.
+        leaving: it was asked to.
+        queue: which it reads.
+    """
+
+    def __init__(self, number: int, shared: Sequence[int], template: Template | None) -> None:
+        self.number = number
+        self.added = self.leaving = False
+        self.refusal = ""
+        self.queue: Queue
+        if template is None:
+            super().__init__(_name(number), lambda *ends: Launched(number, (*ends, *shared)))
+        else:
+            super().__init__(_name(number), lambda *ends: template.fork(number, (*ends, shared[3])))
+
+
+class Template(Process):
+    """The process that is forked for workers (`gpuload.workers.template`).
+
+    Args:
+        shared: descriptors that workers inherit behind their own: the job, ring and board, and those of the job's.
+
+    Attributes:
+        unfit: why workers cannot be forked from it, once `hear` was called.
+        was_ready: they could be.
+    """
+
+    def __init__(self, shared: Sequence[int]) -> None:
+        self.unfit, self.was_ready = "", False
+        self._surroundings = _Surroundings()
+        super().__init__(_name("template"), lambda *ends: Launched("template", (*ends, *shared)))
+
+    def hear(self) -> bool:
+        """Take its first message; False if it has ended instead."""
+        message = self.replies.recv(MESSAGE_BYTES)
+        self.ready = self.was_ready = message == TEMPLATE_READY
+        self.unfit = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
+        return bool(message)
+
+    def fork(self, number: int, ends: Sequence[int]) -> Forked:
+        """Have it forked for a worker; `ends` are descriptors of the worker's own.
+
+        Raises:
+            TemplateLost: it has ended.
+            OSError: it could not be forked.
+        """
+        changes, files = self._surroundings.changes()
+        with contextlib.ExitStack() as undo:
+            for file in files:
+                undo.callback(os.close, file)
+            pipe, theirs = os.pipe()
+            undo.callback(os.close, theirs)
+            failed = undo.enter_context(contextlib.ExitStack())
+            failed.callback(os.close, pipe)
+            answer, found = b"", []
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(self.replies, [marshal.dumps((number, changes))], [theirs, *ends, *files])
+                if _readable(self.replies.fileno(), FORK_WAIT_S):
+                    answer, found, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            if found:
+                failed.pop_all()
+                return Forked(int.from_bytes(answer[1:], "little"), found[0], pipe)
+        if answer[:1] == FORKED:  # its pidfd found no room here; without its lifeline it ends
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if answer:
+            raise OSError(answer.decode(errors="replace"))
+        self.ready = False
+        self._signal(signal.SIGKILL)  # it has ended, or is stuck
+        raise TemplateLost(number)
+
+
+class TemplateLost(Exception):
+    """The template ended before it was forked for a worker."""
+
+
+class _Surroundings:
+    """What a process inherits of its parent, beside descriptors, as it is when this is made."""
+
+    def __init__(self) -> None:
+        self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
+        self.files = {what: file for what in FILES if (file := _identity(what)) is not None}
+
+    def changes(self) -> tuple[dict[str, Any], list[int]]:
+        """Return what has changed since, for a worker that is forked now; and new descriptors of the files in it."""
+        now = _Surroundings()
+        files = [what for what, file in now.files.items() if file != self.files.get(what)]
+        changes = {
+            "set": dict(now.environment.items() - self.environment.items()),
+            "removed": sorted(self.environment.keys() - now.environment.keys()),
+            "limits": [limit for limit in now.limits if limit not in self.limits],
+            "cpus": now.cpus if now.cpus != self.cpus else None,
+            "files": files,
+        }
+        return changes, [os.open(".", os.O_RDONLY) if isinstance(what, str) else os.dup(what) for what in files]
+
+
+def _limits() -> list[tuple[int, tuple[int, int]]]:
+    import resource  # not on Windows
+
+    numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return [(number, resource.getrlimit(number)) for number in sorted(numbers)]
+
+
+def _identity(what: Any) -> tuple[int, int] | None:
+    """Return which file a standard stream is, or the working directory; None if a new process gets none."""
+    if what != "." and not is_inherited(what):
+        return None
+    with contextlib.suppress(OSError):
+        found = os.stat(what)
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _readable(fd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def _launch(who: int | str, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         "-P",
         str(Path(__file__).with_name("bootstrap.py")),
-        str(number),
+        str(who),
         ",".join(map(str, descriptors)),
     ]
-    environment = environment_of({**KEEP_MEMORY, **STREAM_COPIES})
     # Else the next file that the worker opens would be its standard output.
     out, err = (None if is_inherited(number) else subprocess.DEVNULL for number in (1, 2))
     # A ctrl-C between the child's start and its first line must not kill it with a traceback, nor our own signal.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACK_SIGNAL})
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors, env=_environment()
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _environment() -> dict[str, str]:
+    return environment_of({**KEEP_MEMORY, **STREAM_COPIES})
 
 
 def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
@@ -227,7 +445,7 @@ def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
     given = os.environ.get("GLIBC_TUNABLES", "")
     ours = [f"{name}={value}" for name, value in tunables.items() if name not in given]
     settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (given, *ours)))}
-    return {**os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    return {**FOR_FORKS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def _tidy(stack: bytes) -> str:

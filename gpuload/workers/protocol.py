@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # not imported: it is of no use in a worker
     from gpuload.workers.faults import Deaths
 
 __all__ = [
+    "FORKED",
     "HELLO",
     "HELLO_FAILED",
     "IDLE",
@@ -57,6 +58,8 @@ __all__ = [
     "MAX_CAUSE",
     "MESSAGE_BYTES",
     "STACK_SIGNAL",
+    "TEMPLATE_READY",
+    "TEMPLATE_UNFIT",
     "Board",
     "Engine",
     "Event",
@@ -81,6 +84,9 @@ MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
 HELLO = b"hello"  # the first message of a worker: it is ready; then where its modules differ (`inherited.differences`)
 HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
+TEMPLATE_READY = b"ready"  # the first message of a template: workers can be forked from it
+TEMPLATE_UNFIT = b"unfit"  # they cannot; then why
+FORKED = b"\0"  # begins a template's answer that a worker was forked, which comes with its pidfd; else an error's text
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqq")
 _LIMIT = struct.Struct("<Q")

@@ -489,8 +489,8 @@ def _remedy_for(error: BaseException) -> str | None:
         return f"These {APART}"
     if "fork context" in str(error):
         return (
-            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, and workers are fresh '
-            'interpreters: make it (the Value, Array, Lock, Event or Queue) with multiprocessing.get_context("spawn"), '
+            'A lock of multiprocessing\'s "fork" context exists only in forks of this process, which workers '
+            'are not: make it (the Value, Array, Lock, Event or Queue) with multiprocessing.get_context("spawn"), '
             "or a Value or Array with lock=False"
         )
     return None

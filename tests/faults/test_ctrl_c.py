@@ -47,10 +47,9 @@ PLACES = {
     """,
     "while workers import": """
         started = process._launch
-        def launch(number, descriptors):
-            result = started(number, descriptors)
-            if number == 1:
-                say("here")
+        def launch(who, descriptors):
+            result = started(who, descriptors)
+            say("here")
             return result
         process._launch = launch
         for batch in numbers():

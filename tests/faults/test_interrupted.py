@@ -107,7 +107,7 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
                 return result
             return interrupted
         before = left()
-        for module, name in ((process, "_launch"), (pool, "WorkerProcess"), (gpuload.loader.session, "Feed")):
+        for module, name in ((process, "_launch"), (process.Template, "__init__"), (gpuload.loader.session, "Feed")):
             original, armed = getattr(module, name), []
             setattr(module, name, interrupting(original))
             loader = numbers()
@@ -127,7 +127,9 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
                 os.kill(os.getpid(), signal.SIGKILL)
         loader = numbers(die_once)
         iterator = iter(loader)
-        process._launch, armed = interrupting(process._launch), []  # of the worker that takes the place of the dead one
+        process.Template.fork, armed = interrupting(process.Template.fork), [True]
+        next(iterator)
+        armed.clear()  # of the worker that takes the place of the dead one
         try:
             for batch in iterator: pass
             raise AssertionError
@@ -142,12 +144,12 @@ def test_a_ctrl_c_while_workers_start_loses_none_of_them(succeed):
 
 def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
     succeed("""
-        end = process.WorkerProcess.end
+        end = process.Process.end
         def interrupted(self, deadline):
             ctrl_c()
             end(self, deadline)
             ctrl_c()
-        process.WorkerProcess.end = interrupted
+        process.Process.end = interrupted
         before = left()
         def close():
             loader = numbers()
@@ -183,11 +185,11 @@ def test_a_ctrl_c_while_a_loader_is_closed_comes_when_nothing_is_left(succeed):
 
 def test_a_ctrl_c_in_a_finalizer_is_printed_when_nothing_is_left(start):
     program = start("""
-        end = process.WorkerProcess.end
+        end = process.Process.end
         def interrupted(self, deadline):
             ctrl_c()
             end(self, deadline)
-        process.WorkerProcess.end = interrupted
+        process.Process.end = interrupted
         before = left()
         def collect():
             loader = numbers()

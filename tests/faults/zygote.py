@@ -121,9 +121,23 @@ def same(batches, expected):
     )
 
 
+def children(pid="self"):
+    """The child processes of one."""
+    with contextlib.suppress(OSError):  # it has ended
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def templates():
+    """Those of the child processes that workers are forked from."""
+    return [pid for pid in children() if "template" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+
+
 def workers():
-    """The child processes of this one."""
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    """The processes of workers, which are children of a template, or of this one."""
+    made = templates()
+    return [pid for pid in children() if pid not in made] + [pid for one in made for pid in children(one)]
 
 
 def left():
@@ -134,7 +148,7 @@ def left():
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
     kinds = sorted(link.split(":[")[0] for link in links if not link.startswith("/proc/"))
-    return kinds, len(workers()), Path("/proc/self/maps").read_text().count("memfd:gpuload")
+    return kinds, len(children()) + len(workers()), Path("/proc/self/maps").read_text().count("memfd:gpuload")
 
 
 if __name__ == "__main__":

@@ -674,7 +674,7 @@ def test_a_pool_that_cannot_grow_is_taken_as_it_is(clockwork):
         ({}, Room(8, 8, "8 in all")),
         ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it, 45 MB each
         ({"memory_left_bytes": 0}, Room(2, 2, "memory")),
-        ({"descriptors_left": 20}, Room(4, 8, "open files")),  # 12 while one is started, 4 each
+        ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while one is started, 5 each
         ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them
     ],
 )

@@ -233,7 +233,7 @@ def test_too_few_descriptors_are_refused_with_the_remedies(allow):
     with pytest.raises(gl.LimitError) as refusal:
         check_descriptors(5)
     assert str(refusal.value) == (
-        f"num_workers=5 takes {needed} file descriptors in this process (4 for each worker, {needed - 20} besides), "
+        f"num_workers=5 takes {needed} file descriptors in this process (5 for each worker, {needed - 25} besides), "
         f"but {needed - 1} are left of the {soft} that it may have open. Use fewer workers, close files, or raise the "
         "limit: `ulimit -n` in the shell, or resource.setrlimit(resource.RLIMIT_NOFILE, …) in the program "
         "(hard limit: 4,096)"

@@ -34,10 +34,13 @@ LIMIT_S = 60.0
 class Team:
     """A pool with a ring, and a way to ask for chunks."""
 
-    def __init__(self, dataset, workers=1, **options):
+    def __init__(self, dataset, workers=1, worker_init_fn=None, forked=True, **options):
         self.ring = Ring(64 << 20)
-        self.pool = WorkerPool(Job(dataset, Chain([]), Decode(), 0), workers, self.ring, **options)
+        job = Job(dataset, Chain([]), Decode(), 0, worker_init_fn=worker_init_fn)
+        self.pool = WorkerPool(job, workers, self.ring, **options)
         self.slots = {}
+        if forked:
+            wait_until(lambda: self.pool.gather(0.01) or len(self.pool.pids) == workers, "workers are forked")
 
     def ask(self, chunk: int, indices) -> None:
         slot = self.ring.acquire(1 << 20)
@@ -492,11 +495,13 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
             hang = f"def hang_at_import():\n import time\n open({str(begun)!r}, 'w')\n while True: time.sleep(0.01)"
             return exec, (f"{hang}\nhang_at_import()",)
 
-    team_ = team(Slow())
+    team_ = team(Slow(), forked=False)
     while not begun.exists():  # a worker that is slow to start is warned of, too
         time.sleep(0.01)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
-    with pytest.warns(RuntimeWarning, match=r"worker 0 .* has not been ready for[\s\S]*in hang_at_import") as warned:
+    with pytest.warns(
+        RuntimeWarning, match=r"the template of workers .* has not been ready for[\s\S]*in hang_at_import"
+    ) as warned:
         wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
 
 
@@ -660,12 +665,17 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
 
 def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_warning(team, tmp_path):
     fails = tmp_path / "fails"
-    team_ = team(Fails(str(fails)), workers=2, most=4)
+
+    def init(worker):
+        if fails.exists():
+            raise ZeroDivisionError(worker)
+
+    team_ = team(range(1000), workers=2, most=4, worker_init_fn=init)
     while not team_.pool.ready:
         team_.pool.gather(0.1)
     fails.touch()
     team_.pool.resize(4)
-    text = r"a worker could not be added: it could not unpack the dataset or transforms:[\s\S]*ZeroDivisionError"
+    text = r"a worker could not be added: it is not usable: worker_init_fn raised an exception:[\s\S]*ZeroDivisionError"
 
     def gather_until_they_have_failed() -> None:
         wait_until(lambda: team_.pool.gather(0.1) or team_.pool.is_steady, "the new ones have failed")
@@ -677,16 +687,6 @@ def test_if_what_is_added_fails_before_it_is_ready_the_others_go_on_with_one_war
     assert (team_.pool.size, team_.pool.most) == (2, 2)
     assert team_.values([3], chunk=2) == [3]
     assert team_.pool.deaths.causes == []
-
-
-class Fails:
-    """A dataset that does not arrive in a worker while a file is there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return eval, ("range(1000) if not os.path.exists(path) else 1 / 0", {"os": os, "path": self.path})
 
 
 def test_time_at_chunks_is_counted_also_of_workers_that_are_gone(team, tmp_path):

@@ -1,0 +1,204 @@
+"""The template of a session's workers: a process that is forked for each of them. Runs only in that process.
+
+It is a fresh interpreter, started as a worker would be, that imports what the dataset needs and unpickles it once. Then
+it waits for its parent to ask for a worker, forks itself, and reports the child's exit status when that has ended. It
+does nothing else, so its memory stays as it was, and workers share with it what they do not write to.
+
+A process with several threads must not be forked, and what holds a position or a lock in the kernel must not be shared:
+`unfit` finds threads, sockets, pipes, files that are written to or were read from, and databases. If there is any, the
+template says so and leaves, and each worker is an interpreter of its own.
+
+Lifetime: the kernel kills it with its parent, as a worker (`gpuload.workers.main`); it leaves when the parent closes
+the control socket. It holds no write end of a worker's lifeline, and a worker holds nothing of the template's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import marshal
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import traceback
+import weakref
+from typing import Any, Final
+
+from gpuload.errors import one_line
+from gpuload.workers.job import Job, receive
+from gpuload.workers.main import be_a_child, end, run
+from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
+
+__all__ = ["serve", "unfit"]
+
+MAX_REQUEST_BYTES: Final = 1 << 20
+MAX_DESCRIPTORS: Final = 16
+DATABASES: Final = {  # how their files begin: offset and bytes
+    "an SQLite database": (0, b"SQLite format 3\0"),
+    "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
+    "an LMDB environment": (16, b"\xde\xc0\xef\xbe"),
+}
+
+
+def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
+    """Import and unpickle what workers need, then fork one whenever the parent asks, until it closes the socket."""
+    control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
+    be_a_child(lifeline_fd, stacks_fd, descriptors)
+    of_programs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a child's status would be lost
+    # An error: the parent has closed its end.
+    with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
+            job: Job = receive(job_fd)
+            os.close(job_fd)
+            why = unfit(descriptors)
+        except BaseException as error:  # a worker of its own will tell it, with its traceback
+            why = f"the dataset cannot be unpickled in it ({one_line(f'{type(error).__name__}: {error}')})"
+        if why:
+            control.send(TEMPLATE_UNFIT + why.encode(errors="replace")[:MAX_INLINE_BYTES])
+            return
+        gc.collect()
+        gc.freeze()  # a collection in a worker would write to each object's head
+        control.send(TEMPLATE_READY)
+        children: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and the pipe for its status
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd in children:
+                    poll.unregister(fd)
+                    _bury(fd, *children.pop(fd))
+                    continue
+                message, ends, _, _ = socket.recv_fds(
+                    control, MAX_REQUEST_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+                if not message:
+                    return
+                status_fd = ends.pop(0)
+                try:
+                    pid = os.fork()
+                except OSError as error:  # too many processes, or no memory
+                    for fd in (status_fd, *ends):
+                        os.close(fd)
+                    control.send(str(error).encode())
+                    continue
+                if pid == 0:
+                    signal.signal(signal.SIGCHLD, of_programs)
+                    for pidfd, (_, pipe) in children.items():
+                        os.close(pidfd)
+                        os.close(pipe)
+                    os.close(status_fd)
+                    _be_a_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, ends)
+                pidfd = os.pidfd_open(pid)  # before it may be waited for
+                for end_of_worker in ends:
+                    os.close(end_of_worker)
+                children[pidfd] = pid, status_fd
+                poll.register(pidfd, select.POLLIN)
+                socket.send_fds(control, [FORKED + pid.to_bytes(4, "little")], [pidfd])
+
+
+def unfit(known: list[int]) -> str:
+    """Why this process must not be forked; "" if it may be. `known` are descriptors that gpuload made."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "a library started threads when it was imported, or the dataset when it was unpickled"
+    for name in os.listdir("/proc/self/fd"):
+        if (fd := int(name)) > 2 and fd not in known and (what := _not_to_be_shared(fd)):
+            return f"the dataset, or a library, holds {what}"
+    return ""
+
+
+def _not_to_be_shared(fd: int) -> str:
+    """What a descriptor is, if its copies in several processes would disturb each other; else ""."""
+    try:
+        path, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            info = dict(line.split(":", 1) for line in file if ":" in line)
+    except OSError:
+        return ""  # that of the folder's own listing
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
+        return f"an open {path.split(':')[0].removeprefix('anon_inode')}" if ":" in path else f"an open {path}"
+    if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
+        return ""
+    if int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY:
+        return f"{path} open for writing"
+    if int(info["pos"]) > 0:
+        return f"{path} open, at byte {int(info['pos'])}"
+    for what, (offset, head) in DATABASES.items():
+        if os.pread(fd, len(head), offset) == head:
+            return f"{what}, {path}"
+    return ""
+
+
+def _bury(pidfd: int, pid: int, status_fd: int) -> None:
+    """Write a dead worker's status to its pipe: as `subprocess` has it, negative for a signal."""
+    _, status = os.waitpid(pid, 0)
+    os.close(pidfd)
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(status_fd, os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
+    os.close(status_fd)
+
+
+def _be_a_worker(
+    control: socket.socket,
+    own: tuple[int, int],
+    settings: dict[str, Any],
+    job: Job,
+    shared: tuple[int, int],
+    message: bytes,
+    ends: list[int],
+) -> None:
+    """In the child: do a worker's work, and end. `ends` are the descriptors that came with the message."""
+    try:
+        control.close()
+        for fd in own:
+            os.close(fd)
+        number, changes = marshal.loads(message)  # written by the parent
+        reply_fd, lifeline_fd, stacks_fd, queue_fd, *others = ends
+        _take_over(changes, others)
+        _forget_ends_of_the_template()
+        run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared, queue_fd], job)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    end()
+
+
+def _take_over(changes: dict[str, Any], files: list[int]) -> None:
+    """Take over what has changed in the parent since the template started; a new process would inherit it."""
+    import resource
+
+    os.environ.update(changes["set"])
+    for name in changes["removed"]:
+        os.environ.pop(name, None)
+    for number, limit in changes["limits"]:
+        with contextlib.suppress(ValueError, OSError):  # a hard limit that was raised since
+            resource.setrlimit(number, limit)
+    if changes["cpus"]:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, changes["cpus"])
+    for what, fd in zip(changes["files"], files, strict=True):
+        if what == ".":
+            os.fchdir(fd)
+        else:
+            os.dup2(fd, what)
+        os.close(fd)
+
+
+def _forget_ends_of_the_template() -> None:
+    """Leave to the template what was to be done at its end: the first worker that leaves would remove a temporary
+    folder that all use. What a worker registers itself is done at its own end."""
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    # The standard library registers these once in a process, for all that comes later.
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    if "logging" in sys.modules:
+        atexit.register(sys.modules["logging"].shutdown)
+    if "multiprocessing.util" in sys.modules:
+        util = sys.modules["multiprocessing.util"]
+        util._finalizer_registry.clear()
+        atexit.register(util._exit_function)
