@@ -1,0 +1,165 @@
+"""How long a loader takes to its first batch, and what its processes cost, beside DataLoader's ways to start them.
+
+    python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
+
+Each cell is a process of its own: seconds from `iter()` to the first batch, the CPU seconds of all its processes in
+that time, and their memory (PSS, shared pages in proportion) after a few batches. Medians of the rounds; all cells are
+in each.
+
+- folder: `gl.ImageFolder`, which imports little; DataLoader has torchvision's with the same crops.
+- torchvision: torchvision's ImageFolder with v2's transforms inside, the same object for both.
+- huggingface: a data set of Hugging Face's with an Image and a label, as it is for gpuload; DataLoader crops with v2.
+
+Besides, how long it is from the death of a worker to the hello of the one that takes its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["LOADERS", "ROWS", "main"]
+
+ROWS: Final = ("folder", "torchvision", "huggingface")
+LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
+BATCH: Final = 64
+DEATHS: Final = 9
+COLUMNS: Final = ("first_batch_s", "cpu_s", "pss_mb", "back_ms")
+SIZE: Final = 224
+
+
+class Cropped:
+    """A data set of Hugging Face's, whose images are cropped by torchvision."""
+
+    def __init__(self, rows: Any) -> None:
+        from benchmarks.peers.torchvision_import import v2
+
+        self.rows = rows
+        self.crop = v2.Compose([v2.RGB(), v2.RandomResizedCrop(SIZE), v2.ToImage()])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.rows[index]
+        return self.crop(row["image"]), row["label"]
+
+
+def huggingface(root: Path) -> Any:
+    """The photographs of a folder in classes, as a data set of Hugging Face's with their bytes."""
+    import datasets
+
+    paths = sorted(root.rglob("*.jpg"))
+    names = sorted({path.parent.name for path in paths})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    rows = {
+        "image": [{"bytes": path.read_bytes(), "path": None} for path in paths],
+        "label": [names.index(path.parent.name) for path in paths],
+    }
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def build(row: str, loader: str, workers: int, root: Path) -> Any:
+    """The loader of a cell."""
+    if row == "torchvision" or loader != "gpuload":
+        from benchmarks.peers.torchvision_folder import Folder
+    if loader == "gpuload":
+        import gpuload as gl
+        from gpuload import transforms as T
+
+        options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers, "device": "cpu"}
+        if row == "torchvision":
+            return gl.Loader(Folder(str(root), SIZE), **options)
+        dataset = gl.ImageFolder(root) if row == "folder" else gl.wrap(huggingface(root))
+        return gl.Loader(dataset, transforms=[T.RandomResizedCrop(SIZE)], **options)
+    import torch.utils.data
+
+    rows: Any = Cropped(huggingface(root)) if row == "huggingface" else Folder(str(root), SIZE)
+    return torch.utils.data.DataLoader(
+        rows, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=loader, persistent_workers=True
+    )
+
+
+def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]:
+    """One cell, in this process."""
+    from gpuload.cli.processes import cpu_seconds, proportional_mb, tree
+
+    made = build(row, loader, workers, root)
+    before, started = cpu_seconds(os.getpid()), time.perf_counter()
+    batches = iter(made)
+    next(batches)
+    found = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
+    for _ in range(3):
+        next(batches, None)
+    found["pss_mb"] = sum(map(proportional_mb, tree(os.getpid())))
+    if loader == "gpuload":
+        found["ready_s"] = made.stats().start_s if hasattr(made.stats(), "start_s") else 0.0
+        found["back_ms"] = _back_ms(made._session.engine)
+        made.close()
+    return found
+
+
+def _back_ms(engine: Any) -> float:
+    """From the death of a worker to the hello of the one in its place, the median of some."""
+    times = []
+    for _ in range(DEATHS):
+        [victim, *_] = engine.pids
+        os.kill(victim, signal.SIGKILL)
+        started = time.perf_counter()
+        while victim in engine.pids or not engine.ready:
+            engine.gather(0.001)
+        times.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all cells, and print them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--photos", type=Path, help="folder of JPEGs in classes (default: images that are made up)")
+    parser.add_argument("--files", type=int, default=2048, help="how many files they are copied to (default 2048)")
+    parser.add_argument("--cache", type=Path, default=Path(__file__).parents[1] / ".data", help="where these are kept")
+    parser.add_argument("--workers", default="1,2,8,16", help="numbers of workers (default 1,2,8,16)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=ROWS)
+    parser.add_argument("--cell", nargs=3, metavar=("ROW", "LOADER", "WORKERS"), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    options = parser.parse_args(arguments)
+    if options.cell:
+        row, loader, workers = options.cell
+        print(json.dumps(measure(row, loader, int(workers), options.photos)))
+        return 0
+    from benchmarks.photos import copy_photos, find_photos
+
+    root = copy_photos(options.photos or find_photos(options.cache)[0], options.cache, options.files)
+    rows = [options.only] if options.only else ROWS
+    cells = [(row, loader, workers) for row in rows for workers in options.workers.split(",") for loader in LOADERS]
+    results: dict[str, list[dict[str, float]]] = {" ".join(cell): [] for cell in cells}
+    for _ in range(options.rounds):
+        for cell in cells:
+            command = [sys.executable, "-m", "benchmarks.startup", "--photos", str(root), "--cell", *cell]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"{' '.join(cell)}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                continue
+            results[" ".join(cell)].append(json.loads(done.stdout.splitlines()[-1]))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"{'':36} first batch, s   CPU s   PSS, MB   back after, ms")
+    for name, found in results.items():
+        middle = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
+        numbers = [f"{middle[key]:.2f}" if key in middle else "–" for key in COLUMNS]
+        print(f"{name:36} {numbers[0]:>14} {numbers[1]:>7} {numbers[2]:>9} {numbers[3]:>16}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

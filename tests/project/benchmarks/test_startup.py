@@ -1,0 +1,26 @@
+"""The benchmark of the start runs, and reports each way beside the others."""
+
+from __future__ import annotations
+
+import json
+
+import lacking
+import pytest
+
+from benchmarks import startup
+from benchmarks.photos import make_up
+
+
+@pytest.mark.processes
+def test_it_runs(tmp_path, capsys, monkeypatch):
+    lacking.require("torchvision")
+    monkeypatch.setattr(startup, "LOADERS", ("gpuload", "fork"))
+    photos = make_up(tmp_path / "photos", count=8, height=40, width=50)
+    path = tmp_path / "startup.json"
+    given = ["--photos", str(photos), "--cache", str(tmp_path), "--files", "512", "--json", str(path)]
+    assert startup.main([*given, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0
+    found = json.loads(path.read_text())
+    assert list(found) == ["folder gpuload 1", "folder fork 1"]
+    assert all(cell["first_batch_s"] > 0 and cell["pss_mb"] > 10 for [cell] in found.values())
+    assert found["folder gpuload 1"][0]["back_ms"] > 0
+    assert "first batch, s" in capsys.readouterr().out
