@@ -60,6 +60,9 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
         if why:
             control.send(TEMPLATE_UNFIT + why.encode(errors="replace")[:MAX_INLINE_BYTES])
             return
+        for stream in (sys.stdout, sys.stderr):  # else each worker would print again what waits there
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
         gc.collect()
         gc.freeze()  # a collection in a worker would write to each object's head
         control.send(TEMPLATE_READY)

@@ -145,6 +145,25 @@ def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed,
     """)
 
 
+def test_what_is_printed_at_import_is_printed_once(succeed, tmp_path):
+    (tmp_path / "printing.py").write_text(
+        """print("imported", end=" ")
+class Data:
+    def __len__(self): return 40
+    def __getitem__(self, index): return index
+"""
+    )
+    succeed("""
+        sys.path.insert(0, tmp)
+        import printing
+        sys.stdout.flush()
+        os.dup2(os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        with gl.Loader(printing.Data(), 4, num_workers=3, device="cpu") as loader:
+            assert torch.cat(list(loader)).tolist() == list(range(40))
+        assert Path(f"{tmp}/printed").read_text() == "imported "
+    """)
+
+
 # What the dataset does when it is unpickled, and how the log calls it.
 UNFIT = {
     "threads": ("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "started threads"),
