@@ -155,6 +155,7 @@ class Data:
     )
     succeed("""
         sys.path.insert(0, tmp)
+        os.environ.pop("PYTHONUNBUFFERED", None)
         import printing
         sys.stdout.flush()
         os.dup2(os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
