@@ -102,7 +102,6 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
         next(batches, None)
     found["pss_mb"] = sum(map(proportional_mb, tree(os.getpid())))
     if loader == "gpuload":
-        found["ready_s"] = made.stats().start_s if hasattr(made.stats(), "start_s") else 0.0
         found["back_ms"] = _back_ms(made._session.engine)
         made.close()
     return found

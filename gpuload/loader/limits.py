@@ -122,7 +122,7 @@ def check_workers(workers: int) -> None:
     if workers:
         pools, running = running_workers()
         check_descriptors(workers, spared=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
-        check_processes(workers, spared=running)
+        check_processes(workers, spared=pools + running)
 
 
 def check_descriptors(workers: int, *, spared: int = 0) -> None:
@@ -172,10 +172,10 @@ def _tasks_of(user: int, root: str) -> int:
 def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
     """Raise a LimitError if so many processes may not be started. `spared` that run count as ended."""
     left = processes_left(root)
-    if left is not None and workers > left[0] + spared:
+    if left is not None and workers + 1 > left[0] + spared:  # with the template
         raise LimitError(
-            f"num_workers={workers} takes as many processes, but {left[0]:,} more are left of {left[1]}. Use fewer "
-            "workers, end other programs, or raise the limit"
+            f"num_workers={workers} takes {workers + 1} processes, but {left[0]:,} more are left of {left[1]}. Use "
+            "fewer workers, end other programs, or raise the limit"
         )
 
 

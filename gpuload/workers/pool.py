@@ -220,6 +220,10 @@ class WorkerPool(RestartingEngine):
         return all(self._due.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
+    def _processes(self) -> list[Process]:
+        return [*self._team.values(), *filter(None, [self._template])]
+
+    @property
     def _staying(self) -> list[WorkerProcess]:
         return [worker for worker in self._team.values() if not worker.leaving]
 
@@ -363,7 +367,7 @@ class WorkerPool(RestartingEngine):
 
     def _hear(self, template: Template) -> None:
         """Take in what the template says: once, whether it can be forked."""
-        if template.ready or not template.hear():  # it has ended, of which its pidfd tells
+        if template.was_ready or not template.hear():  # it has ended, of which its pidfd tells
             with contextlib.suppress(OSError):
                 self._epoll.unregister(template.replies.fileno())
             return
@@ -537,7 +541,7 @@ class WorkerPool(RestartingEngine):
     def _look(self) -> None:
         """Kill workers that stay at one sample for longer than the timeout; without one, warn of slow ones."""
         now_ns = time.monotonic_ns()
-        for process in [*self._team.values(), *filter(None, [self._template])]:
+        for process in self._processes:
             if not process.ready:
                 self._look_at_start(process)
         for worker in self._team.values():
@@ -580,7 +584,7 @@ class WorkerPool(RestartingEngine):
         """In a forked child: close the copies, so that the workers still die with their parent."""
         self._closed = True
         with self._resources:
-            for process in [*self._team.values(), *filter(None, [self._template])]:
+            for process in self._processes:
                 process.leave_to_parent()
 
 

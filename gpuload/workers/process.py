@@ -85,8 +85,8 @@ CPU_CLOCK = 2  # Linux's number of a process's processor time, below its number'
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a worker ended: why, in words; whether by SIGKILL from outside; its stack, if that is known; and its exit
-    status, as in `subprocess`, which is only a hint: if the program ignores SIGCHLD, it is always 0."""
+    """How a process ended: why, in words; whether by SIGKILL from outside; its stack, if that is known; and its exit
+    status, as in `subprocess`, which is only a hint: if the program ignores SIGCHLD, its children's is always 0."""
 
     cause: str
     outside: bool
@@ -140,7 +140,7 @@ class Forked(Launched):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         if not _readable(self.pidfd, timeout_s):
-            raise subprocess.TimeoutExpired(_name("worker"), timeout_s or 0.0)
+            raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
         told = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
         return int.from_bytes(told, "little", signed=True) if told else self._reaped()
 

@@ -116,8 +116,8 @@ def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
     most = max(sizes, key=lambda name: sizes[name][0], default=None)
     which = "" if most is None else f", {sizes[most][0] / 1e6:,.0f} MB of it dataset.{most} (a {sizes[most][1]})"
     return (
-        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers unpickles a "
-        "copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
+        f"the pickled dataset has {copied_bytes / 1e6:,.0f} MB{which}, and each of {workers} workers may come to have "
+        "a copy. NumPy arrays, tensors and lists of bytes are shared by all workers: keep large data in these, or in "
         "files that are read in __getitem__; or use fewer workers"
     )
 

@@ -84,8 +84,8 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 try:
                     pid = os.fork()
                 except OSError as error:  # too many processes, or no memory
-                    for fd in (status_fd, *ends):
-                        os.close(fd)
+                    for own in (status_fd, *ends):
+                        os.close(own)
                     control.send(str(error).encode())
                     continue
                 if pid == 0:
@@ -96,8 +96,8 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                     os.close(status_fd)
                     _be_a_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, ends)
                 pidfd = os.pidfd_open(pid)  # before it may be waited for
-                for end_of_worker in ends:
-                    os.close(end_of_worker)
+                for own in ends:
+                    os.close(own)
                 children[pidfd] = pid, status_fd
                 poll.register(pidfd, select.POLLIN)
                 socket.send_fds(control, [FORKED + pid.to_bytes(4, "little")], [pidfd])
@@ -122,7 +122,7 @@ def _not_to_be_shared(fd: int) -> str:
     except OSError:
         return ""  # that of the folder's own listing
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
-        return f"an open {path.split(':')[0].removeprefix('anon_inode')}" if ":" in path else f"an open {path}"
+        return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
         return ""
     if int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY:

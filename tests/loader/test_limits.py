@@ -327,12 +327,12 @@ def only_this_process(scandir):
 def test_too_few_processes_are_refused_with_the_limit_and_the_remedies(machine, monkeypatch):
     nproc(monkeypatch, resource.RLIM_INFINITY)
     root = machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
-    check_processes(10, root=root)
-    check_processes(12, spared=2, root=root)
+    check_processes(9, root=root)  # and the template
+    check_processes(11, spared=2, root=root)
     with pytest.raises(gl.LimitError) as refusal:
-        check_processes(11, root=root)
+        check_processes(10, root=root)
     assert str(refusal.value) == (
-        f"num_workers=11 takes as many processes, but 10 more are left of the 100 that the control group "
+        f"num_workers=10 takes 11 processes, but 10 more are left of the 100 that the control group "
         f"{root}/sys/fs/cgroup/job may have (pids.max). Use fewer workers, end other programs, or raise the limit"
     )
 
