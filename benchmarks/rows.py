@@ -63,11 +63,12 @@ def dataset_of(kind: str, count: int = ROWS) -> Any:
     rows = np.random.default_rng(0).random((count, *SHAPES.get(kind, (64,))), np.float32)
     labels = np.arange(count) % 10
     tensors = torch.from_numpy(rows), torch.from_numpy(labels)
+    arrays: Any = rows, labels  # torch wants datasets, and takes arrays
     makers = {
         "tensors": lambda: data.TensorDataset(*tensors),
         "views": lambda: data.Subset(data.TensorDataset(*tensors), range(0, count, 2)),
         "array": lambda: rows,
-        "pair": lambda: data.StackDataset(rows, labels),
+        "pair": lambda: data.StackDataset(*arrays),
         "list": lambda: list(rows),
         "many": lambda: ManyRows(rows, labels),
     }

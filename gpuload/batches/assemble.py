@@ -494,9 +494,13 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
         return {leaf: _as_tensor(array, columns.blocks[leaf]) for leaf, [array] in arrays.items()}
     copies = {}
     for leaf, block in columns.blocks.items():
-        pieces = [_as_tensor(array, block) for array in arrays[leaf]]
-        copies[leaf] = pool.empty((sum(map(len, pieces)), *block.shape), pieces[0].dtype)
-        torch.cat(pieces, out=copies[leaf])
+        pieces = arrays[leaf]
+        copy = pool.empty((sum(map(len, pieces)), *block.shape), torch.from_numpy(pieces[0]).dtype)
+        if copy.nbytes < LEND_BYTES:
+            np.concatenate(pieces, out=copy.numpy())
+        else:  # worth waking other threads for, which takes milliseconds where processors are busy
+            torch.cat([*map(torch.from_numpy, pieces)], out=copy)
+        copies[leaf] = copy.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else copy
     return copies
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuload.datasets.tree import is_plain_tensor
+
 __all__ = [
     "check_dataset",
     "draws_nothing",
@@ -24,6 +26,7 @@ LOADERS: Final = {  # by module and name: what makes batches
     ("torch.utils.data.dataloader", "DataLoader"),
 }
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
+STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
@@ -51,7 +54,10 @@ def check_dataset(dataset: Any) -> None:
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Whether no generator has to be seeded for it: a dataset of gpuload's own, or torch's view of one."""
+    """Whether no generator has to be seeded for it: an array, tensor, list or dict of samples, a dataset of gpuload's
+    own, or one of torch's that only looks into such."""
+    if type(dataset) in STORED or is_plain_tensor(type(dataset)):
+        return True
     module = type(dataset).__module__
     if module in AROUND:
         return draws_nothing(dataset.dataset)
@@ -63,8 +69,9 @@ def draws_nothing(dataset: Any) -> bool:
         name = type(dataset).__name__
         if name == "Subset":
             return draws_nothing(dataset.dataset)
-        if name == "ConcatDataset":
-            return all(map(draws_nothing, dataset.datasets))
+        if name in ("ConcatDataset", "StackDataset"):
+            inner = dataset.datasets
+            return all(map(draws_nothing, inner.values() if isinstance(inner, dict) else inner))
         return name == "TensorDataset"
     return False
 

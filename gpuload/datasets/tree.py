@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -27,7 +27,9 @@ __all__ = [
     "difference",
     "dtype_of",
     "flatten",
+    "is_plain_tensor",
     "is_tensor",
+    "is_tensor_type",
     "kind_of",
     "labels_of",
     "leaf_count",
@@ -36,12 +38,15 @@ __all__ = [
     "names_of",
     "places_of",
     "rebuild",
+    "sorted_keys",
+    "transposed",
     "unflatten",
     "unfold",
 ]
 
 LEAF = "*"
-PLAIN = frozenset({int, float, bool, str, bytes, type(None), np.ndarray, *LEAVES})  # leaves by their type alone
+VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
+PLAIN = frozenset({*VALUES, *LEAVES})  # leaves by their type alone
 # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
 # "dataclass", and "clip": frames, one leaf each, that become one tensor.
 Structure = Any
@@ -69,7 +74,7 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
         cls = None if type(sample) is list else type(sample)
         return ("list", cls, None, tuple([flatten(child, leaves) for child in sample]))
     if isinstance(sample, Mapping):
-        keys = _sorted_keys(tuple(sample))
+        keys = sorted_keys(sample)
         cls = None if type(sample) is dict else type(sample)
         return ("dict", cls, keys, tuple([flatten(sample[key], leaves) for key in keys]))
     if hasattr(type(sample), "__dataclass_fields__") and not isinstance(sample, LEAVES):
@@ -77,6 +82,37 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
         return ("dataclass", type(sample), keys, tuple([flatten(getattr(sample, key), leaves) for key in keys]))
     leaves.append(sample)
     return LEAF
+
+
+def transposed(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
+    """The structure that all samples have, and each leaf of all of them; None: take them apart one by one. So it is
+    unless they are built alike of tuples, lists and dicts, with leaves that are plain values in all."""
+    leaves: list[Sequence[Any]] = []
+    structure = None if type(None) in set(map(type, samples)) else _transposed(samples, leaves)
+    return None if structure is None else (structure, leaves)
+
+
+def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structure | None:
+    kinds = set(map(type, samples))
+    kind = next(iter(kinds))
+    if kinds <= VALUES or (len(kinds) == 1 and (issubclass(kind, np.generic) or is_plain_tensor(kind))):
+        leaves.append(samples)
+        return LEAF
+    if len(kinds) > 1 or kind not in (tuple, list, dict):
+        return None
+    keys = None
+    if kind is dict:
+        order = tuple(samples[0])
+        if any(tuple(sample) != order for sample in samples):
+            return None
+        keys = sorted_keys(order)
+        columns = [[sample[key] for sample in samples] for key in keys]
+    else:
+        if len(set(map(len, samples))) > 1:
+            return None
+        columns = zip(*samples, strict=True)
+    children = [_transposed(column, leaves) for column in columns]
+    return None if None in children else (kind.__name__, None, keys, tuple(children))
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
@@ -92,7 +128,9 @@ def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int
     return (kind, cls, keys, tuple([_unfolded(child, numbers, lengths) for child in children]))
 
 
-def _sorted_keys(order: tuple[Any, ...]) -> tuple[Any, ...]:
+def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
+    """The keys of a dict as its structure has them."""
+    order = tuple(order)
     try:
         keys = tuple(sorted(order))
     except TypeError:  # of several types: as given
@@ -279,6 +317,17 @@ def dtype_of(leaf: Any) -> str:
     return str(leaf.dtype).removeprefix("torch.")
 
 
+def is_plain_tensor(kind: type) -> bool:
+    """Whether a type is torch's Tensor itself, no subclass."""
+    return (kind.__module__, kind.__name__) == ("torch", "Tensor")
+
+
 def is_tensor(leaf: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.Tensor)
+
+
+def is_tensor_type(kind: type) -> bool:
+    """Whether it is a type of tensors: torch's Tensor, or a subclass."""
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(kind, torch.Tensor)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -150,7 +151,7 @@ class EncodedImage(NamedTuple):
 class ValueColumn(Column):
     """A leaf that is not an image (boxes and keypoints too): its value in each of the `rows` that have it."""
 
-    values: list[Any]
+    values: Sequence[Any]
     rows: Rows = None
 
     def __len__(self) -> int:
@@ -191,6 +192,11 @@ class Block:
     torch_dtype: str
     tv: TVTensor | None
     pieces: list[tuple[int, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its rows have."""
+        return sum(count for _, count in self.pieces) * prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -23,7 +23,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.tree import is_tensor
+from gpuload.datasets.tables import NUMBERS, Picked
+from gpuload.datasets.tree import dtype_of, is_plain_tensor, is_tensor, is_tensor_type
 from gpuload.ring.columns import SEPARATOR, Block, Columns, ImageColumn, Rows, TensorBits, TVTensor, ValueColumn
 from gpuload.ring.ring import align
 from gpuload.transforms.program.draws import IMAGE
@@ -33,14 +34,9 @@ __all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "
 ALIGN = 64
 ALIGNMENT: Final = 16  # of small arrays one after the other, bytes: for a GPU's vector loads
 MIN_PAYLOAD_BYTES = 2048  # shorter arrays travel in the message
-# numpy's names of the types that torch has too; torch's names of those that numpy lacks, with the type of their bits.
-BLOCK_TYPES = frozenset(
-    {
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    }
-)
+Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
 Span = tuple[int, int, str]  # of an array: the first byte, the bytes, and numpy's name of the type
+# torch's names of types that numpy lacks, with the type of their bits.
 ONLY_TORCH = {"torch.bfloat16": "int16", "torch.float8_e4m3fn": "uint8", "torch.float8_e5m2": "uint8"}
 
 
@@ -70,7 +66,7 @@ def write_content(
     Raises:
         Exception: whatever pickling a leaf raises.
     """
-    stacked, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
+    fillers, end = _make_blocks(content, align(used_bytes, ALIGN), keep_types)
     pickled, buffers = _pickle(content)
     tables = b"".join([column.table.tobytes() for column in (*content.images, *content.masks)])
     spans: list[int] = []
@@ -82,9 +78,8 @@ def write_content(
     total = end if inline else end + len(meta)
     if total > len(slot):
         return Packed(total, False)
-    for block, column in zip(content.blocks.values(), stacked, strict=True):
-        for row, array in zip(block.array(slot), column, strict=True):
-            row[...] = array
+    for block, fill in zip(content.blocks.values(), fillers, strict=True):
+        fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):
         slot[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
     if inline:
@@ -146,38 +141,77 @@ def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span],
             at += array.nbytes
 
 
-def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[list[np.ndarray]], int]:
-    """Make tensors among the values arrays, and take values that can be stacked out of `content`: return the arrays of
+def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Filler], int]:
+    """Make tensors among the values arrays, and take values that can be stacked out of `content`: return what fills
     each block, and where the blocks end."""
-    stacked: list[list[np.ndarray]] = []
+    fillers: list[Filler] = []
+    least_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # beside images, short ones make less work in the message
     for leaf, column in list(content.values.items()):
-        column.values = values = [_portable(value, keep_types) for value in column.values]
-        block = _block(end, values) if column.rows is None and len(content.structures) == 1 else None
-        if block is not None:
-            content.blocks[leaf] = block
+        is_whole = column.rows is None and len(content.structures) == 1
+        found = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+        if found is None and any(is_tensor_type(kind) for kind in set(map(type, column.values))):
+            column.values = [_portable(value, keep_types) for value in column.values]
+            found = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+        if found is not None:
+            content.blocks[leaf], filler = found
             del content.values[leaf]
-            stacked.append([value.array for value in values] if block.tensor else values)
-            end = align(end + stacked[-1][0].nbytes * len(values), ALIGN)
-    return stacked, end
+            fillers.append(filler)
+            end = align(end + content.blocks[leaf].nbytes, ALIGN)
+    return fillers, end
 
 
-def _block(offset: int, values: Sequence[Any]) -> Block | None:
-    """Return the block for a leaf's values, if they are alike and large enough."""
-    first = values[0]
-    tensor, torch_dtype, tv, arrays = False, "", None, values
-    if type(first) is TensorBits:
-        tensor, torch_dtype, tv = True, first.dtype, first.tv
-        if any(type(value) is not TensorBits or (value.dtype, value.tv) != (torch_dtype, tv) for value in values):
+def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
+    """Return the block for a leaf's values, if they are alike and each has so many bytes, and what fills it."""
+    if isinstance(values, Picked):
+        array, rows = values.array, values.rows
+        block = Block(array.shape[1:], array.dtype.name, False, "", None, [(offset, len(rows))])
+        return block, lambda out: array.take(rows, 0, out, "clip")  # they are all there; "raise" would copy twice
+    first, kind = values[0], type(values[0])
+    if set(map(type, values)) != {kind}:
+        return None
+    if kind is np.ndarray:
+        return _block_of(values, Block((), "", False, "", None, [(offset, len(values))]), least_bytes)
+    if kind is TensorBits:
+        if any((value.dtype, value.tv) != (first.dtype, first.tv) for value in values):
             return None
-        arrays = [value.array for value in values]
-    elif type(first) is not np.ndarray:
-        return None
+        block = Block((), "", True, first.dtype, first.tv, [(offset, len(values))])
+        return _block_of([value.array for value in values], block, least_bytes)
+    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and least_bytes == 1 and not keep_types:
+        block = Block((), first.dtype.name, False, "", None, [(offset, len(values))])
+        return block, lambda out: out.__setitem__(..., values)
+    if is_plain_tensor(kind):
+        return _block_of_tensors(values, Block((), "", keep_types, "", None, [(offset, len(values))]), least_bytes)
+    return None
+
+
+def _block_of(arrays: Sequence[np.ndarray], block: Block, least_bytes: int) -> tuple[Block, Filler] | None:
+    """Complete a block, if the arrays are alike."""
     shape, dtype = arrays[0].shape, arrays[0].dtype
-    if arrays[0].nbytes < MIN_PAYLOAD_BYTES or dtype.name not in BLOCK_TYPES or not dtype.isnative:
+    if not shape or arrays[0].nbytes < least_bytes or dtype.name not in NUMBERS or not dtype.isnative:
         return None
-    if not all(type(array) is np.ndarray and array.shape == shape and array.dtype == dtype for array in arrays):
+    if {array.shape for array in arrays} != {shape} or {array.dtype for array in arrays} != {dtype}:
         return None
-    return Block(shape, dtype.name, tensor, torch_dtype, tv, [(offset, len(arrays))])
+    block.shape, block.dtype = shape, dtype.name
+    return block, lambda out: np.concatenate(arrays, out=out.reshape(-1, *shape[1:]))
+
+
+def _block_of_tensors(tensors: Sequence[Any], block: Block, least_bytes: int) -> tuple[Block, Filler] | None:
+    """Complete a block, if the tensors are alike, and as plain as they can be."""
+    if not all(map(_is_plain, tensors)):
+        return None
+    first, torch = tensors[0], sys.modules["torch"]
+    shape, dtype = first.shape, first.dtype
+    block.shape, block.dtype = tuple(shape), dtype_of(first)
+    if (block.tensor and not shape) or first.nbytes < least_bytes or block.dtype not in NUMBERS or first.is_complex():
+        return None
+    if not all(one.shape == shape and one.dtype == dtype for one in tensors):
+        return None
+
+    def fill(out: np.ndarray) -> None:
+        with torch.no_grad():
+            torch.stack([*tensors], out=torch.from_numpy(out))
+
+    return block, fill
 
 
 def _is_tv(kind: type) -> bool:
@@ -191,7 +225,7 @@ def _below(value: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu" and not tensor.is_nested
+    return tensor.layout is sys.modules["torch"].strided and tensor.is_cpu and not tensor.is_nested
 
 
 def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:

@@ -24,12 +24,12 @@ import numpy as np
 
 from gpuload.decode.decoder import COUNTED
 
-__all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_S", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
+__all__ = ["FIELDS", "FLUSH_BYTES", "FLUSH_NS", "ROW_BYTES", "CounterTable", "Counters", "place_of"]
 
 ROW_BYTES: Final = 256
 # What takes long is written down before its chunk ends, so that a snapshot shows it: a sample that is read for so long,
 # and so many bytes that were decoded.
-FLUSH_S: Final = 0.02
+FLUSH_NS: Final = 20_000_000
 FLUSH_BYTES: Final = 4_000_000
 _clock = time.perf_counter_ns  # on Linux that of all processes: CLOCK_MONOTONIC
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from time import perf_counter_ns as clock
@@ -24,18 +24,17 @@ import numpy as np
 
 from gpuload.datasets.files import limited
 from gpuload.datasets.kinds import image_rows, row_bytes
-from gpuload.datasets.tree import flatten
+from gpuload.datasets.tree import Structure, flatten, transposed
 from gpuload.decode.options import device_rows
 from gpuload.errors import ErrorRecord, kinds_of, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align
-from gpuload.rng.generators import generators_preserved
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import droppers
-from gpuload.workers.counters import FLUSH_BYTES, Counters
+from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, Counters
 from gpuload.workers.job import Job
 from gpuload.workers.planned import make_plan
 from gpuload.workers.protocol import (
@@ -53,6 +52,7 @@ from gpuload.workers.source import Ended, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
 
+NOTHING = contextlib.nullcontext()
 KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
 
 
@@ -63,6 +63,7 @@ class Chunk:
     Attributes:
         request, slot: as for `ChunkRunner.run`, and so are `note` and `wanted`.
         samples: that were read, without those that failed since.
+        columns: the samples, if they are plain data that need not be taken apart one by one.
         errors: the rows that failed, and how.
         place: in an iterable dataset, behind the chunk's samples.
     """
@@ -72,6 +73,7 @@ class Chunk:
     note: Callable[[int], None] = lambda row: None
     wanted: Callable[[], bool] = lambda: True
     samples: list[Sample] = field(default_factory=list)
+    columns: Columns | None = None
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
     place: IterablePlace | None = None
 
@@ -113,13 +115,15 @@ class ChunkRunner:
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self._reader = SampleReader(job)
-        self.source = Source(job.dataset, job.seed)
+        self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)  # it draws on from the last sample
         self._row_copier = RowCopier(job) if RowCopier.can_do(job) else None
         self.counters = Counters()
-        self._guard = guard_generators and self.source.seeds
+        self._guards = guard_generators
         # A batch of plain data is collated in the worker; with images, after the stage.
         self._collates = job.collate_fn is not None and not len(job.chain) and not job.whole
         self._keeps_types = job.collate_fn is not None or job.single
+        # Single samples are of no interest: those that turn out to be plain data are stacked.
+        self._stacks = job.plain and not (self._keeps_types or job.whole)
         self._batches: dict[Any, Collated] = {}  # collated, but not yet in a slot
         self._sends = False  # whether a collated batch could be sent
 
@@ -152,12 +156,12 @@ class ChunkRunner:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with generators_preserved() if self._guard else contextlib.nullcontext(), limited(self.job.decode.max_bytes):
+        with self._guarded(), limited(self.job.decode.max_bytes):
             if not self._read(chunk):
                 return chunk.refusal(Status.UNWANTED)
             start = clock()
             collated = self._collated(chunk)
-        reply = None
+        reply = None if chunk.columns is None else self._pack_columns(chunk, chunk.columns)
         if collated is not None:
             rows = [sample.row for sample in chunk.samples]
             content = Columns(rows, sources=[None] * len(rows), collated=collated)
@@ -178,35 +182,86 @@ class ChunkRunner:
             self._reader.clear_remark()
         return reply
 
+    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+        seeding = self.source.seeding
+        return seeding.preserving() if self._guards and seeding is not None else NOTHING
+
     def begin(self, request: Request) -> IterablePlace:
         """Return where the pass of a request begins, before its first chunk is done."""
-        with generators_preserved() if self._guard else contextlib.nullcontext():
+        with self._guarded():
             return self.source.begin(request)
 
     def _read(self, chunk: Chunk) -> bool:
         """Take the samples from the dataset, and read their headers; False if the chunk is no longer wanted."""
         request, counters, start = chunk.request, self._counters, clock()
-        rows = len(request.positions)
+        rows, done = len(request.positions), 0
         read_before = counters.read_ns
-        sample_of = self.source.open(request, lambda: chunk.note(min(len(chunk.samples) + len(chunk.errors), rows - 1)))
-        done = 0
+        sample_of = self.source.open(request, lambda: chunk.note(min(done, rows - 1)))
+        if self._stacks and (picked := self.source.picked(request)) is not None:
+            chunk.note(0)
+            chunk.columns = _columns_of(range(rows), *picked)
+            counters.samples += rows
+            return True
+        given: dict[int, Any] = {}  # by row, if they are stacked
+        wanted, note, count, stacks = chunk.wanted, chunk.note, self.source.count, self._stacks
+        at = clock()  # what comes next is reading
         for row in range(rows):
-            if not chunk.wanted():
+            if not wanted():
                 return False
-            chunk.note(row)
+            note(row)
             try:
-                chunk.samples.append(self._reader.read(row, sample_of(row)))
+                sample = sample_of(row)
+                if not stacks or clock() - at > FLUSH_NS:  # a short sample takes no longer than to count its time
+                    at = count(at)
+                if stacks:
+                    given[row] = sample
+                else:
+                    chunk.samples.append(self._reader.read(row, sample))
+                    at = clock()
             except Ended:
                 break
             except Exception as error:
                 chunk.fail(row, error)
+                if self.source.broken:
+                    done += 1
+                    break
             done += 1
-            if self.source.broken:
-                break
+        if stacks:
+            count(at)
+        if self.source.seeding is not None and self.source.seeding.drew_unseeded():
+            chunk.samples, chunk.errors = [], []
+            return self._read(chunk)
         chunk.place = self.source.place(request, done)
         counters.samples += done
+        if given:
+            self._stack(chunk, given)
         counters.header_ns += clock() - start - (counters.read_ns - read_before)
         return True
+
+    def _stack(self, chunk: Chunk, given: dict[int, Any]) -> None:
+        """Make columns of samples; or take them apart one by one, and those of later chunks too."""
+        if (found := transposed([*given.values()])) is not None:
+            chunk.columns = _columns_of(given, *found)
+            return
+        self._stacks = False
+        for row, sample in given.items():
+            chunk.note(row)
+            try:
+                chunk.samples.append(self._reader.read(row, sample))
+            except Exception as error:
+                chunk.fail(row, error)
+
+    def _pack_columns(self, chunk: Chunk, columns: Columns) -> Reply:
+        """Pack the samples of a chunk that are plain data."""
+        counters, start = self._counters, clock()
+        try:
+            reply = chunk.pack(columns)
+        except Exception as error:  # a leaf cannot be sent
+            for row in columns.rows:
+                chunk.fail(row, _unsendable(error))
+            reply = chunk.pack(Columns())
+        counters.pack_ns += clock() - start
+        return reply
 
     def _collated(self, chunk: Chunk) -> Collated | None:
         """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
@@ -418,6 +473,13 @@ class RowCopier:
         kinds: list[Any] = [(dtype.name, 3)] if dtype.itemsize > 1 else []
         images = [ImageColumn(table, [0], None, kinds)]
         return Columns(list(range(count)), [self._structure], images, values, [None] * count)
+
+
+def _columns_of(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequence[Any]]) -> Columns:
+    """Return the columns of samples that are plain data, by the values of each leaf."""
+    rows = list(rows)
+    values = {leaf: ValueColumn(own) for leaf, own in enumerate(leaves)}
+    return Columns(rows, [structure], values=values, sources=[None] * len(rows))
 
 
 def _batch_key(request: Request) -> tuple[Any, ...]:

@@ -16,33 +16,36 @@ import contextlib
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
+from operator import getitem
+from time import perf_counter_ns
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.datasets.disk import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
+from gpuload.datasets.tables import Found, picked
 from gpuload.datasets.tree import flatten
 from gpuload.datasets.worker import WorkerInfo, worker_info_was_asked
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
-from gpuload.rng.generators import GeneratorStates, seed_generators, seeds_of, set_states, states
+from gpuload.rng.generators import GeneratorStates, Seeding, seed_for, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
-from gpuload.workers.counters import FLUSH_S, Counters
+from gpuload.workers.counters import FLUSH_NS, Counters
 from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
 __all__ = ["Ended", "Pass", "Source", "init_position", "own_state", "worker_info"]
 
-SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
+SLOW_NS: Final = 200_000  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
 CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
 DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
 UNKNOWN_CHUNKS: Final = 2  # the first ones: the disk is seen when the second begins, and the third is named by then
 AT_ONCE: Final = 4  # samples that are named together
 SEEDS_AT_ONCE: Final = 64  # of the positions of an iterable dataset
+Seed = Callable[[int], None]  # seeds the generators for the sample of a row
 MAX_STATE_BYTES: Final = 100_000  # pickled: it travels with each chunk
 
 
@@ -52,24 +55,25 @@ class Source:
     Args:
         dataset: the user's, in this process.
         seed: the loader's.
+        learns: as for `Seeding`.
 
     Attributes:
-        seeds: whether the global generators are seeded before each sample.
+        seeding: seeds the global generators before each sample; None: the dataset draws nothing.
         counters: where it says how long reading took.
         introduce: called with the number of each epoch that begins, and the position of an iterable dataset's first
             sample; and again if the dataset imports torch while it makes its first samples.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
-        self.seeds = not draws_nothing(dataset)
+        self.seeding = None if draws_nothing(dataset) else Seeding(seed, learns=learns)
         self._many = fetches_many(dataset)
         self.counters = Counters()
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
-        self._read_s, self._read = 0.0, 0  # by the last chunk
+        self._read_ns, self._read = 0, 0  # in the last chunk: how long its samples took, and how many they are
         self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
         self._disk = Disk()
         self._to_announce: list[Any] = []  # keys of the next chunk that `will_need` was not given yet
@@ -83,8 +87,8 @@ class Source:
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """Return a function that gives the sample of a row of a chunk; to be called in the order of the rows.
 
-        It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises. `touch` is
-        called for each sample that an iterable dataset gives on the way.
+        It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises; the caller
+        counts how long it takes. `touch` is called for each sample that an iterable dataset gives on the way.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -97,73 +101,96 @@ class Source:
                 except Exception as error:
                     return partial(_raise, error)
         if request.iterable is not None:
-            return partial(self._timed, self._open_pass(request, request.iterable, touch))
+            return self._open_pass(request, request.iterable, touch)
         if request.epoch != self._epoch:
             self._epoch = request.epoch
             self.introduce(request.epoch)
         keys = _keys_of(request)
         if self._will_need is not None:
-            self._note_speed()
+            self._note_speed(len(keys))
             if self._is_first:
                 self._is_first = False
                 self._announce(keys)
         return self._open_keys(request, keys)
 
     def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
-        positions = request.positions.tolist()
-        seeds = seeds_of(self._seed, request.epoch, request.positions) if self.seeds else []
-
-        def one(row: int) -> Any:
-            return fetched(self._dataset, [keys[row]])[0] if self._many else self._dataset[keys[row]]
-
-        def get(row: int, read: Callable[[int], Any] = one) -> Any:
-            if self._to_announce and row % AT_ONCE == 0:
-                self._announce_next(AT_ONCE)
-            if seeds:
-                seed_generators(self._seed, request.epoch, positions[row], seeds[row])
-            sample = self._timed(read, row)
-            if self._without_torch and seeds and "torch" in sys.modules:
-                # Imported meanwhile, so it was neither seeded nor told which worker this is: again.
-                self._without_torch = False
-                self.introduce(request.epoch)
-                return get(row, read)
-            return sample
-
-        if not self._many or len(keys) < 2:
-            return get
-        if self._without_torch and seeds:  # does it import torch?
-            get(0)
-            self._without_torch = False
-        with contextlib.suppress(Exception):  # one by one, to find which
-            if (each := each_of(self._dataset, keys)) is not None:
+        seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
+        one = (lambda key: fetched(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
+        if self._many and len(keys) > 1:
+            with contextlib.suppress(Exception):  # one by one, to find which
+                if (each := each_of(self._dataset, keys)) is None:
+                    return self._fetch(request, keys, seed).__getitem__
 
                 def each_or_one(row: int) -> Any:
                     try:
                         return each(row)
                     except Exception:  # it cannot be read with the others of its chunk
-                        return one(row)
+                        return one(keys[row])
 
-                return partial(get, read=each_or_one)
-            self._announce_next(len(self._to_announce))
-            if seeds:  # once for all of them, so their draws depend on the chunk
-                seed_generators(self._seed, request.epoch, positions[0])
-            return self._timed(partial(fetched, self._dataset), keys, len(keys)).__getitem__
+                return self._open_each(request, range(len(keys)), each_or_one, seed)
+        return self._open_each(request, keys, one, seed)
+
+    def _open_each(
+        self, request: Request, keys: Sequence[Any], read: Callable[[Any], Any], seed: Seed | None
+    ) -> Callable[[int], Any]:
+        """Return a function that reads the sample of a row by its key, with the generators seeded for it."""
+        learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
+        torch_may_come = seed is not None and self._without_torch
+        announces = bool(self._to_announce)
+
+        def get(row: int) -> Any:
+            if announces and row % AT_ONCE == 0:
+                self._announce_next(AT_ONCE)
+            if seed is not None:
+                seed(row)
+            sample = read(keys[row])
+            if learning is not None:
+                learning.learn()
+            if torch_may_come and self._torch_has_come(request):
+                return get(row)
+            return sample
+
         return get
 
-    def _timed(self, read: Callable[[Any], Any], what: Any, samples: int = 1) -> Any:
-        """Read the sample of a row, or those of some keys, and count how long that takes."""
-        start = perf_counter()
+    def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
+        """Return all samples of a chunk, read at once."""
+        self._announce_next(len(self._to_announce))
+        if seed is not None:  # once for all of them, so their draws depend on the chunk
+            seed(0)
+        start = perf_counter_ns()
         try:
-            return read(what)
+            samples = fetched(self._dataset, keys)
         finally:
-            took = perf_counter() - start
-            self._read_s, self._read = self._read_s + took, self._read + samples
-            self.counters.read_ns += int(1e9 * took)
-            if took > FLUSH_S:
-                self.counters.flush()  # let others see it now
+            self.count(start)
+        if seed is not None and self._torch_has_come(request):
+            return self._fetch(request, keys, seed)
+        return samples
 
-    def _note_speed(self) -> None:
-        """Note whether the samples of the chunk before came from a disk, or took long.
+    def _torch_has_come(self, request: Request) -> bool:
+        """Return whether the dataset has imported torch meanwhile: then what it read last was read with torch neither
+        seeded nor told which worker this is, and has to be read again."""
+        if not self._without_torch or "torch" not in sys.modules:
+            return False
+        self._without_torch = False
+        self.introduce(request.epoch)
+        return True
+
+    def picked(self, request: Request) -> Found | None:
+        """Return the samples of a chunk that lie in memory as plain data; None: they have to be read, see `open`."""
+        return picked(self._dataset, request.indices) if request.iterable is None else None
+
+    def count(self, since_ns: int) -> int:
+        """Count the time since then as reading; return what time it is."""
+        now = perf_counter_ns()
+        took_ns = now - since_ns
+        self._read_ns += took_ns
+        self.counters.read_ns += took_ns
+        if took_ns > FLUSH_NS:
+            self.counters.flush()  # let others see it now
+        return now
+
+    def _note_speed(self, rows: int) -> None:
+        """Note whether the samples of the chunk before came from a disk, or took long; the next one has so many `rows`.
 
         From a network no blocks are counted. And from a quick disk a photograph takes 0.1 ms, as long as from the page
         cache of a busy machine.
@@ -172,8 +199,8 @@ class Source:
         if self._disk.was_read():
             self._slow_left = max(left, DISK_CHUNKS)
         else:
-            self._slow_left = CHUNKS_AHEAD if self._read_s > SLOW_S * self._read else left
-        self._read_s, self._read = 0.0, 0
+            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._read else left
+        self._read_ns, self._read = 0, rows
 
     @property
     def reads_ahead(self) -> bool:
@@ -342,7 +369,7 @@ class Pass:
         if position not in self._seeds:  # drawn for many samples at once
             positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
-        seed_generators(self._seed, self._epoch, position, self._seeds[position])
+        seed_for((self._seed, self._epoch, position), self._seeds[position])
 
     def forget(self, before: int) -> None:
         """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -14,6 +16,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets.tables import NUMBERS
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -287,6 +290,119 @@ def test_a_shuffled_split_gives_each_of_its_samples_once():
     seen = [torch.cat(gpuload_batches(part, 4, shuffle=True)).tolist() for part in (first, second)]
     assert [sorted(part) for part in seen] == [sorted(first.indices), sorted(second.indices)]
     assert sorted(seen[0] + seen[1]) == list(range(10))
+
+
+# -- small rows -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(name):
+    numbers = np.arange(70).reshape(35, 2) % 2 if name == "bool" else np.arange(70).reshape(35, 2)
+    return numbers.astype(name)
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+@pytest.mark.parametrize("form", [lambda rows: rows, lambda rows: torch.from_numpy(rows)], ids=["arrays", "tensors"])
+def test_rows_of_any_numbers_come_as_dataloader_collates_them(form, name):
+    whole = form(rows_of(name))
+    first = torch.from_numpy(rows_of(name)[:, 0].copy())  # DataLoader refuses numpy's scalars of uint64
+    for dataset in (whole, TensorDataset(first), list(whole), Made(lambda i: (whole[i], first[i]), 35)):
+        expected = torch_batches(dataset, 20)
+        assert alike(gpuload_batches(dataset, 20), expected)
+        assert alike(gpuload_batches(dataset, 20, collate_fn=default_collate), expected)
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS - {"uint64"}))
+def test_numpys_scalars_come_as_dataloader_collates_them(name):
+    numbers = rows_of(name)[:, 0]
+    for dataset in (numbers, Made(lambda i: (numbers[i], {"own": numbers[i]}), 35)):
+        assert alike(gpuload_batches(dataset, 20), torch_batches(dataset, 20))
+
+
+@pytest.mark.processes
+def test_small_rows_come_from_workers_as_dataloader_collates_them():
+    rows = np.random.default_rng(0).random((200, 8), np.float32)
+    stacked = StackDataset(x=rows, y=TensorDataset(torch.arange(200)), name=[f"n{i}" for i in range(200)])
+    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), Made(SmallRow(rows), 200)):
+        found = gpuload_batches(dataset, 64, num_workers=2, epochs=2)
+        assert alike(found, torch_batches(dataset, 64) * 2)
+
+
+class SmallRow:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __call__(self, index):
+        return {"row": self.rows[index], "label": np.int64(index), "tensor": torch.tensor([index, -1])}
+
+
+def fails_at_11(index):
+    if index == 11:
+        raise ValueError("no such row")
+    return np.full(4, index), np.int32(index), float(index)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_row_that_fails_is_left_out(workers):
+    options = {"num_workers": workers, "faults": gl.Faults(on_error="skip")}
+    with pytest.warns(RuntimeWarning, match="no such row"):
+        found = gpuload_batches(Made(fails_at_11, 40), 16, **options)
+    assert alike(
+        found,
+        torch_batches(Subset(Made(fails_at_11, 40), [*range(11), *range(12, 16)]), 16)
+        + [
+            batch
+            for start in (16, 32)
+            for batch in torch_batches(Subset(Made(fails_at_11, 40), range(start, min(start + 16, 40))), 16)
+        ],
+    )
+
+
+@pytest.mark.processes
+def test_rows_that_cannot_be_sent_say_so():
+    with pytest.raises(gl.SampleError, match=r"cannot be sent to the main process \(TypeError: cannot pickle"):
+        gpuload_batches(Made(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
+
+
+class Counted:
+    """Says how often each sample is asked for; the rows are of 64 numbers."""
+
+    def __init__(self, folder, draw):
+        self.folder, self.draw = str(folder), draw
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        with open(f"{self.folder}/{index}", "a") as file:
+            file.write(".")
+        return np.full(64, index), self.draw(index)
+
+
+def draws_always(index):
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def draws_late(index):
+    return draws_always(index) if index > 150 else (0.0, 0.0, torch.initial_seed() / 2)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("draw", [draws_always, draws_late, float])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_rows_draw_depends_on_nothing_but_their_position(tmp_path, workers, draw):
+    """However late they begin to: those of the chunk that is the first to draw are asked for twice."""
+    found = gpuload_batches(Counted(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
+    expected = gpuload_batches(Counted(tmp_path, draw), 50, epochs=2, chunk_size=1)
+    assert alike(found, expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("draw", [draws_always, float])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_row_is_asked_for_once(tmp_path, workers, draw):
+    gpuload_batches(Counted(tmp_path, draw), 50, num_workers=workers)
+    assert [(tmp_path / str(index)).read_text() for index in range(200)] == ["."] * 200
 
 
 # -- many at a time ---------------------------------------------------------------------------------------------------

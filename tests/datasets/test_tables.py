@@ -1,0 +1,92 @@
+"""What lies in memory as plain data is found by the batch, as it is read sample by sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from gpuload.datasets.tables import NUMBERS, picked
+from gpuload.datasets.tree import unflatten
+
+ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
+LABELS = torch.arange(6)
+KEYS = np.array([5, 0, 3, 3])
+
+FOUND = {
+    "an array": ROWS,
+    "one number each": np.arange(6),
+    "strides": ROWS[:, ::-2],
+    "a tensor": torch.from_numpy(ROWS),
+    "a tensor with a gradient": torch.from_numpy(ROWS).requires_grad_(),
+    "tensors": TensorDataset(torch.from_numpy(ROWS), LABELS),
+    "stacked": StackDataset(ROWS, TensorDataset(LABELS)),
+    "stacked by name": StackDataset(y=LABELS, x=ROWS),
+    "a part": Subset(TensorDataset(LABELS), [5, 4, 3, 2, 1, 0]),
+    "a part by array": Subset(StackDataset(ROWS, LABELS), np.array([5, 4, 3, 2, 1, 0])),
+    "a list": list(ROWS),
+    "a tuple of samples": tuple(zip(ROWS, range(6), strict=True)),
+    "a dict of samples": {key: {"x": ROWS[key], "name": f"n{key}"} for key in range(6)},
+    "a list beside an array": StackDataset(list("abcdef"), ROWS),
+}
+
+
+def as_numbers(value):
+    """A sample as Python's numbers, whatever holds them."""
+    if isinstance(value, dict):
+        return {key: as_numbers(value[key]) for key in sorted(value)}
+    if isinstance(value, tuple):
+        return tuple(map(as_numbers, value))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().numpy()
+    return value if isinstance(value, int | str) else np.asarray(value).tolist()
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_all_samples_are_found_at_once(kind):
+    dataset = FOUND[kind]
+    all_of_them = picked(dataset, KEYS)
+    assert all_of_them is not None
+    structure, leaves = all_of_them
+    found = [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(len(KEYS))]
+    assert as_numbers(tuple(found)) == as_numbers(tuple(dataset[key] for key in KEYS.tolist()))
+
+
+class Own(TensorDataset):
+    """May do more than its base."""
+
+
+LEFT = {
+    "a class of the user's own": (Own(LABELS), KEYS),
+    "a part of one": (Subset(Own(LABELS), range(6)), KEYS),
+    "one beside an array": (StackDataset(ROWS, Own(LABELS)), KEYS),
+    "concatenated": (ConcatDataset([TensorDataset(LABELS)]), KEYS),
+    "bfloat16": (LABELS.to(torch.bfloat16), KEYS),
+    "a conjugate": (torch.zeros(6, dtype=torch.complex64).conj(), KEYS),
+    "sparse": (torch.eye(6).to_sparse(), KEYS),
+    "objects": (np.array([None] * 6), KEYS),
+    "text": (np.array(list("abcdef")), KEYS),
+    "the other byte order": (ROWS.astype(">f4"), KEYS),
+    "a key behind the end": (ROWS, np.array([6])),
+    "a negative key": (ROWS, np.array([-1])),
+    "a key behind the end of a list": ([1, 2], np.array([2])),
+    "a key behind the end of a part": (Subset(ROWS, [0, 1]), np.array([2])),
+    "a negative key of a part": (Subset(ROWS, [0, 1]), np.array([-1])),
+    "a dict without the key": ({0: 1}, np.array([1])),
+    "keys of another kind": (ROWS, ["a"]),
+    "no keys": (ROWS, KEYS[:0]),
+    "samples of several kinds": ([1, (1,)], np.array([0, 1])),
+    "samples that are None": ([None, None], np.array([0, 1])),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_the_rest_is_read_one_by_one(case):
+    dataset, keys = LEFT[case]
+    assert picked(dataset, keys) is None
+
+
+def test_numbers_are_those_that_torch_has_too():
+    for name in NUMBERS:
+        assert torch.from_numpy(np.zeros(1, name)).dtype == getattr(torch, name)

@@ -1,0 +1,67 @@
+"""Samples that are built alike are transposed at once, to what taking each apart gives."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload.datasets.tree import flatten, transposed
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+ALIKE = {
+    "a number": lambda i: i,
+    "an array": lambda i: np.full(3, i),
+    "a tensor": lambda i: torch.tensor(i),
+    "a numpy scalar": lambda i: np.float32(i),
+    "an array and a label": lambda i: (np.full(3, i), i),
+    "one of several plain types": lambda i: (i if i % 2 else None, f"n{i}" if i else b"n"),
+    "a dict": lambda i: {"b": i, "a": [i, (i,)], 3: {}},
+    "keys of several types": lambda i: {"b": i, 1: i},
+    "nothing": lambda i: (),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_samples_built_alike_are_transposed(kind):
+    samples = [ALIKE[kind](i) for i in range(4)]
+    found = transposed(samples)
+    assert found is not None
+    structure, leaves = found
+    for row, sample in enumerate(samples):
+        own = []
+        assert flatten(sample, own) == structure
+        assert len(leaves) == len(own)
+        assert all(leaf[row] is value for leaf, value in zip(leaves, own, strict=True))
+
+
+def test_the_order_of_keys_is_the_samples_own():
+    found = transposed([{"b": 0, "a": 1}] * 2)
+    assert found is not None
+    structure = found[0]
+    assert (structure[2], structure[2].order) == (("a", "b"), ("b", "a"))
+
+
+UNLIKE = {
+    "of two lengths": [(1, 2), (1,)],
+    "with other keys": [{"a": 1}, {"b": 1}],
+    "with keys in another order": [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+    "of two containers": [(1,), [1]],
+    "a container beside a number": [(1, 2), (1, (2,))],
+    "a named tuple": [Pair(1, 2)] * 2,
+    "an image": [gl.Image(np.zeros((2, 2, 3), np.uint8))] * 2,
+    "a tensor beside an array": [torch.zeros(1), np.zeros(1)],
+    "two kinds of numbers": [np.float32(1), np.float64(1)],
+    "a parameter": [torch.nn.Parameter(torch.zeros(1))] * 2,
+    "an array of the user's own type": [np.zeros(3).view(np.recarray)] * 2,
+    "none": [None, None],
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_others_are_left_to_be_taken_apart(case):
+    assert transposed(UNLIKE[case]) is None
