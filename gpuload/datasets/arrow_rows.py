@@ -242,8 +242,11 @@ def _calls(path: str, replays: Iterable[Any]) -> list[Any]:
             continue
         if name == "cast":
             schema = args[0] if args else keywords["target_schema"]
-            for field in MappedTable(path, calls).schema():
-                if field.name not in schema.names or schema.field(field.name).type != field.type:
+            before = MappedTable(path, calls).schema()
+            if sorted(before.names) != sorted(schema.names):
+                raise Unsuitable("a cast gave its table other columns")
+            for field in before:
+                if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, and was cast")
             name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata have changed
         if name not in REPEATED:

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset
+from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen, image_path, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
@@ -166,7 +166,7 @@ class WrappedFolder(ImageFileDataset):
     def __init__(self, dataset: Any, mode: Mode) -> None:
         self.mode = mode
         self.paths = Paths.below(dataset.root, [path for path, _ in dataset.samples])
-        self.targets = _labels([target for _, target in dataset.samples])
+        self.targets = pack_labels([target for _, target in dataset.samples])
         self.classes: list[str] = list(dataset.classes)
         self.class_to_idx: dict[str, int] = dict(dataset.class_to_idx)
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
@@ -197,7 +197,7 @@ class WrappedCoco(ImageFileDataset):
 
     def __init__(self, dataset: Any, mode: Mode, annotations: Any, crowds: bool) -> None:
         self.mode = mode
-        self.ids = _labels(dataset.ids)
+        self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
         names = [
             image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
@@ -328,15 +328,6 @@ def _columns(dataset: Any) -> list[str]:
     asked, order = dataset.format["columns"], [*dataset.info.features]
     shown = [name for name in order if name in asked]
     return shown + [name for name in order if name not in asked] if dataset.format["output_all_columns"] else shown
-
-
-def _labels(labels: Sequence[Any]) -> Any:
-    """Integers as an array of the smallest type; anything else as a list."""
-    if not labels or any(type(label) is not int for label in labels):
-        return list(labels)
-    low, high = min(labels), max(labels)
-    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
-    return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:
