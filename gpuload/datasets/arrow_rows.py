@@ -131,8 +131,6 @@ class ArrowRows:
         return len(self._rows if self._numbers is None else self._numbers)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        if isinstance(number, bool):
-            raise TypeError("dataset index must be int, str, slice or collection of int, not bool")
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"Invalid key: {number} is out of bounds for size {count}")
@@ -203,8 +201,8 @@ def _is_plain(feature: Any) -> bool:
         return all(map(_is_plain, feature))
     if kind in LISTS:
         return _is_plain(feature.feature)
-    # Times in nanoseconds become objects of pandas, which takes as long to import.
-    return kind in PLAIN and "[ns" not in str(feature.dtype)
+    # pyarrow imports pandas for times in nanoseconds and for time zones.
+    return kind in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
 
 
 def _blocks(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
