@@ -60,19 +60,19 @@ class FolderCopy:
     """
 
     def __init__(self, samples: list[Any]) -> None:
-        self.samples: Sequence[Any] = _packed(samples)
+        self.samples: Any = _packed(samples)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        path, target = self.samples[index]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        path, target = self.samples[index]
         return read(path), target
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
         """Let the kernel read the files of these samples, which are asked for soon."""
         for index in indices:
-            will_read(self.samples[index][0])  # pyright: ignore[reportArgumentType, reportCallIssue]
+            will_read(self.samples[index][0])
 
 
 class SubsetCopy:
