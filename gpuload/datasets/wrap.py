@@ -80,8 +80,8 @@ def wrap(
             `target_transform`, which takes that list.
         crowds: False leaves out annotations of crowds (``iscrowd``), which no detector is trained on.
 
-    Workers read a ``datasets.Dataset`` with pyarrow alone if all its columns are Image, Value or ClassLabel, or lists or
-    dicts of these; times in nanoseconds or with a time zone need `datasets`. Which column does is logged.
+    Workers read a ``datasets.Dataset`` with pyarrow alone if all its columns are Image, Value or ClassLabel, or lists
+    or dicts of these; times in nanoseconds or with a time zone need `datasets`. Which column does is logged.
 
     Hugging Face turns images upright by their EXIF tag, torchvision does not: to get Hugging Face's pixels, give the
     Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a missing file.
