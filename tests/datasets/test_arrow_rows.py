@@ -190,32 +190,32 @@ def test_lists_and_structures(hf: ModuleType, tmp_path: Path) -> None:
 # Which rows, in which tables
 
 
+CHOSEN: dict[str, Callable[[Any], Any]] = {
+    "all": lambda rows: rows,
+    "indices": lambda rows: rows.select([7, 2, 2, 11]),
+    "range": lambda rows: rows.select(range(4, 9)),
+    "shuffled": lambda rows: rows.shuffle(seed=3).select(range(5)),
+    "filtered": lambda rows: rows.filter(lambda row: row["label"] == 1),
+    "none": lambda rows: rows.filter(lambda row: False),
+    "split": lambda rows: rows.train_test_split(0.4, seed=1)["test"],
+    "shard": lambda rows: rows.shard(3, 1),
+    "sorted": lambda rows: rows.filter(lambda row: row["caption"] is not None).sort("caption"),
+    "flat indices": lambda rows: rows.select([7, 2]).flatten_indices(),
+    "columns": lambda rows: rows.select_columns(["label", "image"]),
+    "renamed": lambda rows: rows.rename_column("image", "picture").remove_columns("boxes"),
+    "cast": lambda rows: rows.cast_column("image", type(rows.features["image"])(mode="L")),
+    "shown": lambda rows: rows.with_format(None, columns=["label", "image"]),
+    "shown first": lambda rows: rows.with_format(None, columns=["label"], output_all_columns=True),
+    "more": lambda rows: rows.add_column("more", list(range(len(rows)))),
+}
+
+
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
 @pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        lambda rows: rows,
-        lambda rows: rows.select([7, 2, 2, 11]),
-        lambda rows: rows.select(range(4, 9)),
-        lambda rows: rows.shuffle(seed=3).select(range(5)),
-        lambda rows: rows.filter(lambda row: row["label"] == 1),
-        lambda rows: rows.filter(lambda row: False),
-        lambda rows: rows.train_test_split(0.4, seed=1)["test"],
-        lambda rows: rows.shard(3, 1),
-        lambda rows: rows.filter(lambda row: row["caption"] is not None).sort("caption"),
-        lambda rows: rows.flatten_indices(),
-        lambda rows: rows.select_columns(["label", "image"]),
-        lambda rows: rows.rename_column("image", "picture").remove_columns("boxes"),
-        lambda rows: rows.cast_column("image", rows.features["image"].__class__(mode="L")),
-        lambda rows: rows.with_format(None, columns=["label", "image"]),
-        lambda rows: rows.with_format(None, columns=["label"], output_all_columns=True),
-        lambda rows: rows.add_column("more", list(range(len(rows)))),
-    ],
-)
-def test_the_rows_that_were_chosen(hf: ModuleType, tmp_path: Path, where: str, chosen: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_the_rows_that_were_chosen(hf: ModuleType, tmp_path: Path, where: str, chosen: str) -> None:
     rows = table(hf)
-    assert_same(chosen(rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")))
+    assert_same(CHOSEN[chosen](rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")))
 
 
 def test_tables_of_several_parts(hf: ModuleType, tmp_path: Path) -> None:
@@ -397,6 +397,14 @@ def test_columns_of_a_file_that_were_cast(hf: ModuleType, tmp_path: Path, log: C
     assert_same(rows.cast_column("path", hf.Image()), portable=False)
     begin = "workers import datasets to read a datasets.Dataset: "
     assert log() == [f"{begin}column 'path' is string in its file, and was cast"]
+
+
+def test_a_file_whose_structures_were_flattened(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+    """Which pyarrow would do to images too."""
+    rows = on_disk(table(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
+    assert rows.column_names == ["image", "label", "caption", "boxes", "deep.x"]
+    assert_same(rows, portable=False)
+    assert log() == ["workers import datasets to read a datasets.Dataset: its table was changed by flatten()"]
 
 
 def test_a_format_that_was_set_later(hf: ModuleType, log: Callable[[], list[str]]) -> None:
