@@ -6,7 +6,7 @@ Paths are in the main process once the dataset is made, and go to the workers, w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -22,7 +22,7 @@ from gpuload.datasets.stores.opening import is_url, named, read_whole
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote
 
-__all__ = ["ImageFileDataset", "existing_folder"]
+__all__ = ["ImageFileDataset", "existing_folder", "pack_labels"]
 
 
 class ImageFileDataset:
@@ -106,3 +106,12 @@ def existing_folder(root: str | os.PathLike[str]) -> str:
     if not os.path.isdir(folder):
         raise NotADirectoryError(f"{folder!r} is a file; expected a folder of images")
     return folder
+
+
+def pack_labels(labels: Sequence[Any]) -> Any:
+    """Return integers as an array of the smallest type; anything else as a list."""
+    if not labels or any(type(label) is not int for label in labels):
+        return list(labels)
+    low, high = min(labels), max(labels)
+    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+    return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)

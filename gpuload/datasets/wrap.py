@@ -3,8 +3,8 @@
 Runs in the main process; the result is copied to the workers, which read. Neither library is imported here: their
 classes are recognised by name. Of a torchvision dataset only the data is kept, in few buffers: paths packed
 (`gpuload.datasets.paths`), labels as an array, COCO's annotations as JSON. So workers import no torch for it, and share
-one copy. A Hugging Face dataset is kept, with its image decoding switched off; it pickles as always, a memory-mapped
-one as the path of its file.
+one copy. A Hugging Face dataset is kept, with its image decoding switched off. Workers get its tables, and read them
+with pyarrow alone (`gpuload.datasets.arrow_rows`) where `datasets` would add nothing; else the dataset itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset
+from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen, image_path, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
@@ -79,6 +79,9 @@ def wrap(
             ``"raw"``: the list of annotations, as torchvision gives it; so it is by default if the dataset has a
             `target_transform`, which takes that list.
         crowds: False leaves out annotations of crowds (``iscrowd``), which no detector is trained on.
+
+    Workers read a ``datasets.Dataset`` with pyarrow alone if all its columns are Image, Value or ClassLabel, or lists
+    or dicts of these; times in nanoseconds or with a time zone need `datasets`. Which column does is logged.
 
     Hugging Face turns images upright by their EXIF tag, torchvision does not: to get Hugging Face's pixels, give the
     Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a missing file.
@@ -166,7 +169,7 @@ class WrappedFolder(ImageFileDataset):
     def __init__(self, dataset: Any, mode: Mode) -> None:
         self.mode = mode
         self.paths = Paths.below(dataset.root, [path for path, _ in dataset.samples])
-        self.targets = _labels([target for _, target in dataset.samples])
+        self.targets = pack_labels([target for _, target in dataset.samples])
         self.classes: list[str] = list(dataset.classes)
         self.class_to_idx: dict[str, int] = dict(dataset.class_to_idx)
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
@@ -197,7 +200,7 @@ class WrappedCoco(ImageFileDataset):
 
     def __init__(self, dataset: Any, mode: Mode, annotations: Any, crowds: bool) -> None:
         self.mode = mode
-        self.ids = _labels(dataset.ids)
+        self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
         names = [
             image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
@@ -240,6 +243,9 @@ class WrappedCoco(ImageFileDataset):
 class WrappedRows:
     """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
 
+    A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.
+    It unpickles the dataset when somebody asks for it, and from then on reads by it.
+
     Attributes:
         dataset: the dataset that was wrapped, with the decoding of images switched off.
         features: its features; column_names: its columns.
@@ -247,7 +253,6 @@ class WrappedRows:
 
     def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
         kind = dataset.format["type"]
-        columns = dataset.column_names if dataset.format["output_all_columns"] else dataset.format["columns"]
         if kind is not None:
             how = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
             raise TypeError(
@@ -255,6 +260,7 @@ class WrappedRows:
                 "to Loader(transforms=…); gpuload's batches are tensors"
             )
         self.dataset = copy.deepcopy(dataset)  # shares its tables, but not its features, so that they may change
+        columns = _columns(self.dataset)
         self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
         if self._plan is None:
             raise TypeError(
@@ -268,29 +274,63 @@ class WrappedRows:
 
     @property
     def column_names(self) -> list[str]:
-        return self.dataset.column_names
+        return self.dataset.column_names if "dataset" in vars(self) else list(self._column_names)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset if "dataset" in vars(self) else self._rows)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         try:
             number = operator.index(index)
         except TypeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _filled(self._plan, self.dataset[number])
+        return _filled(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = vars(self).copy()
+        if "dataset" not in state:
+            return state
+        from gpuload.datasets import arrow_rows  # imports pyarrow, which only a dataset of Hugging Face's needs
+
+        columns, copies = _columns(self.dataset), {}
+        try:
+            state["_rows"] = arrow_rows.ArrowRows.of(self.dataset, columns, copies)
+        except arrow_rows.Unsuitable as reason:
+            import logging  # slow to import, and seldom needed
+
+            logging.getLogger("gpuload.datasets").info(
+                "workers import datasets to read a datasets.Dataset: %s", one_line(str(reason), 200)
+            )
+            return state
+        state["_column_names"] = self.column_names
+        state["_pickled"] = arrow_rows.PickledDataset(state.pop("dataset"), copies)
+        return state
+
+    def __copy__(self) -> WrappedRows:
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedRows:
+        twin = copy.copy(self)
+        vars(twin).update((name, copy.deepcopy(value, memo)) for name, value in vars(self).items())
+        return twin
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "dataset" or "_pickled" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self.dataset = self._pickled.load()
+        return self.dataset
 
     def __repr__(self) -> str:
         return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(map(repr, self.column_names))})"
 
 
-def _labels(labels: Sequence[Any]) -> Any:
-    """Integers as an array of the smallest type; anything else as a list."""
-    if not labels or any(type(label) is not int for label in labels):
-        return list(labels)
-    low, high = min(labels), max(labels)
-    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
-    return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)
+def _columns(dataset: Any) -> list[str]:
+    """Return the columns of a sample, in its order."""
+    asked, order = dataset.format["columns"], [*dataset.info.features]
+    shown = [name for name in order if name in asked]
+    return shown + [name for name in order if name not in asked] if dataset.format["output_all_columns"] else shown
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:

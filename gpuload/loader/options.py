@@ -20,6 +20,7 @@ from gpuload import transforms
 from gpuload.batches.collate import BatchOptions
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.resident import DeviceCached, find_resident
+from gpuload.datasets.without_torch import without_torch
 from gpuload.decode import Decode
 from gpuload.errors import knows_arguments
 from gpuload.loader.limits import (
@@ -287,6 +288,15 @@ class Options:
     def device_cached(self) -> DeviceCached | None:
         """The `DeviceCached` that is read; None if there is none."""
         return find_resident(self.order.dataset)
+
+    @property
+    def sent_dataset(self) -> Any:
+        """What workers are sent at this moment: the dataset, or a copy that needs no torch; but the dataset if there
+        is a `worker_init_fn`, which may look at it."""
+        workers = self.workers
+        if not workers.count or workers.worker_init_fn is not None:
+            return self.order.dataset
+        return without_torch(self.order.dataset)
 
     @property
     def plain(self) -> bool:

@@ -584,7 +584,7 @@ def job_for(options: Options, epoch: int, fusing: Any = None, *, whole: bool = F
         device_share: the share of the samples that the device decodes.
     """
     return Job(
-        options.order.dataset,
+        options.sent_dataset,
         options.chain,
         options.workers.decode,
         options.order.seed,

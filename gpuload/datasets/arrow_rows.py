@@ -1,0 +1,269 @@
+"""Rows of a Hugging Face dataset for workers that need pyarrow alone, not `datasets` with pandas, fsspec and more.
+
+`ArrowRows.of` makes them in the main process, when a wrapped dataset is pickled; workers read. Values are what
+`pyarrow` makes of them (``as_py()``), as in `datasets` itself, for features whose values `datasets` leaves as they are.
+
+What travels: a memory-mapped table as the path of its file, with the changes that its `datasets` object lists for a
+copy to repeat; a table in memory as its buffers. A worker maps the file again. So the pickle of a memory-mapped dataset
+does not grow with its rows.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+
+__all__ = ["ArrowRows", "PickledDataset", "Unsuitable"]
+
+# By module and name: features whose values `datasets` leaves as pyarrow makes them (images: once not decoded).
+PLAIN: Final = {
+    ("datasets.features.features", "Value"),
+    ("datasets.features.features", "ClassLabel"),
+    ("datasets.features.image", "Image"),
+}
+LISTS: Final = {("datasets.features.features", name) for name in ("List", "LargeList", "Sequence")}
+# Changes of a memory-mapped table that pyarrow repeats by itself, by the names of pyarrow.Table's methods.
+REPEATED: Final = {"slice", "combine_chunks", "remove_column", "rename_columns", "drop", "select"}
+SLICED_BYTES: Final = 64 << 10  # buffers that are larger than what a table shows of them by more than this are cut
+
+
+class Unsuitable(Exception):
+    """A dataset is read by `datasets` itself. The message says why."""
+
+
+@dataclass(frozen=True)
+class MappedTable:
+    """A memory-mapped table: the path of its file, an Arrow stream, and the calls of pyarrow's methods since."""
+
+    path: str
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+    def open(self) -> pa.Table:
+        options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would keep the process from being a template
+        with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
+            return self._changed(reader.read_all())
+
+    def schema(self) -> pa.Schema:
+        with pa.memory_map(self.path) as file, pa.ipc.open_stream(file) as reader:
+            return self._changed(reader.schema.empty_table()).schema
+
+    def _changed(self, table: pa.Table) -> pa.Table:
+        for name, args, keywords in self.calls:
+            table = getattr(table, name)(*args, **keywords)
+        return table
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A table as a grid of blocks: rows of blocks below each other, those in a row side by side."""
+
+    rows: list[list[MappedTable | pa.Table]]
+    columns: list[str]
+
+    def open(self) -> pa.Table:
+        tables = []
+        for first, *others in self.rows:
+            table = _open(first)
+            for block in map(_open, others):
+                for name, column in zip(block.column_names, block.columns, strict=True):
+                    table = table.append_column(name, column)
+            tables.append(table.select(self.columns))
+        return pa.concat_tables(tables, promote_options="default")
+
+
+class ArrowRows:
+    """The rows of a dataset, as dicts. Pickles as its blocks; the tables are opened when it is unpickled.
+
+    Args:
+        data: the columns of a sample, in its order.
+        indices: one column with the number of each row in `data`; None: all rows in their order.
+    """
+
+    def __init__(self, data: Blocks, indices: Blocks | None) -> None:
+        self._data, self._indices = data, indices
+
+    @classmethod
+    def of(cls, dataset: Any, columns: list[str], copies: dict[int, pa.Table]) -> ArrowRows:
+        """Make the rows of a ``datasets.Dataset`` without a format.
+
+        Args:
+            dataset: the dataset.
+            columns: those that a sample has, in its order.
+            copies: gets what is pickled of each table in memory, by the `id` of the dataset's own.
+
+        Raises:
+            Unsuitable: a column, or the way its table was made, needs `datasets`.
+        """
+        if dataset.format["type"] is not None:
+            raise Unsuitable(f"it has the format {dataset.format['type']!r}")
+        for name in columns:
+            if not _is_plain(dataset.info.features[name]):
+                raise Unsuitable(f"column {name!r} is {dataset.info.features[name]!r}")
+        data = _blocks(dataset._data, columns, copies)
+        indices = dataset._indices
+        return cls(data, None if indices is None else _blocks(indices, indices.column_names[:1], copies))
+
+    @cached_property
+    def _rows(self) -> _Batches:
+        return _Batches(self._data.open())
+
+    @cached_property
+    def _numbers(self) -> _Batches | None:
+        return None if self._indices is None else _Batches(self._indices.open())
+
+    def __getstate__(self) -> tuple[Blocks, Blocks | None]:
+        return self._data, self._indices
+
+    def __setstate__(self, state: tuple[Blocks, Blocks | None]) -> None:
+        self._data, self._indices = state
+        _ = self._rows, self._numbers  # once in the template of workers, not in each
+
+    def __len__(self) -> int:
+        return len(self._rows if self._numbers is None else self._numbers)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"Invalid key: {number} is out of bounds for size {count}")
+        number %= count
+        if self._numbers is not None:
+            batch, row = self._numbers.find(number)
+            number = batch.column(0)[row].as_py()
+        batch, row = self._rows.find(number)
+        return {name: batch.column(at)[row].as_py() for at, name in enumerate(self._data.columns)}
+
+
+class PickledDataset:
+    """A ``datasets.Dataset`` as a pickle without its tables in memory, which workers have in `ArrowRows` already.
+
+    Args:
+        dataset: the dataset.
+        tables: its tables in memory, by the `id` of the dataset's own.
+    """
+
+    def __init__(self, dataset: Any, tables: dict[int, pa.Table]) -> None:
+        import cloudpickle  # not needed in workers
+
+        numbers = {key: number for number, key in enumerate(tables)}
+
+        class Pickler(cloudpickle.Pickler):
+            def persistent_id(self, obj: Any) -> int | None:
+                return numbers.get(id(obj)) if isinstance(obj, pa.Table) else None
+
+            def reducer_override(self, obj: Any) -> Any:  # older versions of `datasets` pickle more than the table
+                return (type(obj), (obj.table,)) if _is_in_memory(obj) else super().reducer_override(obj)
+
+        file = io.BytesIO()
+        Pickler(file).dump(dataset)
+        self._pickled, self._tables = file.getvalue(), list(tables.values())
+
+    def load(self) -> Any:
+        """Unpickle the dataset, which imports `datasets`."""
+        tables = self._tables
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, pid: int) -> pa.Table:
+                return tables[pid]
+
+        return Unpickler(io.BytesIO(self._pickled)).load()
+
+
+class _Batches:
+    """A table as record batches, each row found by bisection."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        self._ends = array("q", accumulate(batch.num_rows for batch in self._batches))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def find(self, row: int) -> tuple[pa.RecordBatch, int]:
+        """Return the batch of a row, and the row's number in it."""
+        at = bisect_right(self._ends, row)
+        return self._batches[at], row - (self._ends[at - 1] if at else 0)
+
+
+def _is_plain(feature: Any) -> bool:
+    kind = type(feature).__module__, type(feature).__name__
+    if isinstance(feature, Mapping):
+        return all(map(_is_plain, feature.values()))
+    if isinstance(feature, list | tuple):
+        return all(map(_is_plain, feature))
+    if kind in LISTS:
+        return _is_plain(feature.feature)
+    # pyarrow imports pandas for times in nanoseconds and for time zones.
+    return kind in PLAIN and not any(text in str(feature.dtype) for text in ("[ns", "tz="))
+
+
+def _blocks(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Blocks:
+    """Return a table of `datasets` as blocks."""
+    grid = table.blocks if type(table).__name__ == "ConcatenationTable" else [[table]]
+    rows = [[_block(block, copies) for block in row] for row in grid if row]
+    for row in grid:
+        for name in set(columns).difference(*(block.column_names for block in row)) if row else ():
+            raise Unsuitable(f"column {name!r} is missing in a part of the dataset")
+    return Blocks(rows, columns)
+
+
+def _block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
+    if type(table).__name__ == "MemoryMappedTable":
+        return MappedTable(table.path, _calls(table.path, table.replays))
+    if not _is_in_memory(table):
+        raise Unsuitable(f"its table is a {type(table).__module__}.{type(table).__name__}")
+    for field in table.table.schema:
+        if isinstance(field.type, pa.BaseExtensionType):
+            raise Unsuitable(f"column {field.name!r} is stored as {field.type}")
+    if id(table.table) not in copies:
+        copies[id(table.table)] = _cut(table.table)
+    return copies[id(table.table)]
+
+
+def _is_in_memory(table: Any) -> bool:
+    return (type(table).__module__, type(table).__name__) == ("datasets.table", "InMemoryTable")
+
+
+def _calls(path: str, replays: Iterable[Any]) -> list[Any]:
+    """Return the changes of a memory-mapped table as calls of pyarrow's methods."""
+    calls: list[Any] = []
+    for name, args, keywords in replays:
+        if name == "replace_schema_metadata":
+            continue
+        if name == "cast":
+            schema = args[0] if args else keywords["target_schema"]
+            before = MappedTable(path, calls).schema()
+            if sorted(before.names) != sorted(schema.names):
+                raise Unsuitable("a cast gave its table other columns")
+            for field in before:
+                if schema.field(field.name).type != field.type:
+                    raise Unsuitable(f"column {field.name!r} is {field.type} in its file, and was cast")
+            name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata have changed
+        if name not in REPEATED:
+            raise Unsuitable(f"its table was changed by {name}()")
+        calls.append((name, args, keywords))
+    return calls
+
+
+def _cut(table: pa.Table) -> pa.Table:
+    """Return a table without the parts of its buffers that it does not show: a slice would be pickled with all of the
+    table that it was cut out of."""
+    if table.get_total_buffer_size() <= table.nbytes + SLICED_BYTES:
+        return table
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pa.ipc.open_stream(sink.getvalue()) as reader:
+        return reader.read_all()
+
+
+def _open(block: MappedTable | pa.Table) -> pa.Table:
+    return block.open() if isinstance(block, MappedTable) else block

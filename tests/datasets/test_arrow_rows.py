@@ -1,0 +1,414 @@
+"""Wrapped rows as workers get them: read by pyarrow alone, with the samples that `datasets` gives."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import importlib
+import logging
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+from pictures import jpeg_bytes, smooth_image
+
+import gpuload as gl
+from gpuload import transforms as T
+
+IMAGE = {"bytes": jpeg_bytes(smooth_image(20, 30, 1)), "path": None}
+MOMENT = datetime.datetime(2024, 2, 29, 12, 30, 15, 123456)
+
+# A dtype of datasets.Value, and values for it.
+VALUES: dict[str, list[Any]] = {
+    "null": [None, None],
+    "bool": [True, False],
+    **{f"int{bits}": [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": [0, 2 ** min(bits, 63) - 1] for bits in (8, 16, 32, 64)},  # more cannot be written
+    "float16": [0.1, float("inf")],
+    "float32": [0.1, -0.0],
+    "float64": [0.1, 1e300],
+    "time32[s]": [datetime.time(1, 2, 3), datetime.time(0)],
+    "time32[ms]": [datetime.time(1, 2, 3, 4000), datetime.time(0)],
+    "time64[us]": [datetime.time(1, 2, 3, 4), datetime.time(0)],
+    "timestamp[s]": [MOMENT.replace(microsecond=0), datetime.datetime(1969, 1, 1)],
+    "timestamp[ms]": [MOMENT.replace(microsecond=123000), datetime.datetime(1969, 1, 1)],
+    "timestamp[us]": [MOMENT, datetime.datetime(1969, 1, 1)],
+    "date32": [datetime.date(2024, 2, 29), datetime.date(1, 1, 1)],
+    "date64": [datetime.date(2024, 2, 29), datetime.date(1969, 1, 1)],
+    "duration[s]": [datetime.timedelta(days=-1), datetime.timedelta(seconds=5)],
+    "duration[ms]": [datetime.timedelta(milliseconds=7), datetime.timedelta(seconds=5)],
+    "duration[us]": [datetime.timedelta(microseconds=7), datetime.timedelta(seconds=5)],
+    "decimal128(10, 3)": [decimal.Decimal("1.250"), decimal.Decimal("-0.001")],
+    "decimal256(50, 3)": [decimal.Decimal("1.250"), decimal.Decimal("-0.001")],
+    "binary": [b"", b"\0\xff"],
+    "large_binary": [b"", b"\0\xff"],
+    "binary_view": [b"", b"\0\xff" * 20],
+    "string": ["", "pícture"],
+    "large_string": ["", "pícture"],
+    "string_view": ["", "pícture" * 20],
+}
+BY_PANDAS = {  # pyarrow imports it for these
+    "timestamp[us, tz=Europe/Berlin]": MOMENT.replace(tzinfo=datetime.UTC),
+    "timestamp[s, tz=+01:00]": MOMENT.replace(tzinfo=datetime.UTC, microsecond=0),
+    "time64[ns]": datetime.time(1, 2, 3, 4),
+    "timestamp[ns]": MOMENT,
+    "timestamp[ns, tz=UTC]": MOMENT.replace(tzinfo=datetime.UTC),
+    "duration[ns]": datetime.timedelta(microseconds=7),
+}
+
+
+@pytest.fixture(scope="module")
+def hf() -> ModuleType:
+    lacking.require("datasets")
+    return importlib.import_module("datasets")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, "gpuload.datasets")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "gpuload.datasets"]
+
+
+def reads_by_datasets(copied: Any) -> bool:
+    return "dataset" in vars(copied)
+
+
+def again(wrapped: Any) -> Any:
+    """What a worker gets."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
+    return pickle.loads(stream, buffers=buffers)
+
+
+def typed(value: Any) -> Any:
+    """A value with the types of all that is in it, and NaNs that equal each other."""
+    if isinstance(value, dict):
+        return dict, [(key, typed(part)) for key, part in value.items()]
+    if isinstance(value, list):
+        return list, [typed(part) for part in value]
+    if isinstance(value, gl.Encoded):
+        return gl.Encoded, value.data, value.mode, value.source
+    return type(value), repr(value)
+
+
+def assert_same(rows: Any, *, portable: bool = True) -> Any:
+    """The same samples in the main process, where `datasets` reads, and in a copy. Returns the copy."""
+    wrapped = gl.wrap(rows)
+    copied = again(wrapped)
+    assert reads_by_datasets(copied) is not portable
+    assert len(copied) == len(wrapped) == len(rows)
+    for index in range(-len(rows), len(rows)):
+        assert typed(copied[index]) == typed(wrapped[index])
+    assert reads_by_datasets(copied) is not portable
+    return copied
+
+
+def table(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
+    """Rows with an image, a label, a caption that may lack, boxes of any number, and further columns."""
+    features = hf.Features(
+        {
+            "image": hf.Image(),
+            "label": hf.ClassLabel(names=["ant", "bee"]),
+            "caption": hf.Value("string"),
+            "boxes": hf.List(hf.List(hf.Value("float32"), 4)),
+            **{name: feature for name, (feature, _) in columns.items()},
+        }
+    )
+    rows = [
+        {
+            "image": IMAGE | {"path": f"{number}.jpg"},
+            "label": number % 2,
+            "caption": None if number % 5 == 1 else f"picture {number}",
+            "boxes": [[0.1, number, 2, 3]] * (number % 3),
+            **{name: value for name, (_, value) in columns.items()},
+        }
+        for number in range(count)
+    ]
+    return hf.Dataset.from_list(rows, features=features)
+
+
+def on_disk(rows: Any, path: Path, batch: int = 3) -> Any:
+    """The same rows memory-mapped from a file with small record batches."""
+    return rows.map(
+        lambda row: row,
+        cache_file_name=str(path),
+        writer_batch_size=batch,
+        load_from_cache_file=False,
+        keep_in_memory=False,
+    )
+
+
+# Values
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+def test_values_have_the_types_that_datasets_gives(hf: ModuleType, dtype: str) -> None:
+    values = VALUES[dtype]
+    features = hf.Features(
+        {
+            "x": hf.Value(dtype),
+            "list": hf.List(hf.Value(dtype)),
+            "large": hf.LargeList(hf.Value(dtype)),
+            "fixed": hf.List(hf.Value(dtype), 2),
+            "image": hf.Image(),
+        }
+    )
+    both = {"list": [values[0], None], "large": values, "fixed": values, "image": IMAGE}
+    copied = assert_same(hf.Dataset.from_list([{"x": x, **both} for x in (*values, None)], features=features))
+    assert [copied[row]["x"] is None for row in range(3)] == [dtype == "null", dtype == "null", True]
+
+
+def test_lists_and_structures(hf: ModuleType, tmp_path: Path) -> None:
+    image = tmp_path / "1.jpg"
+    image.write_bytes(IMAGE["bytes"])
+    deep = hf.Features({"z": hf.Value("int8"), "a": hf.Image(mode="L"), "names": hf.List(hf.Value("string"))})
+    copied = assert_same(
+        table(
+            hf,
+            views=(hf.List(hf.Image()), [IMAGE, {"bytes": None, "path": str(image)}]),
+            none=(hf.List(hf.Image()), None),
+            empty=(hf.List(hf.List(hf.Value("int32"))), [[], [1], None]),
+            kinds=(hf.List(hf.ClassLabel(3)), [2, 0]),
+            deep=(deep, {"z": 1, "a": IMAGE, "names": ["x", None]}),
+            parts=(hf.List(dict(deep)), [{"z": 1, "a": None, "names": []}]),
+        )
+    )
+    assert copied[0]["views"][1] == gl.read(image)
+    assert list(copied[0]["deep"]) == ["z", "a", "names"]
+
+
+# Which rows, in which tables
+
+
+CHOSEN: dict[str, Callable[[Any], Any]] = {
+    "all": lambda rows: rows,
+    "indices": lambda rows: rows.select([7, 2, 2, 11]),
+    "range": lambda rows: rows.select(range(4, 9)),
+    "shuffled": lambda rows: rows.shuffle(seed=3).select(range(5)),
+    "filtered": lambda rows: rows.filter(lambda row: row["label"] == 1),
+    "none": lambda rows: rows.filter(lambda row: False),
+    "split": lambda rows: rows.train_test_split(0.4, seed=1)["test"],
+    "shard": lambda rows: rows.shard(3, 1),
+    "sorted": lambda rows: rows.filter(lambda row: row["caption"] is not None).sort("caption"),
+    "flat indices": lambda rows: rows.select([7, 2]).flatten_indices(),
+    "columns": lambda rows: rows.select_columns(["label", "image"]),
+    "renamed": lambda rows: rows.rename_column("image", "picture").remove_columns("boxes"),
+    "cast": lambda rows: rows.cast_column("image", type(rows.features["image"])(mode="L")),
+    "shown": lambda rows: rows.with_format(None, columns=["label", "image"]),
+    "shown first": lambda rows: rows.with_format(None, columns=["label"], output_all_columns=True),
+    "more": lambda rows: rows.add_column("more", list(range(len(rows)))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_the_rows_that_were_chosen(hf: ModuleType, tmp_path: Path, where: str, chosen: str) -> None:
+    rows = table(hf)
+    assert_same(CHOSEN[chosen](rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")))
+
+
+def test_tables_of_several_parts(hf: ModuleType, tmp_path: Path) -> None:
+    memory, disk = table(hf), on_disk(table(hf, 7), tmp_path / "rows.arrow")
+    both = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
+    assert_same(both)
+    assert_same(both.shuffle(seed=1).select(range(20)))
+    beside = hf.Dataset.from_dict({"number": list(range(7))})
+    assert_same(hf.concatenate_datasets([disk, beside], axis=1))
+
+
+def test_indices_that_are_wrong(hf: ModuleType, tmp_path: Path) -> None:
+    wrapped = gl.wrap(on_disk(table(hf, 5), tmp_path / "rows.arrow").select([1, 3]))
+    copied = again(wrapped)
+    assert copied[np.int64(1)] == copied[-1] == wrapped[1]
+    for index, kind, message in (
+        (2, IndexError, "Invalid key: 2 is out of bounds for size 2"),
+        (-3, IndexError, "Invalid key: -3 is out of bounds for size 2"),
+        ("x", TypeError, "an index must be an integer, got 'x' (str)"),
+        (1.0, TypeError, "an index must be an integer, got 1.0 (float)"),
+    ):
+        for rows in (wrapped, copied):
+            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+                rows[index]
+
+
+def test_images_that_are_not_here(hf: ModuleType, tmp_path: Path) -> None:
+    paths = [str(tmp_path / "gone.jpg"), "zip://1.jpg::/data/x.zip", "hf://datasets/x/1.jpg"]
+    features = hf.Features({"x": hf.Image()})
+    rows = hf.Dataset.from_list([{"x": {"bytes": None, "path": path}} for path in paths], features=features)
+    wrapped = gl.wrap(rows)
+    copied = again(wrapped)
+    for index, path in enumerate(paths):
+        for each in (wrapped, copied):
+            with pytest.raises(FileNotFoundError, match=re.escape(path)):
+                each[index]
+    assert not reads_by_datasets(copied)
+
+
+# What travels
+
+
+def test_the_pickle_of_a_mapped_table_does_not_grow_with_its_rows(hf: ModuleType, tmp_path: Path) -> None:
+    sizes = []
+    for count in (10, 2000):
+        rows = on_disk(table(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
+        buffers: list[pickle.PickleBuffer] = []
+        sizes.append(len(pickle.dumps(gl.wrap(rows), 5, buffer_callback=buffers.append)))
+        assert buffers == []
+    assert sizes[1] - sizes[0] < 20
+    assert sizes[1] < 6000
+
+
+def test_of_a_table_in_memory_only_what_it_shows_travels(hf: ModuleType) -> None:
+    rows = table(hf, 1000)
+    for part, most in ((rows, 1000 * 2200), (rows.select(range(500, 510)), 10 * 2200)):
+        buffers: list[pickle.PickleBuffer] = []
+        stream = pickle.dumps(gl.wrap(part), 5, buffer_callback=buffers.append)
+        assert len(stream) < 8000
+        assert sum(buffer.raw().nbytes for buffer in buffers) < most
+        assert typed(pickle.loads(stream, buffers=buffers)[3]) == typed(gl.wrap(part)[3])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_reading_imports_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: str) -> None:
+    rows = table(hf, **{dtype: (hf.Value(dtype), values[0]) for dtype, values in VALUES.items()})
+    rows = rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")
+    (tmp_path / "wrapped").write_bytes(pickle.dumps(gl.wrap(rows.shuffle(seed=1))))
+    code = f"""
+        import pickle, sys
+        with open({str(tmp_path / "wrapped")!r}, "rb") as file:
+            rows = pickle.load(file)
+        samples = [rows[index] for index in range(len(rows))]
+        print(len(samples), len(repr(rows)), {{"datasets", "fsspec", "pandas", "pyarrow", "torch"}} & set(sys.modules))
+        print(rows.features["label"].names, "datasets" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
+
+
+class Imported:
+    """Samples, and which libraries the process that reads them has imported."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            **self.dataset[index],
+            **{name: name in sys.modules for name in ("pyarrow", "datasets", "torch", "pandas")},
+        }
+
+
+@pytest.mark.fresh
+@pytest.mark.processes
+def test_workers_of_a_loader_import_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
+    rows = on_disk(table(hf), tmp_path / "rows.arrow").remove_columns(["boxes", "caption"])
+    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "transforms": [T.CenterCrop(16)]}
+    with gl.Loader(Imported(gl.wrap(rows)), num_workers=2, **options) as loader:
+        batches = list(loader)
+    with gl.Loader(gl.wrap(rows), num_workers=0, **options) as loader:
+        for batch, expected in zip(batches, loader, strict=True):
+            assert batch["image"].equal(expected["image"])
+            assert batch["label"].equal(expected["label"])
+    for batch in batches:
+        assert batch["pyarrow"].all()
+        assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
+
+
+# What a copy still has
+
+
+def test_a_copy_has_the_dataset_when_it_is_asked_for(hf: ModuleType, tmp_path: Path) -> None:
+    memory, disk = table(hf), on_disk(table(hf), tmp_path / "rows.arrow")
+    for rows in (memory, disk.shuffle(seed=1), hf.concatenate_datasets([disk, memory])):
+        wrapped = gl.wrap(rows)
+        copied = again(again(wrapped))
+        assert copied.column_names == wrapped.column_names
+        assert not reads_by_datasets(copied)
+        assert copied.features == wrapped.features
+        assert copied.dataset._fingerprint == wrapped.dataset._fingerprint
+        assert copied.dataset[3] == wrapped.dataset[3]
+        assert typed(copied[3]) == typed(wrapped[3])
+    with pytest.raises(AttributeError, match="'WrappedRows' object has no attribute 'names'"):
+        _ = copied.names
+
+
+def test_changes_of_the_dataset_reach_a_copy(hf: ModuleType) -> None:
+    """As a Loader applies them in its workers."""
+    copied = again(gl.wrap(table(hf)))
+    vars(copied.dataset)["_format_columns"] = ["label"]
+    assert copied[3] == {"label": 1}
+
+
+def test_copies_in_this_process_share_the_tables(hf: ModuleType) -> None:
+    wrapped = gl.wrap(table(hf))
+    for copied in (copy.copy(wrapped), copy.deepcopy(wrapped)):
+        assert copied.dataset.data.table is wrapped.dataset.data.table
+        assert copied[3] == wrapped[3]
+    assert copied.dataset is not wrapped.dataset
+
+
+# Others are read as before
+
+
+@pytest.mark.parametrize("dtype", BY_PANDAS)
+def test_nanoseconds_and_time_zones_are_read_by_datasets(
+    hf: ModuleType, log: Callable[[], list[str]], dtype: str
+) -> None:
+    assert_same(table(hf, when=(hf.Value(dtype), BY_PANDAS[dtype])), portable=False)
+    assert log() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
+
+
+def test_other_columns_are_named(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+    matrix = np.zeros((2, 2), np.float32).tolist()
+    rows = table(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
+    begin = "workers import datasets to read a datasets.Dataset: "
+    assert_same(rows, portable=False)
+    assert_same(rows.remove_columns("depth"), portable=False)
+    disk = on_disk(rows, tmp_path / "rows.arrow")
+    assert_same(disk.with_format(None, columns=["image", "label"]))
+    assert_same(rows.with_format(None, columns=["image", "label"]), portable=False)
+    first, second, third = log()
+    assert first == f"{begin}column 'depth' is Array2D((2, 2), 'float32')" or first.startswith(
+        f"{begin}column 'depth' is"
+    )
+    assert second.startswith(f"{begin}column 'words' is Translation(")
+    assert third.startswith(f"{begin}column 'depth' is stored as extension<")
+
+
+def test_columns_of_a_file_that_were_cast(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+    image = tmp_path / "1.jpg"
+    image.write_bytes(IMAGE["bytes"])
+    rows = on_disk(table(hf, path=(hf.Value("string"), str(image))), tmp_path / "rows.arrow")
+    assert_same(rows.cast_column("path", hf.Image()), portable=False)
+    begin = "workers import datasets to read a datasets.Dataset: "
+    assert log() == [f"{begin}column 'path' is string in its file, and was cast"]
+
+
+def test_a_file_whose_structures_were_flattened(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+    """Which pyarrow would do to images too."""
+    rows = on_disk(table(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
+    assert rows.column_names == ["image", "label", "caption", "boxes", "deep.x"]
+    assert_same(rows, portable=False)
+    assert log() == ["workers import datasets to read a datasets.Dataset: its table was changed by flatten()"]
+
+
+def test_a_format_that_was_set_later(hf: ModuleType, log: Callable[[], list[str]]) -> None:
+    wrapped = gl.wrap(table(hf))
+    wrapped.dataset.set_format("numpy", columns=["label"])
+    assert reads_by_datasets(again(wrapped))
+    assert log() == ["workers import datasets to read a datasets.Dataset: it has the format 'numpy'"]

@@ -1,0 +1,179 @@
+"""torchvision's ImageFolder(loader=gl.read) in a Loader: the samples that it gives, by workers without torch."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+import torch
+from pictures import jpeg_bytes, smooth_image
+from torch.utils.data import ConcatDataset, Subset, random_split
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.datasets.without_torch import FolderCopy, SubsetCopy, without_torch
+
+
+@pytest.fixture(scope="module")
+def vision() -> ModuleType:
+    lacking.require("torchvision")
+    from benchmarks.peers.torchvision_import import torchvision
+
+    return torchvision.datasets
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """root/{ant,bee,cat}/*.jpg, 10 images, one of them deeper."""
+    root = tmp_path_factory.mktemp("folder")
+    for number in range(10):
+        path = root / ("ant", "bee", "cat")[number % 3] / ("deep" if number == 4 else "") / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(jpeg_bytes(smooth_image(20 + number, 30, number)))
+    return root
+
+
+def assert_same(dataset: Any) -> None:
+    copied = pickle.loads(pickle.dumps(without_torch(dataset)))
+    assert type(copied) in (FolderCopy, SubsetCopy)
+    assert len(copied) == len(dataset)
+    for index in (*range(len(dataset)), *range(-len(dataset), 0), *map(np.int64, range(len(dataset)))):
+        image, label = copied[index]
+        expected, expected_label = dataset[index]
+        assert image == expected
+        assert (image.source, label) == (expected.source, expected_label)
+        assert type(label) is type(expected_label)
+    with pytest.raises(IndexError):
+        copied[len(dataset)]
+
+
+def test_the_samples_are_those_of_the_folder(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(vision.ImageFolder(folder, loader=gl.read))
+    monkeypatch.chdir(folder.parent)
+    for root in (folder.name, f"./{folder.name}/", f"{folder}//", Path(folder.name)):
+        assert_same(vision.ImageFolder(root, loader=gl.read))
+    monkeypatch.chdir(folder)
+    assert_same(vision.ImageFolder(".", loader=gl.read))
+
+
+def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+    dataset = vision.ImageFolder(folder, loader=gl.read)
+    first, second, third, *_ = [path for path, _ in dataset.samples]
+    elsewhere = tmp_path / "pícture\udcff.jpg"
+    elsewhere.write_bytes(b"x")
+    for samples in (
+        [(second, -300), (first, 70000), (str(elsewhere), 1)],
+        [(first, 2**70), (second, None), (third, True)],
+        [(first, 0.5), (second, "ant"), (third, np.int64(3))],
+        [(Path(first), 0), (second, 1)],
+        [[first, 0], (second, 1)],
+        [(first, 1)],
+        [],
+    ):
+        dataset.samples = samples
+        assert_same(dataset)
+
+
+def test_parts_of_a_folder(vision: ModuleType, folder: Path) -> None:
+    dataset = vision.ImageFolder(folder, loader=gl.read)
+    for part in random_split(dataset, [6, 4], torch.Generator().manual_seed(3)):
+        assert_same(part)
+    assert_same(Subset(Subset(dataset, range(8)), np.array([3, 1, 7])))
+    assert Subset(dataset, [1]).dataset is dataset
+
+
+def test_what_travels_is_small(vision: ModuleType, folder: Path) -> None:
+    dataset = vision.ImageFolder(folder, loader=gl.read)
+    dataset.samples = dataset.samples * 1000
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(without_torch(dataset), 5, buffer_callback=buffers.append)
+    assert len(stream) < 1000
+    assert b"torch" not in stream.replace(b"without_torch", b"")
+    assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(dataset.samples)
+
+
+def test_all_others_stay_as_they_are(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(vision.ImageFolder):
+        pass
+
+    reading = {"loader": gl.read}
+    plain = vision.ImageFolder(folder, **reading)
+    others = [
+        Mine(folder, **reading),
+        vision.ImageFolder(folder),
+        vision.ImageFolder(folder, loader=functools.partial(gl.read)),
+        vision.ImageFolder(folder, transform=str, **reading),
+        vision.ImageFolder(folder, target_transform=str, **reading),
+        vision.DatasetFolder(folder, gl.read, (".jpg",)),
+        ConcatDataset([plain]),
+        gl.ImageFolder(folder),
+        [1, 2],
+    ]
+    for dataset in others:
+        assert without_torch(dataset) is dataset
+        subset = Subset(dataset, [0])
+        assert without_torch(subset) is subset
+    plain.transforms = str
+    assert without_torch(plain) is plain
+    plain.transforms = None
+    assert without_torch(plain) is not plain
+    monkeypatch.setattr(vision.ImageFolder, "__getitem__", lambda self, index: index)
+    assert without_torch(plain) is plain
+
+
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.fresh
+@pytest.mark.processes
+@pytest.mark.parametrize("part", ["folder", "subset"])
+def test_workers_import_no_torch_and_see_changes(vision: ModuleType, folder: Path, part: str) -> None:
+    """Changes of the dataset reach workers between two epochs, as they do where the dataset itself was sent."""
+    dataset = images = vision.ImageFolder(folder, loader=gl.read)
+    if part == "subset":
+        dataset = Subset(images, [7, 2, 5, 9, 0, 3])
+    options: dict[str, Any] = {"batch_size": 3, "device": "cpu", "transforms": [T.RandomCrop(16)]}
+    with (
+        gl.Loader(dataset, num_workers=2, **options) as loader,
+        gl.Loader(dataset, num_workers=0, **options) as here,
+    ):
+        assert loader.dataset is dataset
+
+        def assert_same_epoch() -> list[int]:
+            labels = []
+            for (pixels, targets), (expected, expected_targets) in zip(loader, here, strict=True):
+                assert pixels.equal(expected)
+                assert targets.equal(expected_targets)
+                labels += targets.tolist()
+            return labels
+
+        before = assert_same_epoch()
+        pids = loader._session.engine.pids
+        assert not any(map(has_torch, pids))
+        images.samples.reverse()
+        assert assert_same_epoch() != before
+        images.samples = [(path, 5) for path, _ in images.samples]
+        assert set(assert_same_epoch()) == {5}
+        assert loader._session.engine.pids == pids
+        if part == "subset":
+            dataset.indices[:] = [0, 0, 0, 1, 1, 1]
+            assert_same_epoch()
+
+
+def test_a_worker_init_fn_finds_the_dataset_itself(folder: Path, vision: ModuleType) -> None:
+    dataset = vision.ImageFolder(folder, loader=gl.read)
+    options: dict[str, Any] = {"device": "cpu", "transforms": [T.CenterCrop(16)]}
+    for more, same in (
+        ({"num_workers": 2}, False),
+        ({"num_workers": 2, "worker_init_fn": print}, True),
+        ({"num_workers": 0}, True),
+    ):
+        with gl.Loader(dataset, **options, **more) as loader:
+            assert (loader._options.sent_dataset is dataset) is same
