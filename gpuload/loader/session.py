@@ -13,6 +13,7 @@ import enum
 import logging
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -174,6 +175,7 @@ class Session:
         autotune: Autotune | None = None,
         cached: CachedSamples | None = None,
     ) -> None:
+        begun_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.told
@@ -192,6 +194,7 @@ class Session:
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
         self._resources = self._open(job, choice, device, start.workers, cached)
+        self.engine.begun_at = begun_at
         self.feed = Feed(
             self.engine,
             self.ring,

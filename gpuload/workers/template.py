@@ -32,6 +32,7 @@ from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
 from gpuload.workers.main import be_a_child, end, run
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
+from gpuload.workers.start import Stopwatch
 
 __all__ = ["serve", "unfit"]
 
@@ -46,13 +47,15 @@ DATABASES: Final = {  # how their files begin: offset and bytes
 
 def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     """Import and unpickle what workers need, then fork one whenever the parent asks, until it closes the socket."""
+    stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
     be_a_child(lifeline_fd, stacks_fd, descriptors)
     of_programs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a child's status would be lost
     # An error: the parent has closed its end.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
-            job: Job = receive(job_fd)
+            with stopwatch.running():
+                job: Job = receive(job_fd)
             os.close(job_fd)
             why = unfit(descriptors)
         except BaseException as error:  # a worker of its own will tell it, with its traceback
@@ -65,7 +68,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 stream.flush()
         gc.collect()
         gc.freeze()  # a collection in a worker would write to each object's head
-        control.send(TEMPLATE_READY)
+        control.send(TEMPLATE_READY + stopwatch.pack())
         children: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and the pipe for its status
         poll = select.poll()
         poll.register(control, select.POLLIN)
