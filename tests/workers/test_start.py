@@ -111,6 +111,25 @@ def slow(monkeypatch, tmp_path):
     del sys.modules["slow_module"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["PIL.Image", "PIL.ImageMode"])
+def test_what_pillow_imports_with_its_first_image_is_there(monkeypatch, tmp_path, module):
+    """Unless the dataset has no use for Pillow's images."""
+    text = f"""
+        import sys, {module}
+        class Data:
+            def __len__(self): return 4
+            def __getitem__(self, index):
+                return "PIL.PngImagePlugin" in sys.modules
+    """
+    (tmp_path / "with_pillow.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset = importlib.import_module("with_pillow").Data()
+    with loader_of(dataset, workers=1) as loader:
+        assert [batch.tolist() for batch in loader] == 2 * [2 * [module == "PIL.Image"]]
+    del sys.modules["with_pillow"]
+
+
 def loader_of(dataset, workers=2):
     return gl.Loader(dataset, 2, num_workers=workers, device="cpu")
 
