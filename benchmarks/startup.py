@@ -3,8 +3,10 @@
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
 Each cell is a process of its own: seconds from `iter()` to the first batch, the CPU seconds of all its processes in
-that time, and their memory (PSS, shared pages in proportion) after a few batches. Medians of the rounds; all cells are
-in each.
+that time, and their memory after a few batches, when all that is loaded ahead is there (with gpuload two batches, with
+DataLoader two for each worker). Their own memory is PSS, which counts shared pages in proportion, without shared
+memory; of this, what is held, whether a process maps it or not: DataLoader's batches on their way are not mapped.
+Medians of the rounds; all cells are in each.
 
 - folder: `gl.ImageFolder`, which imports little; DataLoader has torchvision's with the same crops.
 - torchvision: torchvision's ImageFolder with v2's transforms inside, the same object for both.
@@ -16,6 +18,7 @@ Besides, how long it is from the death of a worker to the hello of the one that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -33,7 +36,8 @@ ROWS: Final = ("folder", "torchvision", "huggingface")
 LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
 BATCH: Final = 64
 DEATHS: Final = 9
-COLUMNS: Final = ("first_batch_s", "cpu_s", "pss_mb", "back_ms")
+COLUMNS: Final = ("first_batch_s", "cpu_s", "own_mb", "shared_mb", "back_ms")
+REST_S: Final = 1.0
 SIZE: Final = 224
 
 
@@ -91,7 +95,7 @@ def build(row: str, loader: str, workers: int, root: Path) -> Any:
 
 def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]:
     """One cell, in this process."""
-    from gpuload.cli.processes import cpu_seconds, proportional_mb, tree
+    from gpuload.cli.processes import cpu_seconds
 
     made = build(row, loader, workers, root)
     before, started = cpu_seconds(os.getpid()), time.perf_counter()
@@ -100,11 +104,28 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
     found = {"first_batch_s": time.perf_counter() - started, "cpu_s": cpu_seconds(os.getpid()) - before}
     for _ in range(3):
         next(batches, None)
-    found["pss_mb"] = sum(map(proportional_mb, tree(os.getpid())))
+    found["own_mb"], found["shared_mb"] = _memory_at_rest()
     if loader == "gpuload":
         found["back_ms"] = _back_ms(made._session.engine)
         made.close()
     return found
+
+
+def _memory_at_rest() -> tuple[float, float]:
+    """The processes' own memory and their shared memory, MB, once they have nothing to do."""
+    from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
+
+    cpu_s, before_s = cpu_seconds(os.getpid()), -1.0
+    while cpu_s - before_s > 0.05:  # looking takes some, too
+        time.sleep(REST_S)
+        before_s, cpu_s = cpu_s, cpu_seconds(os.getpid())
+    processes, files = tree(os.getpid()), {}
+    for file in [path for process in processes for path in Path(f"/proc/{process}/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # that of a folder's own listing
+            if os.readlink(file).startswith(("/dev/shm/", "/memfd:")):
+                found = file.stat()
+                files[found.st_dev, found.st_ino] = found.st_blocks * 512 / 2**20
+    return sum(map(proportional_mb, processes)) - sum(map(shared_mb, processes)), sum(files.values())
 
 
 def _back_ms(engine: Any) -> float:
@@ -152,11 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[" ".join(cell)].append(json.loads(done.stdout.splitlines()[-1]))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'':36} first batch, s   CPU s   PSS, MB   back after, ms")
+    print(f"{'':36} first batch, s   CPU s   own, MB   shared, MB   back after, ms")
     for name, found in results.items():
         middle = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
         numbers = [f"{middle[key]:.2f}" if key in middle else "–" for key in COLUMNS]
-        print(f"{name:36} {numbers[0]:>14} {numbers[1]:>7} {numbers[2]:>9} {numbers[3]:>16}")
+        print(f"{name:36} {numbers[0]:>14} {numbers[1]:>7} {numbers[2]:>9} {numbers[3]:>12} {numbers[4]:>16}")
     return 0
 
 

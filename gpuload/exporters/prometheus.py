@@ -70,6 +70,11 @@ GAUGES: Final = (
         "Host time of a next() without its waiting, in this epoch.",
         _one(lambda s: s.next_ms / 1e3),
     ),
+    _Metric(
+        "gpuload_start_seconds",
+        "Time from iter() until the workers that there are now were ready.",
+        _one(lambda s: s.start.seconds),
+    ),
     _Metric("gpuload_ready_chunks", "Chunks that are done and not given.", _one(lambda s: s.chunks_ready)),
     _Metric("gpuload_ready_batches", "Batches that are done and not given.", _one(lambda s: s.batches_ready)),
     _Metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", _one(lambda s: s.ring_used_bytes)),

@@ -230,6 +230,7 @@ class Meter:
             "ring_segments": ring.slots,
             "pinned_bytes": transfer.pinned_bytes,
             "pinning_refused": transfer.pinning_refused,
+            "start": feed.engine.start,
             "device": str(self.stage.device),
             "placement": self.placement.describe(feed.workers),
             "num_workers": feed.workers,

@@ -13,6 +13,7 @@ import enum
 import logging
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -174,12 +175,12 @@ class Session:
         autotune: Autotune | None = None,
         cached: CachedSamples | None = None,
     ) -> None:
+        begun_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
         self.options, self.errors, self._warned = options, errors, options.order.told
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
-        self.stage.prepare()
         choice = options.choose_decoder(device)
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
         if choice.warning and "decoder" not in self._warned:
@@ -193,6 +194,7 @@ class Session:
         options.check_limits(device, start.workers)
         self.placement = options.find_placement(device)
         self._resources = self._open(job, choice, device, start.workers, cached)
+        self.engine.begun_at = begun_at
         self.feed = Feed(
             self.engine,
             self.ring,
@@ -232,20 +234,26 @@ class Session:
         self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
     ) -> contextlib.ExitStack:
         """Make the parts that have to be closed, with `count` workers. Return what closes them, from the last: nobody
-        writes any more, nothing is copied, the memory goes."""
+        writes any more, nothing is copied, the memory goes.
+
+        Workers begin to import what the dataset needs before this process locks pages and compiles kernels.
+        """
         options, workers = self.options, self.options.workers
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources, contextlib.ExitStack() as undo:
             resources.callback(_forget_tables)
             self.ring = Ring(workers.ring_bytes, memory_left=memory_left_bytes, near=self.placement.cpus)
             resources.callback(self.ring.close)
+            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            undo.callback(self.engine.close)
             self.transfer = make_transfer(self.ring, device) if cached is None else transfer_of(cached, self.ring)
             self.decoder: ImageDecoder | None = None
             if choice.decoder is not None:
                 self.decoder = ImageDecoder(choice.decoder, workers.decode, device, self.transfer)
                 resources.callback(self.decoder.close)
             resources.callback(self.transfer.close)
+            self.stage.prepare()
             self.assembly = Assembly(options.batches, self.stage, self.transfer)
-            self.engine: Any = engine_for(job, options, self.ring, count, self.placement, cached)
+            undo.pop_all()
             if count:  # else it has the dataset, which may refer to whoever has the Loader
                 resources.callback(self.engine.close)
             return resources.pop_all()

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.stage.html import paragraph, table
+from gpuload.workers.start import Start
 
 __all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]
 
@@ -102,6 +103,8 @@ class Stats:
         waiting: the share of the time that the loop waited in ``next()`` for a batch, 0 to 1.
         next_ms: host time of a ``next()``, milliseconds, without that waiting.
         first_s: how long it waited for the first batch of the epoch, seconds, if that is covered.
+        start: how long the workers that there are now took to start, and what took it, whenever that was; all 0 without
+            workers on this machine, and until they are ready.
         parts: what took the time.
         workers: those that there are, and those that left meanwhile; none with ``num_workers=0``, where the main
             process does their parts.
@@ -150,6 +153,7 @@ class Stats:
     waiting: float = 0.0
     next_ms: float = 0.0
     first_s: float = 0.0
+    start: Start = field(default_factory=Start)
     parts: tuple[Part, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
     chunks_ready: int = 0
@@ -279,9 +283,11 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         more = " …" if len(stats.workers) > 8 else ""
         yield "workers", f"{stats.busy:.1f} of {stats.num_workers} busy: {shown}{more}"
         yield "ready", f"{_count(stats.chunks_ready, 'chunk')}; {_count(stats.batches_ready, 'batch')}"
+    if stats.start.seconds:
+        text = f"{_seconds(stats.start.seconds)} until workers were ready: {stats.start.describe()}"
+        yield from _wrapped("start", text)
     if stats.placement:
-        first, *others = textwrap.wrap(stats.placement, COLUMNS - 10)
-        yield from (("placed", first), *(("", line) for line in others))
+        yield from _wrapped("placed", stats.placement)
     yield (
         "ring",
         (
@@ -304,6 +310,11 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         share = stats.cache_hits / (stats.cache_hits + stats.cache_misses)
         yield "cache", f"{stats.cache_hits:,} hits, {stats.cache_misses:,} misses: {share:.0%}"
     yield "faults", f"{_count(stats.errors, 'error')}, {_count(stats.restarts, 'restart')}"
+
+
+def _wrapped(name: str, text: str) -> Iterator[tuple[str, str]]:
+    first, *others = textwrap.wrap(text, COLUMNS - 10)
+    yield from ((name, first), *(("", line) for line in others))
 
 
 def _count(number: int, what: str) -> str:

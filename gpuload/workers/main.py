@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import io
+import marshal
 import os
 import select
 import signal
@@ -50,6 +51,7 @@ from gpuload.workers.protocol import (
 )
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import init_position, worker_info
+from gpuload.workers.start import Stopwatch
 
 __all__ = ["be_a_child", "end", "run"]
 
@@ -78,12 +80,14 @@ def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None
 
 def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_job: Job | None = None) -> None:
     """Do chunks until the parent closes the queue. A process that was forked has the job already."""
+    stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     be_a_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         what = "could not unpack the dataset or transforms"
         try:
-            job: Job = receive(job_fd) if forked_job is None else forked_job
+            with stopwatch.running():
+                job: Job = receive(job_fd) if forked_job is None else forked_job
             runner = ChunkRunner(job, guard_generators=False)
             what = "is not usable: worker_init_fn raised an exception"
             _introduce(worker, settings["total"], runner)
@@ -97,7 +101,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
         counters = runner.counters = board.counters.of(worker)
         ring = np.frombuffer(map_ring(ring_fd, settings["ring_bytes"]), np.uint8)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is closing
-            replies.send(HELLO + "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES]).encode())
+            text = "; ".join(differences(runner.job.module_values)[:MAX_DIFFERENCES])
+            replies.send(HELLO + marshal.dumps((b"" if forked_job is not None else stopwatch.pack(), text)))
             memory = memoryview(bytearray(MESSAGE_BYTES))
             counters.count_queue()
             counters.begin()

@@ -40,6 +40,7 @@ workers: it closes its copies of the descriptors.
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import select
 import sys
@@ -47,6 +48,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from logging import getLogger
 from operator import itemgetter
 
@@ -74,6 +76,7 @@ from gpuload.workers.protocol import (
 )
 from gpuload.workers.shipping import Parcel, ship, warning_of_copies
 from gpuload.workers.signals import deferred_signals, signals_enabled
+from gpuload.workers.start import SLOW_START_S, Start
 
 __all__ = ["RestartingEngine", "WorkerPool", "running_workers"]
 
@@ -372,6 +375,7 @@ class WorkerPool(RestartingEngine):
                 self._epoll.unregister(template.replies.fileno())
             return
         if template.ready:
+            self._take_start(template.start)
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
             self._end_template()
@@ -462,12 +466,26 @@ class WorkerPool(RestartingEngine):
             worker.refusal = f"it {text.rstrip()}\n"
             return
         worker.ready = True
-        if differences := str(message[len(HELLO) :], errors="replace"):
+        packed, differences = marshal.loads(message[len(HELLO) :])  # of this session's own process
+        self._take_start(Start.unpack(packed, worker.started_at) if packed else self.start)
+        if differences:
             self._warn_once(
                 "modules",
                 f"{differences}. Workers import modules anew, so they do not see what was set since: keep such "
                 "values on the dataset, or set them in worker_init_fn",
             )
+
+    def _take_start(self, start: Start) -> None:
+        """Take in what the template or a worker took to start, until each worker is ready: the slowest is told."""
+        if self.start.seconds:
+            return
+        if start.before_workers_s > self.start.before_workers_s:
+            self.start = start
+        if self.ready:
+            self.start = replace(self.start, seconds=time.monotonic() - self.begun_at)
+            if self.start.seconds > SLOW_START_S:
+                told = f"{self.start.describe()}. {self.start.advise()}".rstrip(". ")
+                logger.info("workers were ready after %.1f s: %s", self.start.seconds, told)
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 

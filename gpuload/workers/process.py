@@ -43,6 +43,7 @@ from gpuload.workers.protocol import (
     arm_lifeline,
     socket_pair,
 )
+from gpuload.workers.start import Start
 
 __all__ = [
     "KEEP_MEMORY",
@@ -321,17 +322,21 @@ class Template(Process):
     Attributes:
         unfit: why workers cannot be forked from it, once `hear` was called.
         was_ready: they could be.
+        start: what it took until then.
     """
 
     def __init__(self, shared: Sequence[int]) -> None:
-        self.unfit, self.was_ready = "", False
+        self.unfit, self.was_ready, self.start = "", False, Start()
         self._surroundings = _Surroundings()
         super().__init__(_name("template"), lambda *ends: Launched("template", (*ends, *shared)))
 
     def hear(self) -> bool:
         """Take its first message; False if it has ended instead."""
         message = self.replies.recv(MESSAGE_BYTES)
-        self.ready = self.was_ready = message == TEMPLATE_READY
+        self.ready = self.was_ready = message.startswith(TEMPLATE_READY)
+        if self.ready:
+            self.start = Start.unpack(message.removeprefix(TEMPLATE_READY), self.started_at)
+            return True
         self.unfit = message.removeprefix(TEMPLATE_UNFIT).decode(errors="replace")
         return bool(message)
 

@@ -45,6 +45,7 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.ring import Ring
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
+from gpuload.workers.start import Start
 
 if TYPE_CHECKING:  # not imported: it is of no use in a worker
     from gpuload.workers.faults import Deaths
@@ -82,9 +83,11 @@ IDLE = -1
 LEFT = -2  # the worker was asked to leave, and has: it took nothing that it did not do
 MESSAGE_BYTES = 1 << 18  # more than any message has
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 1) - 1  # asks a worker for its stack; user code may need the usual signals
-HELLO = b"hello"  # the first message of a worker: it is ready; then where its modules differ (`inherited.differences`)
+# The first message of a worker: it is ready; then, marshalled, what its `start.Stopwatch` packed (b"" if it was forked)
+# and where its modules differ (`inherited.differences`).
+HELLO = b"hello"
 HELLO_FAILED = b"failed"  # it could not start; then the exception's kinds, what it could not do, the traceback
-TEMPLATE_READY = b"ready"  # the first message of a template: workers can be forked from it
+TEMPLATE_READY = b"ready"  # the first message of a template: workers can be forked from it; then as in a HELLO
 TEMPLATE_UNFIT = b"unfit"  # they cannot; then why
 FORKED = b"\0"  # begins a template's answer that a worker was forked, which comes with its pidfd; else an error's text
 _REPLY = struct.Struct("<qqqqq")
@@ -255,6 +258,7 @@ class Engine:
         broken: why it cannot continue.
         waited_s: how long `gather` has waited for something to be done.
         deaths: of workers in this epoch; the feed begins to count anew with each.
+        begun_at: when ``iter()`` was called, monotonic seconds, for `start`: the start of processes of this machine.
     """
 
     deaths: Deaths
@@ -263,6 +267,8 @@ class Engine:
         self._ring = ring
         self.broken: WorkerError | None = None
         self.waited_s = 0.0
+        self.begun_at = time.monotonic()
+        self.start = Start()
         self._wanted_from = 0
         self._halted = False
 

@@ -32,6 +32,7 @@ from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
 from gpuload.workers.main import be_a_child, end, run
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
+from gpuload.workers.start import Stopwatch
 
 __all__ = ["serve", "unfit"]
 
@@ -46,13 +47,16 @@ DATABASES: Final = {  # how their files begin: offset and bytes
 
 def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     """Import and unpickle what workers need, then fork one whenever the parent asks, until it closes the socket."""
+    stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
     be_a_child(lifeline_fd, stacks_fd, descriptors)
     of_programs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a child's status would be lost
     # An error: the parent has closed its end.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
-            job: Job = receive(job_fd)
+            with stopwatch.running():
+                job: Job = receive(job_fd)
+                _finish_imports()
             os.close(job_fd)
             why = unfit(descriptors)
         except BaseException as error:  # a worker of its own will tell it, with its traceback
@@ -65,7 +69,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 stream.flush()
         gc.collect()
         gc.freeze()  # a collection in a worker would write to each object's head
-        control.send(TEMPLATE_READY)
+        control.send(TEMPLATE_READY + stopwatch.pack())
         children: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and the pipe for its status
         poll = select.poll()
         poll.register(control, select.POLLIN)
@@ -101,6 +105,13 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 children[pidfd] = pid, status_fd
                 poll.register(pidfd, select.POLLIN)
                 socket.send_fds(control, [FORKED + pid.to_bytes(4, "little")], [pidfd])
+
+
+def _finish_imports() -> None:
+    """Import what Pillow would import with its first image: in each worker that takes 3 MB."""
+    if "PIL.Image" in sys.modules:
+        with contextlib.suppress(Exception):  # told where an image is opened
+            sys.modules["PIL.Image"].preinit()
 
 
 def unfit(known: list[int]) -> str:
@@ -195,13 +206,20 @@ def _forget_ends_of_the_template() -> None:
     """Leave to the template what was to be done at its end: the first worker that leaves would remove a temporary
     folder that all use. What a worker registers itself is done at its own end."""
     atexit._clear()
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
     # The standard library registers these once in a process, for all that comes later.
-    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    atexit.register(_run_finalizers, from_index=next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
     if "logging" in sys.modules:
         atexit.register(sys.modules["logging"].shutdown)
     if "multiprocessing.util" in sys.modules:
         util = sys.modules["multiprocessing.util"]
         util._finalizer_registry.clear()
         atexit.register(util._exit_function)
+
+
+def _run_finalizers(from_index: int) -> None:
+    """Run what was registered with `weakref.finalize` from a number on. Only at the worker's end others are marked to
+    be left alone: it writes to memory that the worker shared until then."""
+    for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        if info.index < from_index:
+            info.atexit = False
+    weakref.finalize._exitfunc()  # type: ignore[attr-defined]

@@ -115,6 +115,37 @@ def test_ends_of_what_was_made_at_import_are_left_to_the_template(succeed, tmp_p
     """)
 
 
+def test_finalizers_that_workers_made_run_at_their_ends(succeed, tmp_path):
+    """And those of the template at its own: the standard library has one function for all of a process."""
+    (tmp_path / "finalizing.py").write_text(
+        """import os, weakref
+def told(name): open(f"{os.environ['TOLD']}/{name}-{os.getpid()}", "w").close()
+class Data:
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        if not hasattr(self, "finalizer"):
+            self.finalizer = weakref.finalize(self, told, "worker")
+        return index
+kept = Data()
+finalizer = weakref.finalize(kept, told, "template")
+"""
+    )
+    (tmp_path / "told").mkdir()
+    succeed(f"""
+        os.environ["TOLD"] = {str(tmp_path / "told")!r}
+        sys.path.insert(0, {str(tmp_path)!r})
+        import finalizing
+        finalizing.finalizer.detach()  # of this process
+        loader = gl.Loader(finalizing.Data(), 4, num_workers=2, device="cpu", persistent_workers=True)
+        for _ in range(3): list(loader)  # each worker has a sample
+        wait_until(lambda: list(loader) and all(w.samples for w in loader.stats().workers), "each has a sample")
+        names = {{f"worker-{{pid}}" for pid in loader._session.engine.pids}}
+        names |= {{f"template-{{pid}}" for pid in templates()}}
+        loader.close()
+        assert set(os.listdir(os.environ["TOLD"])) == names, os.listdir(os.environ["TOLD"])
+    """)
+
+
 def test_a_later_worker_has_the_surroundings_of_its_parent_at_that_time(succeed, tmp_path):
     (tmp_path / "other").mkdir()
     succeed("""

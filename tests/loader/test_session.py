@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 import time
@@ -16,12 +17,13 @@ from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.errors import BackendError
 from gpuload.loader import session
 from gpuload.loader.session import SessionState, Steps
 from gpuload.ring.ring import Ring
-from gpuload.stage import accelerator
+from gpuload.stage import Stage, accelerator
 from gpuload.stage.transfer import CudaTransfer
-from gpuload.workers.pool import running_workers
+from gpuload.workers.pool import WorkerPool, running_workers
 
 COUNT = 12
 
@@ -268,6 +270,64 @@ def test_threads_that_begin_a_loader_together_begin_one_session(monkeypatch):
         with pytest.raises(RuntimeError, match="newer iter"):
             next(iterators[0])
     assert running_workers() == (pools, workers)
+
+
+class TellsWhenUnpacked:
+    """Makes a file when a template or a worker has unpacked it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        open(self.path, "w").close()
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("slow", [Stage, accelerator], ids=["compiling kernels", "taking a device"])
+@pytest.mark.processes
+def test_the_dataset_is_unpacked_while_this_process_prepares(monkeypatch, device, tmp_path, slow):
+    name = "prepare" if slow is Stage else "accelerator"
+    real = getattr(slow, name)
+
+    def waits(*args):
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "unpacked").exists():
+            assert time.monotonic() < deadline, "nobody unpacks it meanwhile"
+            time.sleep(0.002)
+        return real(*args)
+
+    monkeypatch.setattr(slow, name, waits)
+    with gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu") as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(COUNT))
+
+
+@pytest.mark.processes
+def test_what_fails_while_workers_start_ends_them(monkeypatch, tmp_path):
+    started = []
+
+    class Noted(WorkerPool):
+        def _start_template(self):
+            super()._start_template()
+            started.append(self._template.pid)
+
+    def fails(stage):
+        raise BackendError("the kernels cannot be compiled")
+
+    monkeypatch.setattr(session, "WorkerPool", Noted)
+    monkeypatch.setattr(Stage, "prepare", fails)
+    before = running_workers()
+    with pytest.raises(BackendError, match="cannot be compiled"):
+        iter(gl.Loader(TellsWhenUnpacked(f"{tmp_path}/unpacked"), 4, num_workers=2, device="cpu"))
+    [template] = started
+    assert running_workers() == before
+    with pytest.raises(ProcessLookupError):
+        os.kill(template, 0)
 
 
 def test_a_loader_that_was_not_iterated_can_be_copied():

@@ -21,6 +21,7 @@ def test_it_runs(tmp_path, capsys, monkeypatch):
     assert startup.main([*given, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0
     found = json.loads(path.read_text())
     assert list(found) == ["folder gpuload 1", "folder fork 1"]
-    assert all(cell["first_batch_s"] > 0 and cell["pss_mb"] > 10 for [cell] in found.values())
+    assert all(cell["first_batch_s"] > 0 and cell["own_mb"] > 10 for [cell] in found.values())
+    assert all(cell["shared_mb"] > 0 for [cell] in found.values())  # batches that wait to be taken
     assert found["folder gpuload 1"][0]["back_ms"] > 0
     assert "first batch, s" in capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""How long workers take to start: what is measured, what `stats()` and the log say of it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import textwrap
+import traceback
+from importlib.machinery import SourceFileLoader
+from types import SimpleNamespace
+
+import pytest
+
+import gpuload as gl
+from gpuload.workers.start import OTHERWISE, REMEDIES, Start, Stopwatch
+
+# What takes how long by the fake clock, by the file of a module.
+MODULES = {
+    "own/own_module.py": "fake_clock.now += 1\nimport big\nfake_clock.now += 2\nimport json, helper, csv\n",
+    "own/helper.py": "fake_clock.now += 4\nimport big.more\n",
+    "own/broken.py": "fake_clock.now += 8\n1 / 0\n",
+    "site-packages/big/__init__.py": "fake_clock.now += 16\nimport small\n",
+    "site-packages/big/more.py": "fake_clock.now += 32\n",
+    "site-packages/small.py": "fake_clock.now += 64\nimport dis\n",
+}
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    """A clock that the modules of `MODULES` set, which can be imported, and are forgotten afterwards."""
+    monkeypatch.setitem(sys.modules, "fake_clock", clock := SimpleNamespace(now=0.0))  # pyright: ignore[reportArgumentType]
+    for name, text in MODULES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"import fake_clock\n{text}")
+        monkeypatch.syspath_prepend(str(tmp_path / name.split("/")[0]))
+    importlib.invalidate_caches()
+    yield clock
+    for name in ("own_module", "helper", "big", "big.more", "small"):
+        sys.modules.pop(name, None)
+
+
+def test_imports_are_told_apart_by_module_and_sum_up(clock):
+    stopwatch = Stopwatch(lambda: clock.now)
+    clock.now += 128
+    with stopwatch.running():
+        clock.now += 256
+        own = importlib.import_module("own_module")
+        importlib.import_module("own_module")
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module("broken")
+        clock.now += 512
+    clock.now += 1024
+    importlib.import_module("base64")
+    start = Start.unpack(stopwatch.pack(), started_at=-3.0)
+    # A library has what it imports itself, and the user's own modules do not have the libraries.
+    expected = {"big": 16.0 + 64 + 32, "broken": 8.0, "helper": 4.0, "own_module": 3.0}
+    assert {name: seconds for name, seconds in start.imports_s.items() if seconds} == expected
+    assert list(start.imports_s)[:4] == list(expected)
+    assert (start.interpreter_s, start.unpickling_s, start.seconds) == (3.0, 768.0, 0.0)
+    assert start.before_workers_s == 3 + 768 + 127
+    assert type(own.__spec__.loader) is type(own.__loader__) is SourceFileLoader
+
+
+def test_nothing_shows_in_tracebacks_or_remains(clock):
+    before = importlib._bootstrap._find_and_load
+    frames = []
+    for context in (Stopwatch().running(), pytest.MonkeyPatch.context()):
+        with pytest.raises(ZeroDivisionError) as caught, context:
+            import broken  # pyright: ignore[reportMissingImports] # noqa: F401
+        frames.append([frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)][1:])
+    assert frames[0] == frames[1]
+    assert importlib._bootstrap._find_and_load is before
+
+
+def test_what_it_says():
+    start = Start(9.0, 0.25, {"torchvision": 4.0, "torch": 3.0, "own": 0.5, "yaml": 0.25, "re": 0.001}, 0.125)
+    assert start.describe() == (
+        "interpreter 0.25 s, imports 7.75 s (torchvision 4.00 s, torch 3.00 s, own 0.50 s, others 0.25 s), "
+        "unpickling 0.12 s"
+    )
+    assert Start(1.0, 0.5, {"re": 0.001}).describe() == "interpreter 0.50 s, imports 0.00 s, unpickling 0.00 s"
+    assert start.advise() == f"torchvision took longest: {REMEDIES['torchvision']}"
+    assert Start(9.0, imports_s={"own": 1.0}).advise() == f"own took longest: {OTHERWISE}"
+    assert Start(9.0, imports_s={"own": 0.5}).advise() == ""
+    assert Start().advise() == ""
+
+
+@pytest.fixture
+def slow(monkeypatch, tmp_path):
+    """A data set of a module that takes a while to import; in each interpreter, if its `fit` is false."""
+    text = """
+        import os, time
+        time.sleep(0.2 if os.environ.get("GPULOAD_TEST_SLOW") else 0)
+        class Slow:
+            def __init__(self, fit): self.fit = fit
+            def __setstate__(self, state):
+                vars(self).update(state)
+                self.pipe = None if self.fit else os.pipe()
+            def __len__(self): return 8
+            def __getitem__(self, index): return index
+    """
+    (tmp_path / "slow_module.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("slow_module")
+    monkeypatch.setenv("GPULOAD_TEST_SLOW", "1")
+    yield module.Slow
+    del sys.modules["slow_module"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["PIL.Image", "PIL.ImageMode"])
+def test_what_pillow_imports_with_its_first_image_is_there(monkeypatch, tmp_path, module):
+    """Unless the dataset has no use for Pillow's images."""
+    text = f"""
+        import sys, {module}
+        class Data:
+            def __len__(self): return 4
+            def __getitem__(self, index):
+                return "PIL.PngImagePlugin" in sys.modules
+    """
+    (tmp_path / "with_pillow.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset = importlib.import_module("with_pillow").Data()
+    with loader_of(dataset, workers=1) as loader:
+        assert [batch.tolist() for batch in loader] == 2 * [2 * [module == "PIL.Image"]]
+    del sys.modules["with_pillow"]
+
+
+def loader_of(dataset, workers=2):
+    return gl.Loader(dataset, 2, num_workers=workers, device="cpu")
+
+
+def all_ready(loader):
+    """Its statistics, once all workers are ready, which may be after the end of an epoch."""
+    while not loader._session.engine.ready:
+        loader._session.engine.gather(0.05)
+    return loader.stats()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fit", [True, False], ids=["forked", "fresh"])
+def test_stats_have_the_start(slow, fit):
+    with loader_of(slow(fit)) as loader:
+        batches = iter(loader)
+        assert loader.stats().start == Start()
+        list(batches)
+        first = all_ready(loader)
+        os.kill(loader._session.engine.pids[0], signal.SIGKILL)
+        list(loader)
+        all_ready(loader)
+        assert loader.stats().start == loader.stats(since=first).start == first.start  # the session's
+    start = first.start
+    assert start.imports_s["slow_module"] >= 0.2
+    assert start.interpreter_s > 0
+    assert start.seconds >= start.before_workers_s
+    assert "start     " in str(first)
+    assert "(slow_module 0." in str(first)
+    assert first.as_dict()["start"]["imports_s"] == start.imports_s
+
+
+def test_without_workers_there_is_no_start(slow):
+    with loader_of(slow(True), workers=0) as loader:
+        list(loader)
+        assert loader.stats().start == Start()
+        assert "until workers were ready" not in str(loader.stats())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("limit_s", [0.1, 1000.0])
+def test_a_slow_start_is_logged_with_its_module(slow, monkeypatch, caplog, limit_s):
+    monkeypatch.setattr("gpuload.workers.pool.SLOW_START_S", limit_s)
+    with caplog.at_level(logging.INFO, "gpuload.workers"), loader_of(slow(True)) as loader:
+        list(loader)
+        all_ready(loader)
+        list(loader)
+    lines = [line for line in caplog.messages if line.startswith("workers were ready after ")]
+    assert len(lines) == (limit_s < 1)
+    assert all(line.endswith(f". slow_module took longest: {OTHERWISE}") for line in lines)
