@@ -39,6 +39,7 @@ PACKAGES = {
     "nvidia": "nvidia.dali",
     "nvidia.dali": "nvidia.dali",
     "nvidia.nvimgcodec": "nvidia.nvimgcodec",
+    "OpenCV": "cv2",
     "parameterized": "parameterized",
     "prometheus_client": "prometheus_client",
     "pyarrow": "pyarrow",
