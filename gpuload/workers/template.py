@@ -139,7 +139,7 @@ def _not_to_be_shared(fd: int) -> str:
 
 
 def _mapped_paths() -> set[str]:
-    """The files in this process's memory. A mapping has a descriptor of its own, which nobody reads by."""
+    """Return the paths of the files that are mapped. A mapping keeps a descriptor, by which nobody reads."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
         columns = [line.rstrip("\n").split(maxsplit=5) for line in file]
     return {each[5] for each in columns if len(each) > 5}
