@@ -151,8 +151,10 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     runner.source.introduce = partial(_say_who, job, worker, workers)
     theirs = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # it may ask torch for its share
     _say_who(job, worker, workers, job.epoch, needed=theirs)
-    if job.worker_init_fn is not None:
+    if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):
+        # A collate_fn may draw where samples do not: those of forks would all draw the same.
         seed_generators(job.seed, job.epoch, init_position(job.rank, worker))
+    if job.worker_init_fn is not None:
         job.worker_init_fn(worker)
 
 

@@ -147,10 +147,15 @@ class Forked(Launched):
 
     def _reaped(self) -> int | None:
         """Its status where the template is gone, if it has become a child of this process, the first of a container."""
-        with contextlib.suppress(OSError):
-            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
-            if found is not None:
-                return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        deadline = time.monotonic() + STATUS_WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+                if found is not None:
+                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            if os.getpid() != 1:
+                return None
+            time.sleep(0.001)  # the kernel closes the template's pipes a moment before it hands on its children
         return None
 
     def disown(self) -> None:
@@ -381,6 +386,7 @@ class _Surroundings:
 
     def __init__(self) -> None:
         self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
+        self.blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
         self.files = {what: file for what in FILES if (file := _identity(what)) is not None}
 
     def changes(self) -> tuple[dict[str, Any], list[int]]:
@@ -392,6 +398,7 @@ class _Surroundings:
             "removed": sorted(self.environment.keys() - now.environment.keys()),
             "limits": [limit for limit in now.limits if limit not in self.limits],
             "cpus": now.cpus if now.cpus != self.cpus else None,
+            "blocked": now.blocked if now.blocked != self.blocked else None,
             "files": files,
         }
         return changes, [os.open(".", os.O_RDONLY) if isinstance(what, str) else os.dup(what) for what in files]

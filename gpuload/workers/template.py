@@ -5,8 +5,8 @@ it waits for its parent to ask for a worker, forks itself, and reports the child
 does nothing else, so its memory stays as it was, and workers share with it what they do not write to.
 
 A process with several threads must not be forked, and what holds a position or a lock in the kernel must not be shared:
-`unfit` finds threads, sockets, pipes, files that are written to or were read from, and databases. If there is any, the
-template says so and leaves, and each worker is an interpreter of its own.
+`unfit` finds threads, sockets, pipes, open files that are not mapped, and databases. If there is any, the template says
+so and leaves, and each worker is an interpreter of its own.
 
 Lifetime: the kernel kills it with its parent, as a worker (`gpuload.workers.main`); it leaves when the parent closes
 the control socket. It holds no write end of a worker's lifeline, and a worker holds nothing of the template's.
@@ -136,14 +136,24 @@ def _not_to_be_shared(fd: int) -> str:
         return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
         return ""
+    for what, (offset, head) in DATABASES.items():
+        with contextlib.suppress(OSError):  # it cannot be read
+            if os.pread(fd, len(head), offset) == head:
+                return f"{what}, {path}"
+    if path in _mapped_paths():
+        return ""
     if int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY:
         return f"{path} open for writing"
-    if int(info["pos"]) > 0:
-        return f"{path} open, at byte {int(info['pos'])}"
-    for what, (offset, head) in DATABASES.items():
-        if os.pread(fd, len(head), offset) == head:
-            return f"{what}, {path}"
-    return ""
+    # At byte 0, too: a dataset may open its file in __setstate__, then seek and read for each sample. Two workers that
+    # share the position did so: one sample in a hundred was another one's.
+    return f"{path} open, at byte {int(info['pos'])}"
+
+
+def _mapped_paths() -> set[str]:
+    """Return the paths of the files that are mapped. A mapping keeps a descriptor, by which nobody reads."""
+    with open("/proc/self/maps", errors="surrogateescape") as file:
+        columns = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return {each[5] for each in columns if len(each) > 5}
 
 
 def _bury(pidfd: int, pid: int, status_fd: int) -> None:
@@ -194,6 +204,8 @@ def _take_over(changes: dict[str, Any], files: list[int]) -> None:
     if changes["cpus"]:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, changes["cpus"])
+    if changes["blocked"] is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, changes["blocked"])
     for what, fd in zip(changes["files"], files, strict=True):
         if what == ".":
             os.fchdir(fd)

@@ -197,6 +197,124 @@ class Data:
     """)
 
 
+# -- what a fork has in common with an interpreter of its own ---------------------------------------------------------
+
+# A dataset whose template has a second thread, if it is to have no forks.
+EITHER_WAY = """
+class Told:
+    def __init__(self, forked, function):
+        self.forked, self.function = forked, function
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if not self.forked:
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    def __len__(self): return 400
+    def __getitem__(self, index): return self.function(index)
+"""
+
+
+def test_a_forked_worker_has_the_surroundings_of_one_with_an_interpreter_of_its_own(succeed, tmp_path):
+    (tmp_path / "other").mkdir()
+    succeed(f"""
+        import resource
+        exec({EITHER_WAY!r})
+        def describe(index):
+            if index in (0, 100):
+                with contextlib.suppress(FileExistsError):
+                    open(f"{{tmp}}/{{len(os.listdir('/proc/self/task'))}} {{index}}", "x").close()
+                    if index:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            found = {{name: status[name].strip() for name in ("SigBlk", "SigIgn", "Umask", "Cpus_allowed")}}
+            found["handled"] = [number for number in range(1, 65) if callable(signal.getsignal(number))]
+            found["limits"] = Path("/proc/self/limits").read_text()
+            found["group"] = os.getpgid(0), os.getsid(0), os.getpriority(os.PRIO_PROCESS, 0)
+            found["folder"], found["argv"] = os.getcwd(), sys.argv
+            found["streams"] = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
+            found["environment"] = dict(os.environ)
+            return found
+
+        def limit(which, soft):
+            resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
+
+        logged = log_of_workers()
+        cpus = os.sched_getaffinity(0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR2}})
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.sched_setaffinity(0, {{max(cpus)}})
+        os.umask(0o077)
+        os.nice(1)
+        limit(resource.RLIMIT_STACK, 4 << 20)
+        os.environ["OMP_NUM_THREADS"] = "7"
+        options = {{"num_workers": 1, "device": "cpu", "chunk_size": 1, "prefetch_factor": 1, "collate_fn": list}}
+        loaders = [gl.Loader(Told(forked, describe), 4, **options) for forked in (True, False)]
+        both = [iter(loader) for loader in loaders]
+        firsts = [next(batches)[0] for batches in both]
+        assert firsts[0] == firsts[1], firsts
+        assert firsts[0]["environment"]["OMP_NUM_THREADS"] == "1"
+        assert int(firsts[0]["SigBlk"], 16) == 1 << signal.SIGUSR2 - 1
+
+        signal.pthread_sigmask(signal.SIG_SETMASK, {{signal.SIGUSR1, signal.SIGINT}})
+        os.sched_setaffinity(0, cpus)
+        limit(resource.RLIMIT_CORE, 0)
+        os.environ["MKL_NUM_THREADS"] = "7"
+        os.chdir(f"{{tmp}}/other")
+        lasts = [list(batches)[-1][-1] for batches in both]
+        assert lasts[0] == lasts[1], lasts
+        assert lasts[0]["environment"]["MKL_NUM_THREADS"] == "1"
+        assert int(lasts[0]["SigBlk"], 16) == 1 << signal.SIGUSR1 - 1
+        assert lasts[0]["folder"] == f"{{tmp}}/other"
+        assert sorted(os.listdir(tmp)) >= ["1 0", "1 100", "2 0", "2 100"]
+        assert ["are forked" in text for text in logged if "template" in text] == [True, False]
+        for loader in loaders:
+            loader.close()
+    """)
+
+
+def test_what_forked_workers_draw_is_what_others_draw(succeed):
+    succeed(f"""
+        exec({EITHER_WAY!r})
+        def draw(*_):
+            return [random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()]
+        samples, inits, hashes = {{}}, {{}}, {{}}
+        for forked in (True, False):
+            def note(worker):
+                Path(f"{{tmp}}/{{worker}}").write_text(str((draw(), gl.get_worker_info().seed)))
+                Path(f"{{tmp}}/{{worker}} hash").write_text(str(hash("text")))
+            logged = log_of_workers()
+            options = {{"num_workers": 2, "device": "cpu", "collate_fn": list, "seed": 3, "worker_init_fn": note}}
+            with gl.Loader(Told(forked, draw), 4, **options) as loader:
+                samples[forked] = list(loader)
+            inits[forked] = [Path(f"{{tmp}}/{{worker}}").read_text() for worker in (0, 1)]
+            hashes[forked] = {{Path(f"{{tmp}}/{{worker}} hash").read_text() for worker in (0, 1)}}
+            assert ["are forked" in text for text in logged if "template" in text] == [forked]
+        assert samples[True] == samples[False]
+        assert inits[True] == inits[False]
+        assert len(set(inits[True])) == 2
+        assert (len(hashes[True]), len(hashes[False])) == (1, 2)
+    """)
+
+
+def test_a_collate_fn_draws_other_numbers_in_each_worker_where_samples_draw_none(succeed):
+    succeed("""
+        from torch.utils.data import TensorDataset
+        def drawn(samples):
+            open(f"{tmp}/{os.getpid()}.collates", "w").close()
+            wait_until(lambda: len(list(Path(tmp).glob("*.collates"))) == 2, "both are here")
+            return random.random(), np.random.rand(), torch.rand(1).item()
+        logged = log_of_workers()
+        data = TensorDataset(torch.arange(40))
+        with gl.Loader(data, 4, num_workers=2, device="cpu", collate_fn=drawn) as loader:
+            batches = list(loader)
+        for name, values in zip(("random", "numpy", "torch"), zip(*batches)):
+            assert len(set(values)) == 10, (name, values)
+        assert "are forked" in logged[0], logged
+    """)
+
+
+# -- what keeps it from being forked -----------------------------------------------------------------------------------
+
 # What the dataset does when it is unpickled, and how the log calls it.
 UNFIT = {
     "threads": ("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "started threads"),
@@ -206,7 +324,7 @@ UNFIT = {
     "hdf5": ("import h5py; held = h5py.File(tmp + '/h5', 'r')", "an HDF5 file"),
     "lmdb": ("import lmdb; held = lmdb.open(tmp + '/lmdb', readonly=True, lock=False)", "an LMDB environment"),
     "written": ("held = open(tmp + '/held', 'w')", "open for writing"),
-    "read": ("held = open(__file__, 'rb', buffering=0); held.read(1)", "at byte 1"),
+    "opened": ("held = open(__file__, 'rb')", "holding.py open, at byte 0"),  # each sample seeks, and reads
     "sqlite": (
         "held = sqlite3.connect('file:' + tmp + '/db?mode=ro', uri=True); held.execute('select * from t')",
         "SQLite",
@@ -239,18 +357,13 @@ class Data:
     with sqlite3.connect(tmp_path / "db") as database:
         database.execute("create table t (a)")
     succeed(f"""
-        import logging
-        said = []
-        class Hear(logging.Handler):
-            def emit(self, record): said.append(record.getMessage())
-        logging.getLogger("gpuload.workers").addHandler(Hear())
-        logging.getLogger("gpuload.workers").setLevel(logging.INFO)
+        logged = log_of_workers()
         sys.path.insert(0, tmp)
         import holding
         with gl.Loader(holding.Data(), 4, num_workers=2, device="cpu") as loader:
             assert torch.cat(list(loader)).tolist() == list(range(40))
             assert templates() == []
             assert len(workers()) == 2
-        [text] = [text for text in said if "interpreter of its own" in text]
+        [text] = [text for text in logged if "interpreter of its own" in text]
         assert {told!r} in text, text
     """)

@@ -12,6 +12,7 @@ it has ended.
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import signal
@@ -93,6 +94,21 @@ def hang_from_8(index):
     if index >= 8:
         Path(f"{tmp}/hangs").touch()
         ctypes.PyDLL(None).sleep(1000)
+
+
+def log_of_workers():
+    """A list of what `gpuload.workers` logs from now on; nothing else is done with it."""
+    logged = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            logged.append(record.getMessage())
+
+    logger = logging.getLogger("gpuload.workers")
+    logger.addHandler(Handler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return logged
 
 
 def when_gathering(condition, act):

@@ -1,0 +1,214 @@
+"""Libraries that are imported, and used, in the process that workers are forked from, and then in the workers."""
+
+from __future__ import annotations
+
+import textwrap
+
+import lacking
+import pytest
+from served import served
+
+FORKED = "workers are forked from a template"
+THREADS = "a library started threads when it was imported, or the dataset when it was unpickled"
+
+# The packages; what the dataset's module does when it is imported, where `file_name` is that of no other process; what
+# each sample has to find true; what the log says.
+LIBRARIES = {
+    "OpenBLAS": (
+        (),
+        """
+        import numpy as np
+        matrix = np.random.default_rng(0).random((300, 300))
+        product, values = matrix @ matrix, np.linalg.svd(matrix)[1]
+        """,
+        "(matrix @ matrix == product).all() and np.allclose(np.linalg.svd(matrix)[1], values)",
+        FORKED,
+    ),
+    "OpenMP with one thread": (
+        (),
+        """
+        import torch
+        matrix = torch.rand(300, 300)
+        product = matrix @ matrix
+        """,
+        "torch.get_num_threads() == 1 and torch.equal(matrix @ matrix, product)",
+        FORKED,
+    ),
+    "OpenMP with more": (
+        (),
+        """
+        import torch
+        torch.set_num_threads(3)
+        matrix = torch.rand(300, 300)
+        product = (matrix @ matrix).exp().sum()
+        """,
+        "torch.get_num_threads() == 3 and torch.allclose((matrix @ matrix).exp().sum(), product)",
+        THREADS,
+    ),
+    "OpenCV": (
+        ("cv2",),
+        """
+        import cv2
+        import numpy as np
+        grey = np.full((300, 300, 3), 100, np.uint8)
+        """,
+        "cv2.imdecode(cv2.imencode('.png', cv2.blur(grey, (9, 9)))[1], 1).tolist() == grey.tolist()",
+        FORKED,
+    ),
+    "OpenCV at work": (
+        ("cv2",),
+        """
+        import cv2
+        import numpy as np
+        grey = np.full((2000, 2000, 3), 100, np.uint8)
+        cv2.setNumThreads(2)
+        cv2.cvtColor(grey, cv2.COLOR_BGR2HSV)
+        """,
+        "(cv2.blur(grey, (9, 9)) == grey).all()",
+        THREADS,
+    ),
+    "pyarrow": (
+        ("pyarrow",),
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        numbers = pa.table({"a": range(1000)})
+        with pa.OSFile(str(file_name), "wb") as sink, pa.ipc.new_stream(sink, numbers.schema) as writer:
+            writer.write(numbers)
+        mapped = pa.ipc.open_stream(pa.memory_map(str(file_name))).read_all()
+        assert pc.sum(numbers["a"]).as_py() == 499500
+        """,
+        "pc.sum(mapped['a']).as_py() == 499500 and mapped['a'][index].as_py() == index",
+        FORKED,
+    ),
+    "pyarrow's threads": (
+        ("pyarrow",),
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        pq.write_table(pa.table({"a": range(1000)}), file_name)
+        numbers = pq.read_table(file_name)
+        """,
+        "pq.read_table(file_name) == numbers",
+        THREADS,
+    ),
+    "np.memmap": (
+        (),
+        """
+        import numpy as np
+        with open(file_name, "wb") as file:
+            np.save(file, np.arange(1000))
+        numbers = np.load(file_name, mmap_mode="r+")
+        """,
+        "int(numbers[index]) == index",
+        FORKED,
+    ),
+    "LMDB": (
+        ("lmdb",),
+        """
+        import lmdb
+        with lmdb.open(str(file_name)) as environment, environment.begin(write=True) as transaction:
+            for number in range(40):
+                transaction.put(b"%d" % number, b"%d" % number)
+        environment = None
+        def value(index):
+            global environment
+            environment = environment or lmdb.open(str(file_name), readonly=True)
+            with environment.begin() as transaction:
+                return transaction.get(b"%d" % index)
+        """,
+        "value(index) == b'%d' % index",
+        FORKED,
+    ),
+    "HDF5": (
+        ("h5py",),
+        """
+        import h5py
+        with h5py.File(file_name, "w") as file:
+            file["numbers"] = range(40)
+        file = None
+        def value(index):
+            global file
+            file = file or h5py.File(file_name)
+            return int(file["numbers"][index])
+        """,
+        "value(index) == index",
+        FORKED,
+    ),
+    "PIL": (
+        (),
+        """
+        import io
+        from PIL import Image
+        Image.init()
+        kinds = [kind for kind in ("PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "AVIF") if kind in Image.SAVE]
+        def grey(kind):
+            file = io.BytesIO()
+            Image.new("RGB", (64, 64), (80, 80, 80)).save(file, kind)
+            return Image.open(file).convert("L").getextrema()
+        expected = [grey(kind) for kind in kinds]
+        """,
+        "[grey(kind) for kind in kinds] == expected",
+        FORKED,
+    ),
+}
+
+
+def own_module(folder, at_import: str, check: str) -> str:
+    """Write the module of a dataset, and return a program that goes through it, and looks for a line of the log."""
+    (folder / "own_module.py").write_text(
+        "import os, pathlib\n"
+        + "file_name = pathlib.Path(__file__).with_name(f'of {os.getpid()}')\n"
+        + textwrap.dedent(at_import)
+        + "class Data:\n"
+        + "    def __len__(self): return 40\n"
+        + f"    def __getitem__(self, index): return index, bool({check})\n"
+    )
+    return """
+        logged = log_of_workers()
+        sys.path.insert(0, tmp)
+        import own_module
+        with gl.Loader(own_module.Data(), 4, num_workers=2, device="cpu") as loader:
+            indices, right = map(torch.cat, zip(*loader))
+        assert indices.tolist() == list(range(40))
+        assert right.all(), right
+        [way] = [text for text in logged if "template" in text]
+    """
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_that_was_used_in_the_template_works_in_the_workers(succeed, tmp_path, library):
+    packages, at_import, check, said = LIBRARIES[library]
+    lacking.require(*packages)
+    program = own_module(tmp_path, at_import, check)
+    succeed(program + f"    assert {said!r} in way, way\n")
+
+
+# What the dataset's module does when it is imported, and what the log says.
+FILESYSTEMS = {
+    "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS),
+    "with its loop, in the workers": ("files = None", FORKED),
+    "others in the template": (
+        "fsspec.filesystem('file').info('/'); fsspec.filesystem('memory').pipe('a', b'b'); files = None",
+        FORKED,
+    ),
+}
+
+
+@pytest.mark.parametrize("opened", FILESYSTEMS)
+def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(succeed, tmp_path, opened):
+    lacking.require("fsspec", "aiohttp")
+    at_import, said = FILESYSTEMS[opened]
+    at_import = f"""
+import os
+import fsspec
+import fsspec.implementations.http
+{at_import}
+def content(index):
+    global files
+    files = files or fsspec.filesystem("http")
+    return files.cat(os.environ["URL"] + f"/{{index}}")
+"""
+    program = own_module(tmp_path, at_import, "content(index) == b'file %d' % index")
+    with served({str(index): b"file %d" % index for index in range(40)}) as server:
+        succeed(f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {said!r} in way, way\n")

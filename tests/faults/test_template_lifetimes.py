@@ -1,0 +1,304 @@
+"""Who dies with whom: the program, the template that workers are forked from, and the workers; and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import lacking
+import pytest
+
+LIMIT_S = 120.0
+
+# What several of the programs below begin with.
+TEAM = """
+    import logging
+    logging.disable()
+    def pool():
+        return loader._session.engine
+    def is_steady():
+        pool().gather(0.0)
+        return pool().is_steady and len(templates()) == 1 and pool()._template.ready
+    def state(pid):
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return "gone"
+    def kill(pid):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pool().gather(0.0) or (state(pid) in "gone" and is_steady()), "there is another")
+    loader = numbers(persistent_workers=True, faults=gl.Faults(max_restarts=10**6))
+    def whole():
+        assert torch.cat(list(loader)).tolist() == list(range(40))
+"""
+
+
+def team(code: str) -> str:
+    return textwrap.dedent(TEAM) + textwrap.dedent(code)
+
+
+def test_all_that_was_stopped_is_gone_when_the_program_is_killed(start):
+    program = start(
+        team("""
+        whole()
+        for pid in (*workers(), *templates()):
+            os.kill(pid, signal.SIGSTOP)
+        say("here")
+        time.sleep(1000)
+    """)
+    )
+    program.hear("here")
+    assert len(program.processes()) == 3  # workers and template
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.end(within_s=1) == (-signal.SIGKILL, "")
+
+
+def test_a_worker_has_its_own_ends_alone_and_dies_with_nobody_else(succeed):
+    succeed(
+        team("""
+        def pipes(pid):
+            ends = {}
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                link = os.readlink(f"/proc/{pid}/fd/{name}")
+                assert "pidfd" not in link or pid in templates(), (pid, link)
+                if link.startswith("pipe:"):
+                    info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+                    flags = int(info.split("flags:")[1].split()[0], 8)
+                    ends[link] = "write" if flags & os.O_ACCMODE == os.O_WRONLY else "read"
+            return ends
+        whole()
+        [template] = templates()
+        for _ in range(3):
+            others = set(workers())
+            victim = others.pop()
+            kill(victim)
+            assert others <= set(workers()) and len(workers()) == 2
+            assert templates() == [template]
+            held = [pipes(pid) for pid in (template, *workers())]
+            assert sum(map(len, held)) == len(set().union(*held))  # no two have an end of the same one
+            assert sorted(held[0].values()) == ["read", "write", "write"]  # its lifeline, and where it writes statuses
+            assert [list(each.values()) for each in held[1:]] == [["read"], ["read"]]
+        whole()
+        loader.close()
+    """)
+    )
+
+
+def test_after_many_deaths_nothing_has_piled_up(succeed):
+    succeed(
+        team("""
+        def held():
+            return len(os.listdir("/proc/self/fd")), [len(os.listdir(f"/proc/{pid}/fd")) for pid in templates()]
+        def zombies():
+            return [pid for one in ("self", *templates()) for pid in children(one) if state(pid) == "Z"]
+        whole()
+        before = held()
+        for _ in range(50):
+            kill(pool().pids[0])
+            assert (held(), zombies()) == (before, [])
+        team = set(pool().pids)
+        for number in range(10):
+            kill(templates()[0])
+            assert held()[0] == before[0]
+            assert zombies() == []
+            assert children() == templates()  # the workers of one that was killed are not given to this process
+            if number == 5:  # from a template that none of the others came from
+                kill(pool().pids[0])
+        assert len(team & set(pool().pids)) == 1
+        whole()
+        loader.close()
+        assert left()[1] == 0
+    """)
+    )
+
+
+def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
+    succeed(
+        team("""
+        fork, forks = process.Template.fork, []
+        def fork_and_kill(self, number, ends):
+            forked = fork(self, number, ends)
+            forks.append(forked.pid)
+            if len(forks) <= 20:
+                os.kill(forked.pid, signal.SIGKILL)
+            return forked
+        process.Template.fork = fork_and_kill
+        before = left()
+        whole()
+        assert len(forks) == 22
+        assert pool().deaths.causes == ["killed by SIGKILL"] * 20, pool().deaths.causes
+        loader.close()
+        assert left() == before
+    """)
+    )
+
+
+def test_a_worker_whose_template_died_before_it_could_tell_of_it_ends(succeed):
+    succeed(
+        team("""
+        readable, unregistered = process._readable, []
+        def nothing_comes(fd, timeout_s):
+            process._readable = readable
+            wait_until(lambda: children(templates()[0]), "it is forked")
+            unregistered.extend(children(templates()[0]))
+            return False
+        process._readable = nothing_comes
+        before = left()
+        whole()
+        [pid] = unregistered
+        wait_until(lambda: state(pid) in ("gone", "Z"), "it has ended")
+        loader.close()
+        assert left() == before
+    """)
+    )
+
+
+def test_where_the_template_cannot_be_forked_the_error_says_why(succeed):
+    succeed("""
+        class Data(Numbers):
+            def __setstate__(self, state):
+                vars(self).update(state)
+                if "template" in Path("/proc/self/cmdline").read_text():
+                    def fork():
+                        raise OSError(11, "Resource temporarily unavailable")
+                    os.fork = fork
+        before = left()
+        loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
+        try:
+            next(iter(loader))
+            raise AssertionError
+        except gl.WorkerError as error:
+            assert str(error).startswith("worker 0 could not be started"), error
+            assert "Resource temporarily unavailable" in str(error), error
+        loader.close()
+        assert left() == before
+    """)
+
+
+def test_signals_to_the_group_are_the_programs_alone(succeed):
+    succeed(
+        team("""
+        heard = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: heard.append(number))
+        def send():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.killpg(0, number)
+        fork = process.Template.fork
+        def fork_amid_signals(self, number, ends):
+            send()
+            forked = fork(self, number, ends)
+            send()
+            return forked
+        process.Template.fork = fork_amid_signals
+        whole()
+        [template], first = templates(), set(workers())
+        send()
+        whole()
+        assert (templates(), set(workers())) == ([template], first)
+        kill(min(first))
+        whole()
+        assert (templates(), len(set(workers()) & first)) == ([template], 1)
+        assert set(heard) == {signal.SIGINT, signal.SIGTERM}
+        loader.close()
+    """)
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kills_at_random_moments_lose_and_repeat_nothing(succeed, seed):
+    succeed(
+        team(f"""
+        generator, killed = random.Random({seed}), []
+        whole()
+        def kill_some():
+            for _ in range(40):
+                time.sleep(generator.expovariate(50))  # seconds, 0.02 in the mean
+                made = templates()
+                among = made if generator.random() < 0.25 else [pid for one in made for pid in children(one)]
+                with contextlib.suppress(ProcessLookupError, IndexError):  # it has gone, or there is none
+                    os.kill(generator.choice(among), signal.SIGKILL)
+                    killed.append(among)
+        killer = threading.Thread(target=kill_some)
+        killer.start()
+        while killer.is_alive():
+            whole()
+        whole()
+        assert len(killed) > 10
+        wait_until(is_steady, "all that died was replaced")
+        team = pool().pids
+        assert len(team) == 2
+        loader.close()
+        wait_until(lambda: all(state(pid) in ("gone", "Z") for pid in team), "they have ended")
+        assert left()[1] == 0
+    """)
+    )
+
+
+FIRST_OF_ALL = """
+import logging, os, signal, subprocess, sys, time
+import gpuload as gl
+import torch
+
+class Numbers(list):
+    def __getitem__(self, index):
+        return index
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+assert os.getpid() == 1
+logging.disable()
+shell = subprocess.Popen(["sh", "-c", "sh -c 'exit 7' & echo $!"], stdout=subprocess.PIPE, text=True)
+orphan = int(shell.communicate()[0])
+while state(orphan) != "Z":
+    time.sleep(0.002)
+waitid, refused = os.waitid, []
+def later(*arguments):  # the kernel closes a process's pipes a moment before it gives its children away
+    if len(refused) < 3:
+        refused.append(arguments)
+        raise ChildProcessError
+    return waitid(*arguments)
+os.waitid = later
+options = {"num_workers": 2, "device": "cpu", "persistent_workers": True}
+loader = gl.Loader(Numbers(range(400)), 4, chunk_size=2, **options)
+for _ in range(3):
+    batches = iter(loader)
+    seen = [next(batches)]
+    pool = loader._session.engine
+    template = pool._template
+    if template.ready:
+        os.kill(template.pid, signal.SIGSTOP)  # it reaps nobody any more
+        os.kill(pool.pids[0], signal.SIGKILL)
+        os.kill(template.pid, signal.SIGKILL)
+    seen += batches
+    assert torch.cat(seen).tolist() == list(range(400))
+causes = pool.deaths.causes
+loader.close()
+assert children(1) == [orphan], children(1)
+assert os.waitpid(orphan, 0) == (orphan, 7 << 8)
+assert refused
+assert all("killed by SIGKILL" in cause for cause in causes), causes
+print("good")
+"""
+
+
+def test_the_first_process_of_a_container_reaps_its_own_alone():
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        lacking.skip("a PID namespace")
+    space = (unshare, "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    tried = subprocess.run([*space, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        lacking.skip("a PID namespace", tried.stderr.strip())
+    command = [*space, sys.executable, "-c", FIRST_OF_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr, done.returncode) == ("good\n", "", 0)
