@@ -16,7 +16,7 @@ from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
-from gpuload.workers.feed import Consumer, Feed
+from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
@@ -231,19 +231,21 @@ def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_lar
         own = sum(in_own_memory(feed.batches)) + sum(asked.spare_bytes for asked in [*engine.queue, request])
         assert own <= feed.ring.ring_bytes
 
-    feed, engine = make(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True, fate=fate)
-    feed.begin(batches(80, 8))
+    small = FIRST_CHUNKS * 4  # samples: their chunks say what slots are needed
+    sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
+    feed, engine = make(sizes, ring_bytes=64 << 20, spares=True, fate=fate)
+    feed.begin(batches(small + 80, 8))
     in_slots, free = [], []
-    for indices in expected(80, 8):
+    for indices in expected(small + 80, 8):
         batch = feed.take()
         assert batch is not None
         assert read(feed, batch) == indices
         in_slots.append(not in_own_memory([batch]))
         feed.release(batch)
         free.append(all(part.data is None for part in batch.parts))
-    assert in_slots == [False, False] + [True] * 8
+    assert in_slots == [True] * (small // 8) + [False, False] + [True] * 8
     assert all(free)
-    assert sorted(index for request in engine.seen for index in request.indices) == list(range(0, 560, 7))
+    assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
     assert feed.take() is None
     assert feed.ring.used_bytes == 0
 

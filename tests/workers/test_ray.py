@@ -283,6 +283,14 @@ def test_slots_on_the_other_machine_come_back_and_each_worker_has_two_chunks_at_
 def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, monkeypatch):
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: pytest.fail(f"done again: {need_bytes} bytes"))
     pictures = [(np.full((600, 600, 3), number, np.uint8), number) for number in range(40)]
+    whole = cluster.get
+
+    def get(call):
+        result = whole(call)
+        assert getattr(getattr(result, "event", None), "data", None) is None  # it would be sent a second time
+        return result
+
+    monkeypatch.setattr(cluster, "get", get)
     with loader(pictures, count=2, per_actor=2) as loader_:
         for _ in range(2):
             for images, labels in loader_:
