@@ -73,7 +73,7 @@ ALLOWED = {
 }
 
 FOREIGN_MEMORY = ("/dev/shm", "shm_open", "multiprocessing.shared_memory", "SharedMemory")
-HARMLESS = ("socketpair", "send_fds", "recv_fds", "getdefaulttimeout", "setdefaulttimeout")
+HARMLESS = ("socketpair", "send_fds", "recv_fds", "CMSG_LEN", "getdefaulttimeout", "setdefaulttimeout")
 NETWORK = {"bind", "connect", "connect_ex", "listen", "accept", "create_connection", "create_server"}
 
 

@@ -52,7 +52,13 @@ class Packed:
 
 
 def write_content(
-    content: Columns, slot: np.ndarray, used_bytes: int, *, inline_bytes: int, keep_types: bool = False
+    content: Columns,
+    slot: np.ndarray,
+    used_bytes: int,
+    *,
+    inline_bytes: int,
+    keep_types: bool = False,
+    larger: Callable[[int], np.ndarray | None] = lambda nbytes: None,
 ) -> Packed:
     """Write a chunk's arrays to its slot after the `used_bytes` of its pixels, and pack its description.
 
@@ -62,6 +68,8 @@ def write_content(
         used_bytes: taken by pixels already.
         inline_bytes: a longer description goes to the slot.
         keep_types: unpack tensors as tensors, not as arrays.
+        larger: gives memory of so many bytes to write to, with the pixels, if the slot is too small; None: there is
+            none.
 
     Raises:
         Exception: whatever pickling a leaf raises.
@@ -76,8 +84,10 @@ def write_content(
     meta = np.asarray([len(buffers), *spans], np.int64).tobytes() + pickled + tables
     inline = len(meta) <= inline_bytes
     total = end if inline else end + len(meta)
-    if total > len(slot):
+    memory = slot if total <= len(slot) else larger(total)
+    if memory is None:
         return Packed(total, False)
+    slot = memory
     for block, fill in zip(content.blocks.values(), fillers, strict=True):
         fill(block.array(slot))
     for start, buffer in zip(spans[::2], buffers, strict=True):

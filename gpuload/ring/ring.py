@@ -35,10 +35,12 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LimitError
 
 __all__ = [
-    "Ring", "Slot", "align", "is_inherited", "map_ring", "move", "on_collected", "running_on", "standard_streams_taken"
+    "Ring", "Slot", "align", "is_inherited", "map_file", "map_ring", "move", "on_collected", "running_on",
+    "standard_streams_taken",
 ]  # fmt: skip
 
 GRANULE_BYTES = 64 * 1024
+SPARE_S = 1.0  # between two looks at what the machine has left besides the ring
 MARGIN_BYTES = 16 << 20  # for the rest of the process tree, which takes memory too between two checks
 LENT_SHARE = 4  # lend at most 1/LENT_SHARE of the ring
 _FALLOC_FL_KEEP_SIZE = 1
@@ -61,6 +63,13 @@ class Slot:
 def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
     """Map the whole ring, shared and writable, into this process."""
     return mmap.mmap(fd, ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def map_file(fd: int, nbytes: int) -> np.ndarray:
+    """Return the first bytes of a file in memory, mapped: shared, writable, as long as the array lives. Until then the
+    mapping has a descriptor of its own; from Python 3.13 on it needs none."""
+    options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    return np.frombuffer(mmap.mmap(fd, nbytes, **options), np.uint8)
 
 
 @contextlib.contextmanager
@@ -183,6 +192,7 @@ class Ring:
         self._kept: list[Slot] = []  # lent when the user forked, and never reused
         self._returned: deque[int] = deque()
         self._loans = itertools.count()
+        self._spare_bytes, self._spare_since = 0, float("-inf")
 
     @property
     def slots(self) -> int:
@@ -270,6 +280,18 @@ class Ring:
         self.moved_out += 1
         self.release(slot)
         return copy
+
+    def spare_bytes(self) -> int:
+        """Return how many bytes chunks may take besides the ring, all together: as many as it has, or what the machine
+        has left when the ring is full. That is looked up once in a while: it takes 0.4 ms."""
+        now = time.monotonic()
+        if now - self._spare_since > SPARE_S:
+            left = self._memory_left() if self._memory_left is not None else None
+            if left is not None:
+                left -= self.ring_bytes - self._allocated_bytes() + MARGIN_BYTES
+            self._spare_bytes = self.ring_bytes if left is None else max(0, min(left, self.ring_bytes))
+            self._spare_since = now
+        return self._spare_bytes
 
     def view(self, slot: Slot) -> np.ndarray:
         """Return the slot's memory as a flat uint8 array."""

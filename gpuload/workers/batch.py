@@ -30,7 +30,8 @@ OWN_DEATHS_ALONE, DEATHS_ALONE = 2, 3
 class Part:
     """A chunk of a batch: what is asked for and, once it is done, the result.
 
-    `data` are the chunk's bytes: a view of its slot, or of private memory if it was moved out (`slot` is None then).
+    `data` are the chunk's bytes: a view of its slot, or of other memory if it was moved out, or did not fit (`slot` is
+    None then).
     `description` is that of a plain chunk (see `Reply`) until somebody asks for its `content`.
     `decoded` are the images that the device decoded, one after the other: a tensor of uint8 there; their offsets count
     from `host_end` on, as if they lay behind the chunk's bytes.
@@ -92,11 +93,12 @@ class Part:
         self.own_deaths_alone += not outside
         return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
-    def request(self, number: int, slot: Slot, told_epoch: int, changes: bytes = b"") -> Request:
+    def request(self, number: int, slot: Slot, told_epoch: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
         """What a worker is asked."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
         chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
-        return Request(*chunk, whole=whole, iterable=spec.iterable, told_epoch=told_epoch, changes=changes)
+        told: dict[str, Any] = {"told_epoch": told_epoch, "changes": changes, "spare_bytes": spare_bytes}
+        return Request(*chunk, whole=whole, iterable=spec.iterable, **told)
 
     def failure(self, cause: str, stack: str) -> Columns:
         """Return its result if all of its samples failed."""

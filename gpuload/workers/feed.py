@@ -5,8 +5,10 @@ Runs in the main process. It owns the slots of the ring from the moment a chunk 
 next one's: their replies only free their slots.
 
 Back-pressure: chunks of the batch that is due next always get a slot, in the worst case by moving done chunks out of
-the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot gets a
-larger one; one that does not fit the ring is split, down to a single sample, which is then an error of that sample.
+the ring into ordinary memory; chunks of later batches wait for a free slot. A chunk that does not fit its slot comes in
+memory of its own, and its slot is free. All chunks in work may take as much of such memory, together, as the ring has,
+and each an equal part. One that needs more is done again in a larger slot; one that does not fit the ring is split,
+down to a single sample, which is then an error of that sample.
 
 Faults: the chunk of a worker that died is done again, and the sample that the worker was at, alone. Substitutes for
 failed samples are asked for as a further chunk of the same batch; their rows come last until the batch is read (see
@@ -272,7 +274,8 @@ class Feed:
                 return  # raised later, if it still fails when somebody waits for it
             if slot is None:
                 return
-            request = part.request(next(self._numbers), slot, self._told_epoch, self._changes)
+            spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
+            request = part.request(next(self._numbers), slot, self._told_epoch, self._changes, spare_bytes)
             if not self.engine.submit(request):
                 return
             self._flying[request.chunk] = (slot, part)
@@ -352,19 +355,28 @@ class Feed:
             self._store_result(part, slot, event)
 
     def _store_result(self, part: Part, slot: Slot, reply: Reply) -> None:
-        """Take over the slot and the description of a chunk that is done, and learn from its size."""
-        view, rows, content = self.ring.view(slot), len(part.positions), reply.content
+        """Take over the slot, or the memory of its own, and the description of a chunk that is done, and learn from its
+        size."""
+        rows, content = len(part.positions), reply.content
+        if reply.data is None:
+            part.slot, data = slot, self.ring.view(slot)[: reply.nbytes]
+        else:
+            part.slot, data = None, reply.data
+            self.ring.release(slot)
+            self._slot_size.expect(reply.nbytes, rows)
         if reply.plain and not self._awaited:  # read later, if ever
             part.description = reply.meta
         else:
             try:
-                content = read_content(view, reply.meta, reply.meta_at) if content is None else content
+                content = read_content(data, reply.meta, reply.meta_at) if content is None else content
                 part.content = content
             except Exception as error:  # raised by an object of the user's while it is unpickled
-                self.ring.release(slot)
+                if part.slot is not None:
+                    self.ring.release(slot)
+                    part.slot = None
                 self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
                 return
-        part.slot, part.data, part.used_bytes = slot, view[: reply.nbytes], reply.nbytes
+        part.data, part.used_bytes = data, reply.nbytes
         if content is not None and content.blocks and not content.images and self.chunk_size < self._plain_chunk_size:
             self.chunk_size = self._plain_chunk_size
             self._slot_size = SlotSize(self.ring.ring_bytes, self.chunk_size, guess_bytes=0)

@@ -83,7 +83,10 @@ class InProcessEngine(InlineEngine):
 
     def _do(self, request: Request, slot: np.ndarray) -> Reply:
         with self._around(), self._introduced():
-            return self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+            reply = self._runner.run(request, slot, lambda row: None, lambda: self._wanted_from <= request.chunk)
+            if reply.file is not None:
+                reply.map(reply.file)
+            return reply
 
     def begin(self, request: Request) -> IterablePlace:
         """Where the pass over an iterable dataset begins, before its first chunk."""

@@ -48,6 +48,7 @@ from gpuload.workers.protocol import (
     arm_lifeline,
     next_request,
     read_message,
+    send_reply,
 )
 from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import init_position, worker_info
@@ -109,9 +110,9 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
-                reply = _do(Request.unpack(message), worker, runner, board, ring).pack()
+                reply = _do(Request.unpack(message), worker, runner, board, ring)
                 counters.flush()  # before the reply: whoever has that finds its chunk counted
-                replies.send(reply)
+                send_reply(replies, reply)
                 board.write(worker, IDLE)
             counters.leave()
             board.write(worker, LEFT)

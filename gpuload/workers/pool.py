@@ -73,6 +73,7 @@ from gpuload.workers.protocol import (
     Queue,
     Reply,
     Request,
+    read_with_file,
 )
 from gpuload.workers.shipping import Parcel, ship, warning_of_copies
 from gpuload.workers.signals import deferred_signals, signals_enabled
@@ -438,7 +439,7 @@ class WorkerPool(RestartingEngine):
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
             try:
-                message = self._memory[: worker.replies.recv_into(self._memory)]
+                message, file = read_with_file(worker.replies, self._memory)
             except (BlockingIOError, ConnectionResetError):
                 return
             if not message:  # its end is closed; the pidfd tells of the death
@@ -448,7 +449,7 @@ class WorkerPool(RestartingEngine):
             if not worker.ready:
                 self._greet(worker, message)
                 continue
-            reply = Reply.unpack(message)
+            reply = Reply.unpack(message, file)
             if self._flying.pop(reply.chunk, None) is not None:
                 events.append(reply)
             elif reply.chunk in self._written_off:

@@ -17,13 +17,15 @@ that the parent knows when the worker dies:
                   + 24   int64    1: the parent asks it to leave before it takes another chunk
     behind these         what workers count, see `gpuload.workers.counters`
 
-Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot.
+Messages are small: positions, dataset indices, offsets. Pixels and array payloads lie in the chunk's slot or, if it is
+too small for them, in a file in memory that only this chunk has: its descriptor comes with the reply.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import mmap
 import os
 import pickle
@@ -34,6 +36,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,7 +45,7 @@ from gpuload.datasets.memory import memory_file
 from gpuload.errors import LINES, DecodeError, ErrorRecord, WorkerError, kinds_of, one_line, visible
 from gpuload.order.place import IterableStart
 from gpuload.ring.columns import Columns
-from gpuload.ring.ring import Ring
+from gpuload.ring.ring import Ring, map_file, standard_streams_taken
 from gpuload.workers.counters import ROW_BYTES, CounterTable
 from gpuload.workers.inherited import pickled_by_value
 from gpuload.workers.start import Start
@@ -73,7 +76,9 @@ __all__ = [
     "arm_lifeline",
     "next_request",
     "read_message",
+    "read_with_file",
     "record_of",
+    "send_reply",
     "socket_pair",
     "text_of",
     "traceback_of",
@@ -92,6 +97,7 @@ TEMPLATE_UNFIT = b"unfit"  # they cannot; then why
 FORKED = b"\0"  # begins a template's answer that a worker was forked, which comes with its pidfd; else an error's text
 _REPLY = struct.Struct("<qqqqq")
 _NOTE = struct.Struct("<qqq")
+_DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit the socket's buffer
@@ -124,6 +130,17 @@ def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> byte
     return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 
+def read_with_file(end: socket.socket, memory: memoryview) -> tuple[memoryview, FileIO | None]:
+    """Return the next message, in `memory`, and the file that came with it, which the caller closes. None also if this
+    process has too many files open to get another."""
+    space = socket.CMSG_LEN(_DESCRIPTOR.size)
+    nbytes, ancillary, _, _ = end.recvmsg_into([memory], space, socket.MSG_CMSG_CLOEXEC)
+    for _, _, data in ancillary:
+        if len(data) == _DESCRIPTOR.size:
+            return memory[:nbytes], FileIO(_DESCRIPTOR.unpack(data)[0], "r+")
+    return memory[:nbytes], None
+
+
 def next_request(end: socket.socket, memory: memoryview) -> Request | None:
     """The request that some worker takes next; it stays where it is. None if none is waiting."""
     try:
@@ -142,6 +159,7 @@ class Request:
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
     and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
     `gpuload.workers.inherited`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.planned`).
+    `spare_bytes` is how much memory of its own a chunk may take that does not fit its slot.
     """
 
     chunk: int
@@ -155,6 +173,7 @@ class Request:
     told_epoch: int = -1
     plans: bool = False
     changes: bytes = b""
+    spare_bytes: int = 0
 
     def pack(self) -> bytes:
         # Bytes: NumPy's pickles of two short arrays would take longer than everything else.
@@ -162,7 +181,7 @@ class Request:
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
         samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickled_keys(indices)
-        others = self.whole, self.iterable, self.told_epoch, self.plans, self.changes
+        others = self.whole, self.iterable, self.told_epoch, self.plans, self.changes, self.spare_bytes
         message = pickle.dumps((numbers, samples, others), 5)
         if len(message) > MAX_REQUEST_BYTES:
             what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
@@ -197,7 +216,7 @@ class Status(enum.IntEnum):
     """How a chunk ended."""
 
     DONE = 0
-    TOO_LARGE = 1  # `nbytes` are needed; nothing was written
+    TOO_LARGE = 1  # `nbytes` are needed, more than it may have; it has to be done again
     UNWANTED = 2  # its epoch was abandoned
 
 
@@ -212,6 +231,9 @@ class Reply:
     its samples (see `ring/packing.py`); if too long for a message, it is in the slot: `meta_at`, offset and length.
     `plain` says that nothing in it is unusual (`Columns.is_plain`), so that it need not be read yet. An engine
     without processes may give the `content` itself.
+
+    A chunk that did not fit its slot has all of this in memory of its own: a `file`, on its way, and `data`, once it is
+    mapped. The file has no name, so the memory goes with whoever has it open or mapped.
     """
 
     chunk: int
@@ -221,16 +243,46 @@ class Reply:
     meta_at: tuple[int, int] | None = None
     content: Columns | None = None
     plain: bool = False
+    file: FileIO | None = None
+    data: np.ndarray | None = None
 
     def pack(self) -> bytes:
         offset, length = self.meta_at or (-1, 0)
-        return _REPLY.pack(self.chunk, self.plain << 7 | self.status, self.nbytes, offset, length) + self.meta
+        ended = self.plain << 7 | (self.file is not None) << 6 | self.status
+        return _REPLY.pack(self.chunk, ended, self.nbytes, offset, length) + self.meta
 
     @classmethod
-    def unpack(cls, message: bytes | memoryview) -> Reply:
+    def unpack(cls, message: bytes | memoryview, file: FileIO | None = None) -> Reply:
         chunk, ended, nbytes, offset, length = _REPLY.unpack_from(message)
         meta, meta_at = bytes(message[_REPLY.size :]), None if offset < 0 else (offset, length)
-        return cls(chunk, _STATUSES[ended & 127], nbytes, meta, meta_at, plain=bool(ended & 128))
+        reply = cls(chunk, _STATUSES[ended & 63], nbytes, meta, meta_at, plain=bool(ended & 128))
+        if ended & 64:
+            reply.map(file)
+        return reply
+
+    def map(self, file: FileIO | None) -> None:
+        """Map the file with the chunk's bytes, and close it. The chunk counts as too large where that fails: too many
+        files are open here, so that it did not come, or there is no room for the mapping."""
+        self.file = None
+        if file is not None:
+            with file, standard_streams_taken(), contextlib.suppress(OSError):
+                self.data = map_file(file.fileno(), max(1, self.nbytes))[: self.nbytes]
+        if self.data is None:
+            self.status, self.meta, self.meta_at, self.plain = Status.TOO_LARGE, b"", None, False
+
+
+def send_reply(end: socket.socket, reply: Reply) -> None:
+    """Send a worker's reply, with the file that it has."""
+    if reply.file is None:
+        end.send(reply.pack())
+        return
+    with reply.file:
+        try:
+            socket.send_fds(end, [reply.pack()], [reply.file.fileno()])
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:  # so many descriptors are on their way between processes
+                raise
+            end.send(Reply(reply.chunk, Status.TOO_LARGE, reply.nbytes, b"").pack())
 
 
 @dataclass(slots=True, frozen=True)

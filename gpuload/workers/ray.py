@@ -11,7 +11,8 @@ the rule of `gpuload.workers.pool`.
 process of Ray, in its event loop, and never unpickles the dataset: workers get the bytes that came. All that a worker's
 death or delay asks for on its own machine happens there; a lost chunk is told to the program as such. A request that
 comes gets a slot of that machine's ring, as large as the one that waits for it in the program's. The result goes to Ray
-as a view of that slot, which is lent until Ray has copied it into its object store, and is released then.
+as a view of that slot, which is lent until Ray has copied it into its object store, and is released then. What did not
+fit the slot, and so is in memory of its own, stays that in the program.
 
 Beside its chunks each actor has a call for a report in work, which comes back after some seconds even if there is
 nothing to tell. So an actor that died is noticed by an error, and one that hangs, or whose machine does, by a report
@@ -343,6 +344,9 @@ class RayPool(RestartingEngine):
         if isinstance(event, Lost):
             self._ring.release_at(request.slot_offset)
         elif done.data is not None and request.chunk >= self._wanted_from:
+            if len(done.data) > request.slot_bytes:
+                event.data = done.data.copy()  # the object store's is read-only
+                return event
             self._ring.bytes[request.slot_offset : request.slot_offset + len(done.data)] = done.data
         elif event.status is Status.DONE and event.nbytes:
             event.status = Status.UNWANTED
@@ -592,7 +596,10 @@ class Host:
         slot, waits = self._flying.pop(event.chunk)
         done = Done(event, None, self._pool.counted())
         if isinstance(event, Reply):  # the slot of what is lost goes back from the pool
-            if event.status is Status.DONE and event.nbytes:
+            if event.data is not None:
+                done.data, event.data = event.data, None
+                self._ring.release(slot)
+            elif event.status is Status.DONE and event.nbytes:
                 done.data = self._ring.view(slot)[: event.nbytes]
                 if not self._ring.lend(slot, [done.data]):
                     done.data = done.data.copy()

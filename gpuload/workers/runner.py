@@ -3,7 +3,10 @@
 There are three steps: take the samples from the dataset and read the headers (`_read`); draw all decode regions at
 once (`_draw`); decode each region into the slot (`_fill_slot`, which calls `_draw` first). A sample that fails is
 recorded and left out; it never fails the chunk. From one chunk to the next only the decoder, the dataset, and collated
-batches that did not fit their slot are kept.
+batches that have to be done again are kept.
+
+A chunk that does not fit its slot goes to memory of its own (`Chunk.room`), so that no sample is read twice. Only one
+that may not have so much, or where the system has none, has to be done again.
 
 Images of one shape that lie in a file as rows of an array are copied without taking samples apart (`RowCopier`). What
 comes of such a chunk is the same, to the last bit. Only the work in Python for each sample is left out: for 256×256
@@ -14,8 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from io import FileIO
 from operator import itemgetter
 from time import perf_counter_ns as clock
 from typing import Any
@@ -24,13 +30,14 @@ import numpy as np
 
 from gpuload.datasets.files import limited
 from gpuload.datasets.kinds import image_rows, row_bytes
+from gpuload.datasets.memory import memory_file
 from gpuload.datasets.tree import Structure, flatten, transposed
 from gpuload.decode.options import device_rows
-from gpuload.errors import ErrorRecord, kinds_of, one_line
+from gpuload.errors import ErrorRecord, LimitError, kinds_of, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
-from gpuload.ring.ring import align
+from gpuload.ring.ring import align, map_file, standard_streams_taken
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import droppers
@@ -53,7 +60,7 @@ from gpuload.workers.source import Ended, Source
 __all__ = ["Chunk", "ChunkRunner"]
 
 NOTHING = contextlib.nullcontext()
-KEPT_BATCHES = 8  # collated, and waiting for a larger slot, which another worker may get
+KEPT_BATCHES = 8  # collated, and waiting to be done again in a larger slot, which another worker may get
 
 
 @dataclass(slots=True)
@@ -61,7 +68,8 @@ class Chunk:
     """A chunk in work: what is asked for, and what has become of it so far.
 
     Attributes:
-        request, slot: as for `ChunkRunner.run`, and so are `note` and `wanted`.
+        request, slot: as for `ChunkRunner.run`, and so are `note` and `wanted`. Once the chunk did not fit its slot,
+            `slot` is memory of its own, that of the `file`.
         samples: that were read, without those that failed since.
         columns: the samples, if they are plain data that need not be taken apart one by one.
         errors: the rows that failed, and how.
@@ -76,6 +84,7 @@ class Chunk:
     columns: Columns | None = None
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
     place: IterablePlace | None = None
+    file: FileIO | None = None
 
     def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
         """Record that the sample of a row failed; `source`: of its images, `place`: of the image that failed."""
@@ -87,17 +96,40 @@ class Chunk:
 
     def refusal(self, status: Status, nbytes: int = 0) -> Reply:
         """Return the reply that the chunk is not done."""
+        if self.file is not None:
+            self.file.close()
         return Reply(self.request.chunk, status, nbytes, b"")
 
+    def room(self, nbytes: int, used_bytes: int = 0) -> np.ndarray | None:
+        """Return memory for `nbytes` bytes: the slot or, if that is too small, memory of the chunk's own, to which the
+        first `used_bytes` are copied. None if the chunk may not have so much, or cannot."""
+        if nbytes <= len(self.slot):
+            return self.slot
+        size = self.request.spare_bytes  # the pages that are not written to cost nothing
+        if nbytes > size or self.file is not None:
+            return None
+        try:
+            with standard_streams_taken():
+                self.file = FileIO(memory_file("chunk", size), "r+")
+                os.posix_fallocate(self.file.fileno(), 0, nbytes)  # a lack of memory is an error here, not a SIGBUS
+                memory = map_file(self.file.fileno(), size)
+        except (OSError, LimitError):
+            return None
+        memory[:used_bytes] = self.slot[:used_bytes]
+        self.slot = memory
+        return memory
+
     def pack(self, columns: Columns, used_bytes: int = 0, *, keep_types: bool = False) -> Reply:
-        """Write columns to the slot after the `used_bytes` of its pixels, with the errors so far; return the reply."""
+        """Write columns behind the `used_bytes` of pixels, with the errors so far; return the reply."""
         columns.errors, columns.iterable = sorted(self.errors, key=itemgetter(0)), self.place
-        packed = write_content(columns, self.slot, used_bytes, inline_bytes=MAX_INLINE_BYTES, keep_types=keep_types)
+        larger = partial(self.room, used_bytes=used_bytes)
+        options: dict[str, Any] = {"inline_bytes": MAX_INLINE_BYTES, "keep_types": keep_types, "larger": larger}
+        packed = write_content(columns, self.slot, used_bytes, **options)
         if not packed.fits:
             return self.refusal(Status.TOO_LARGE, packed.nbytes)
         plain = bool(packed.meta) and columns.is_plain(len(self.request.positions))
         reply = self.request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at
-        return Reply(*reply, plain=plain)
+        return Reply(*reply, plain=plain, file=self.file)
 
 
 class ChunkRunner:
@@ -265,7 +297,7 @@ class ChunkRunner:
 
     def _collated(self, chunk: Chunk) -> Collated | None:
         """Return the batch from `collate_fn`; None if it is not called here. It is called only once, since it may
-        change the samples: a chunk that is done again in a larger slot gets the first result."""
+        change the samples: a chunk that has to be done again, in a larger slot, gets the first result."""
         request, samples = chunk.request, chunk.samples
         if not self._collates or not request.whole or not samples or chunk.errors or any(s.images for s in samples):
             return None
@@ -305,7 +337,7 @@ class ChunkRunner:
                 if not picture.sent:
                     height, width, channels = picture.shape
                     nbytes += align(height * width * channels, ALIGN)
-        if nbytes > len(chunk.slot):
+        if chunk.room(nbytes) is None:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
         at, due = sent_bytes, sent_bytes + FLUSH_BYTES
         before, start = start, clock()
@@ -416,7 +448,7 @@ class RowCopier:
         except Exception:  # the three steps find out of which sample it is
             return None
         nbytes = int(table["offset"][-1]) + align(int(table["shape"][-1].prod()), ALIGN)
-        if nbytes > len(chunk.slot):
+        if chunk.room(nbytes) is None:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
         counters.bytes_read += len(numbers) * images[0].nbytes
         counters.bytes_decoded += nbytes

@@ -247,6 +247,26 @@ def test_without_a_limit_only_the_ring_is_one():
     ring.close()
 
 
+def test_besides_a_full_ring_as_much_is_spare_as_it_has_or_the_machine_has_left(machine: Machine, monkeypatch):
+    monkeypatch.setattr(ring_module, "SPARE_S", -1.0)
+    machine.limit = 3 * machine.ring.ring_bytes + MARGIN_BYTES
+    assert machine.ring.spare_bytes() == machine.ring.ring_bytes
+    machine.limit = machine.ring.ring_bytes + MARGIN_BYTES + 1000
+    assert machine.ring.spare_bytes() == 1000
+    machine.write(machine.ring.acquire(4 << 20))  # of the limit and of the ring
+    assert machine.ring.spare_bytes() == 1000
+    machine.limit = 5 << 20
+    assert machine.ring.spare_bytes() == 0
+    ring = Ring(1 << 20)
+    assert ring.spare_bytes() == 1 << 20
+    ring.close()
+
+
+def test_what_is_spare_is_looked_up_once_in_a_while(machine: Machine):
+    assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
+    assert machine.asked == 1
+
+
 def test_what_is_moved_out_of_the_ring_leaves_its_slot_free(machine: Machine):
     slot = machine.write(machine.ring.acquire(1 << 20))
     copy = machine.ring.move_out(slot, 1000)

@@ -16,15 +16,17 @@ from gpuload.ring.packing import write_content
 from gpuload.ring.ring import GRANULE_BYTES, Ring
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
-from gpuload.workers.feed import Consumer, Feed
+from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
 class Engine:
     """Writes each sample's index into as many bytes as `sizes` says; `fate` may name another end for a request."""
 
-    def __init__(self, ring: Ring, sizes, fate=lambda request: None, capacity: int = 10**9, shuffle: int | None = None):
-        self.ring, self.sizes, self.fate, self.capacity = ring, sizes, fate, capacity
+    def __init__(
+        self, ring: Ring, sizes, fate=lambda request: None, capacity=10**9, shuffle: int | None = None, spares=False
+    ):
+        self.ring, self.sizes, self.fate, self.capacity, self.spares = ring, sizes, fate, capacity, spares
         self.queue: deque[Request] = deque()
         self.seen: list[Request] = []
         self.wanted_from = 0
@@ -63,10 +65,12 @@ class Engine:
         return self.fate(request) or [self.do(request)]
 
     def do(self, request: Request) -> Reply:
-        sizes = [self.sizes[index] for index in request.indices]
-        if sum(sizes) > request.slot_bytes:
-            return Reply(request.chunk, Status.TOO_LARGE, sum(sizes), b"")
+        sizes, data = [self.sizes[index] for index in request.indices], None
         slot = self.ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
+        if sum(sizes) > request.slot_bytes:
+            if not self.spares or sum(sizes) > request.spare_bytes:
+                return Reply(request.chunk, Status.TOO_LARGE, sum(sizes), b"")
+            slot = data = np.empty(sum(sizes), np.uint8)
         offsets = np.cumsum([0, *sizes])
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
@@ -77,7 +81,7 @@ class Engine:
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.fits:
             return Reply(request.chunk, Status.TOO_LARGE, packed.nbytes, b"")
-        return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at)
+        return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at, data=data)
 
 
 def batches(n: int, size: int, epoch: int = 0):
@@ -122,14 +126,16 @@ def expected(n: int, size: int) -> list[list[int]]:
     ahead=st.integers(1, 4),
     granules=st.integers(2, 40),
     seed=st.integers(0, 2**32 - 1),
+    spares=st.booleans(),
 )
 def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunks(
-    n, size, chunk, ahead, granules, seed
+    n, size, chunk, ahead, granules, seed, spares
 ):
     rng = np.random.default_rng(seed)
     ring = Ring(granules * GRANULE_BYTES)
     sizes = {7 * p: int(rng.integers(1, 2 * GRANULE_BYTES)) for p in range(n)}
-    feed = Feed(Engine(ring, sizes, capacity=3, shuffle=seed), ring, chunk_size=chunk, ahead=ahead)
+    engine = Engine(ring, sizes, capacity=3, shuffle=seed, spares=spares)
+    feed = Feed(engine, ring, chunk_size=chunk, ahead=ahead)
     feed.begin(batches(n, size))
     assert drain(feed) == expected(n, size)
     assert ring.slot_bytes <= ring.ring_bytes
@@ -139,7 +145,8 @@ def test_every_batch_is_whole_in_order_and_right_whatever_the_ring_and_the_chunk
 
 def make(sizes=None, *, ring_bytes=1 << 22, fate=lambda request: None, **options) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
-    engine = Engine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, options.pop("capacity", 10**9))
+    own = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
+    engine = Engine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, **own)
     return Feed(engine, ring, **{"chunk_size": 4, "ahead": 2, **options}), engine
 
 
@@ -213,6 +220,69 @@ def test_slots_that_come_back_later_are_used_again_before_the_ring_grows():
         ended.append(batch)
         most = max(most, feed.ring.slots)
     assert most <= 10
+
+
+def in_own_memory(batches) -> list[int]:
+    return [part.used_bytes for batch in batches for part in batch.parts if part.data is not None and not part.slot]
+
+
+def test_what_does_not_fit_its_slot_is_taken_as_it_comes_and_later_slots_are_larger():
+    def fate(request):
+        own = sum(in_own_memory(feed.batches)) + sum(asked.spare_bytes for asked in [*engine.queue, request])
+        assert own <= feed.ring.ring_bytes
+
+    small = FIRST_CHUNKS * 4  # samples: their chunks say what slots are needed
+    sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
+    feed, engine = make(sizes, ring_bytes=64 << 20, spares=True, fate=fate)
+    feed.begin(batches(small + 80, 8))
+    in_slots, free = [], []
+    for indices in expected(small + 80, 8):
+        batch = feed.take()
+        assert batch is not None
+        assert read(feed, batch) == indices
+        in_slots.append(not in_own_memory([batch]))
+        feed.release(batch)
+        free.append(all(part.data is None for part in batch.parts))
+    assert in_slots == [True] * (small // 8) + [False, False] + [True] * 8
+    assert all(free)
+    assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
+    assert feed.take() is None
+    assert feed.ring.used_bytes == 0
+
+
+def test_a_chunk_may_take_an_equal_part_of_a_rings_bytes_and_more_is_done_again_in_a_larger_slot():
+    sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
+    feed, engine = make(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
+    feed.begin(batches(16, 8))
+    assert drain(feed) == expected(16, 8)
+    assert {request.spare_bytes for request in engine.seen} == {2 << 20}
+    again = [list(request.indices) for request in engine.seen][4:]
+    assert again == [[56, 63, 70, 77], [84, 91, 98, 105]]
+    assert [request.slot_bytes >= 2_400_000 for request in engine.seen] == [False] * 4 + [True] * 2
+
+
+def test_what_is_in_memory_of_its_own_and_cannot_be_unpickled_fails_and_gives_its_slot_back_once():
+    def fate(request):
+        return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=np.zeros(10, np.uint8))]
+
+    feed, _ = make(fate=fate)
+    feed.begin(batches(8, 8))
+    batch = feed.take()
+    assert batch is not None
+    assert len(batch.errors) == 8
+    assert "(while it was unpickled in the main process)" in batch.errors[0].cause
+    feed.release(batch)
+    assert feed.ring.used_bytes == 0
+
+
+def test_memory_of_chunks_that_nobody_wants_any_more_is_dropped():
+    feed, _ = make(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True)
+    feed.begin(batches(80, 8))
+    feed.pump(0)
+    feed.abandon()
+    while not feed.idle():
+        feed.pump(0)
+    assert feed.ring.used_bytes == 0
 
 
 def test_a_full_queue_loses_nothing():

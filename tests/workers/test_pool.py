@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -42,11 +44,11 @@ class Team:
         if forked:
             wait_until(lambda: self.pool.gather(0.01) or len(self.pool.pids) == workers, "workers are forked")
 
-    def ask(self, chunk: int, indices) -> None:
+    def ask(self, chunk: int, indices, **options) -> None:
         slot = self.ring.acquire(1 << 20)
         self.slots[chunk] = slot
         indices = np.asarray(indices, np.int64)
-        request = Request(chunk, 0, slot.offset, slot.capacity_bytes, indices, indices)
+        request = Request(chunk, 0, slot.offset, slot.capacity_bytes, indices, indices, **options)
         assert self.pool.submit(request)
 
     def wait(self, count: int, kinds=Reply) -> list:
@@ -57,7 +59,8 @@ class Team:
         return found
 
     def content(self, reply: Reply):
-        return read_content(self.ring.view(self.slots[reply.chunk]), reply.meta, reply.meta_at)
+        memory = self.ring.view(self.slots[reply.chunk]) if reply.data is None else reply.data
+        return read_content(memory, reply.meta, reply.meta_at)
 
     def values(self, indices, chunk: int = 1) -> list:
         """What the dataset gives for these indices, in the worker."""
@@ -233,6 +236,99 @@ def test_what_does_not_fit_the_slot_is_not_written_and_the_need_is_told(team):
     team_.ask(1, [0])
     [reply] = team_.wait(1)
     assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
+
+
+OWN = "memfd:gpuload-chunk"  # memory of a chunk that does not fit its slot
+
+
+def large(index):
+    return np.full((1100, 1000, 3), index, np.uint8)
+
+
+def pixels(team_, reply) -> list[np.ndarray]:
+    """The bytes of each image of a chunk in memory of its own."""
+    [column] = team_.content(reply).images
+    return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
+
+
+def owned(pid: int | str = "self") -> int:
+    """How often a process has such memory open or mapped."""
+    links = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # listdir's own
+            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return sum(OWN in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(OWN)
+
+
+def test_what_does_not_fit_the_slot_comes_in_memory_of_its_own_and_leaves_nothing(team):
+    team_ = team(Calls(large))
+    for chunk in range(1, 31):
+        team_.ask(chunk, [chunk, 100], spare_bytes=8 << 20)
+        [reply] = team_.wait(1)
+        assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
+        first, second = pixels(team_, reply)
+        assert (first == chunk).all()
+        assert (second == 100).all()
+        assert not team_.ring.view(team_.slots[chunk]).any()
+        team_.ring.release(team_.slots[chunk])
+    assert owned() > 0
+    del reply, first, second
+    assert owned() == 0
+    assert owned(*team_.pool.pids) == 0
+
+
+def test_memory_that_comes_with_a_reply_that_nobody_waits_for_is_free(team):
+    team_ = team(Calls(large))
+    team_.ask(1, [1, 2], spare_bytes=8 << 20)
+    del team_.pool._flying[1]  # as if it had been declared lost
+    team_.ask(2, [3])
+    assert [reply.chunk for reply in team_.wait(1)] == [2]
+    assert owned() == 0
+
+
+def test_a_worker_that_is_killed_while_it_has_memory_of_its_own_loses_its_chunk_and_nothing_else(team, tmp_path):
+    def dies_once(index):
+        import os
+        import signal
+
+        from gpuload.workers import runner
+
+        def map_file(fd, nbytes, real=runner.map_file):
+            memory = real(fd, nbytes)
+            memory[: 1 << 20] = 255
+            if not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return memory
+
+        runner.map_file = map_file
+        return np.full((1100, 1000, 3), index, np.uint8)
+
+    team_ = team(Calls(dies_once))
+    team_.ask(1, [3, 4], spare_bytes=8 << 20)
+    [lost] = team_.wait(1, Lost)
+    assert (lost.chunk, lost.outside) == (1, True)
+    assert not team_.ring._busy
+    assert owned() == 0
+    team_.ask(2, [3, 4], spare_bytes=8 << 20)
+    [reply] = team_.wait(1)
+    assert [set(image) for image in pixels(team_, reply)] == [{3}, {4}]
+
+
+def test_where_this_process_has_too_many_files_open_a_larger_slot_is_asked_for(team):
+    team_ = team(Calls(large))
+    wait_until(lambda: team_.pool.gather(0.01) or team_.pool.ready, "the worker is ready")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        team_.ask(1, [1], spare_bytes=8 << 20)
+        [reply] = team_.wait(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert reply == Reply(1, Status.TOO_LARGE, 3_300_032, b"")
+    assert team_.pool.deaths.causes == []
 
 
 def test_unwanted_chunks_end_at_the_next_sample(team, tmp_path):

@@ -18,6 +18,7 @@ from workers.cluster import Cluster, RayError
 import gpuload as gl
 from gpuload.ring.ring import GRANULE_BYTES
 from gpuload.workers import ray as module
+from gpuload.workers.feed import Feed
 from gpuload.workers.ray import Host
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -277,6 +278,28 @@ def test_slots_on_the_other_machine_come_back_and_each_worker_has_two_chunks_at_
         [actor] = cluster.actors
         assert actor.host._ring.slots <= 4
         assert not actor.host._flying
+
+
+def test_what_does_not_fit_its_slot_comes_as_it_is_and_is_read_once(cluster, monkeypatch):
+    monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: pytest.fail(f"done again: {need_bytes} bytes"))
+    pictures = [(np.full((600, 600, 3), number, np.uint8), number) for number in range(40)]
+    whole = cluster.get
+
+    def get(call):
+        result = whole(call)
+        assert getattr(getattr(result, "event", None), "data", None) is None  # it would be sent a second time
+        return result
+
+    monkeypatch.setattr(cluster, "get", get)
+    with loader(pictures, count=2, per_actor=2) as loader_:
+        for _ in range(2):
+            for images, labels in loader_:
+                assert images.amin((1, 2, 3)).tolist() == images.amax((1, 2, 3)).tolist() == labels.tolist()
+        [actor] = cluster.actors
+        assert not actor.host._flying
+        actor.host._ring.collect()
+        assert actor.host._ring.used_bytes == 0
+        assert loader_._session.ring.used_bytes == 0
 
 
 def test_what_is_shared_with_this_machines_processes_is_refused(cluster):

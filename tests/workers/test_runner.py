@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
 import numpy as np
 import pytest
+from descriptors import descriptors
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.decode import Decode
+from gpuload.errors import LimitError
 from gpuload.ring.packing import read_content
 from gpuload.transforms import Chain
+from gpuload.workers import runner as module
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import ChunkRunner
@@ -44,7 +48,7 @@ def runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
     return made[0], made[1]
 
 
-def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, wanted: bool = True):
+def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int = 0, wanted: Any = lambda: True):
     slot, noted = np.full(room, 255, np.uint8), []
     request = Request(
         chunk=3,
@@ -55,8 +59,9 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, wanted: bool
         slot_offset=0,
         slot_bytes=room,
         whole=False,
+        spare_bytes=spare,
     )
-    return runner.run(request, slot, noted.append, lambda: wanted), slot, noted
+    return runner.run(request, slot, noted.append, wanted), slot, noted
 
 
 def content_of(reply: Reply, slot: np.ndarray) -> list[Any]:
@@ -135,8 +140,70 @@ def test_a_slot_that_is_too_small_and_a_chunk_that_is_not_wanted(tmp_path):
     rows, ordinary = runners(stored(tmp_path))
     assert done(rows, IN_ORDER, room=1000)[0] == done(ordinary, IN_ORDER, room=1000)[0]
     assert done(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
-    assert done(rows, IN_ORDER, wanted=False)[0] == done(ordinary, IN_ORDER, wanted=False)[0]
-    assert done(rows, IN_ORDER, wanted=False)[0].status is Status.UNWANTED
+    unwanted = {"wanted": lambda: False}
+    assert done(rows, IN_ORDER, **unwanted)[0] == done(ordinary, IN_ORDER, **unwanted)[0]
+    assert done(rows, IN_ORDER, **unwanted)[0].status is Status.UNWANTED
+
+
+def own_files() -> int:
+    """How many files this process has open that are memory of a chunk."""
+    return sum("gpuload-chunk" in name for _, name in descriptors())
+
+
+@pytest.mark.parametrize("ordinary", [False, True], ids=["rows", "three steps"])
+@pytest.mark.parametrize(
+    ("labels", "room"),
+    [
+        (range(COUNT), 1000),
+        (np.arange(512.0 * COUNT).reshape(COUNT, 512), 1000),
+        (np.arange(512.0 * COUNT).reshape(COUNT, 512), 4000),
+        ([f"{number}" * 20_000 for number in range(COUNT)], 4000),
+    ],
+    ids=["pixels", "pixels, then a block", "a block behind the pixels", "a long description behind the pixels"],
+)
+def test_what_does_not_fit_the_slot_is_in_memory_of_its_own(tmp_path, labels, room, ordinary):
+    runner = runners(stored(tmp_path, labels=labels))[ordinary]
+    expected, roomy, _ = done(runner, IN_ORDER, room=1 << 18)
+    reply, _, noted = done(runner, IN_ORDER, room=room, spare=expected.nbytes)
+    assert reply.file is not None
+    reply.map(reply.file)
+    assert content_of(reply, reply.data) == content_of(expected, roomy)
+    assert len(reply.data) == reply.nbytes == expected.nbytes > room
+    assert noted == list(range(4)) * (1 + ordinary)
+    refused = done(runner, IN_ORDER, room=room, spare=expected.nbytes - 1)[0]
+    assert (refused.status, refused.nbytes <= expected.nbytes) == (Status.TOO_LARGE, True)
+    del reply
+    assert own_files() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("memory_file", LimitError("a sandbox has no memfd")),
+        ("memory_file", OSError(errno.EMFILE, "too many open files")),
+        ("os.posix_fallocate", OSError(errno.ENOMEM, "no memory")),
+        ("map_file", OSError(errno.ENOMEM, "no addresses")),
+    ],
+)
+def test_where_there_is_no_such_memory_a_larger_slot_is_asked_for(tmp_path, monkeypatch, name, error):
+    def refuse(*args):
+        raise error
+
+    runner, _ = runners(stored(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{module.__name__}.{name}", refuse)
+        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20)[0]
+    assert reply == Reply(3, Status.TOO_LARGE, 1280, b"")
+    assert own_files() == 0
+
+
+def test_memory_of_a_chunk_that_is_not_wanted_any_more_is_free(tmp_path):
+    rows, ordinary = runners(stored(tmp_path))
+    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # at the first row that is written
+        wanted = iter(answers)
+        reply = done(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
+        assert reply.status is Status.UNWANTED
+        assert own_files() == 0
 
 
 def test_a_file_that_is_written_to_is_an_error_of_each_sample(tmp_path):

@@ -1,0 +1,138 @@
+"""A sample is read once, also while it is not known yet how large samples are."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dataloader.common import alike
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.workers import feed as module
+from gpuload.workers.feed import Feed, SlotSize
+
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.processes]
+
+COUNT = 26
+
+
+class Noting:
+    """Notes in a file, which processes share, each sample that is made."""
+
+    def __init__(self, make: Any, path: Path) -> None:
+        self.make, self.path = make, str(path)
+
+    def read(self, index: int) -> Any:
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, b"%d\n" % index)
+        os.close(file)
+        return self.make(index)
+
+    def noted(self) -> list[int]:
+        numbers = sorted(map(int, Path(self.path).read_text().split()))
+        os.unlink(self.path)
+        return numbers
+
+
+class Mapped(Noting):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index)
+
+
+class Batched(Mapped):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self.read(index) for index in indices]
+
+
+class Streamed(Noting, IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.read(index) for index in range(first, COUNT, step))
+
+
+def photograph(index: int) -> Any:
+    return gl.Image(np.random.default_rng(index).integers(0, 256, (500, 500, 3), np.uint8)), index
+
+
+def array(index: int) -> Any:
+    return np.full(200_000, index, np.float32), index
+
+
+def both(index: int) -> Any:
+    """The pixels of a chunk fit its slot, but not what comes behind them."""
+    return gl.Image(np.full((300, 300, 3), index, np.uint8)), np.full((index % 3 + 1) * 60_000, index, np.float32)
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "images": (Mapped, photograph, {}),
+    "crops of images": (Mapped, photograph, {"transforms": [T.RandomCrop(400)]}),
+    "arrays": (Mapped, array, {}),
+    "arrays, several at a time": (Batched, array, {}),
+    "images, and arrays of any length": (Mapped, both, {"collate_fn": list}),
+    "a collate_fn": (Mapped, array, {"collate_fn": default_collate}),
+    "a collate_fn for images": (Mapped, photograph, {"collate_fn": default_collate}),
+    "long texts": (Mapped, lambda index: f"{index:02}" * 300_000, {}),
+    "a stream": (Streamed, array, {}),
+    "a stream of images": (Streamed, photograph, {}),
+    "a stream with a collate_fn": (Streamed, array, {"collate_fn": default_collate}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_each_sample_is_read_once_in_the_first_epoch_too(name, workers, tmp_path, monkeypatch):
+    """And is what it is where slots are large enough from the start."""
+    kind, make, options = CASES[name]
+    dataset, found = kind(make, tmp_path / "noted"), []
+    enlarged = []
+    monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: enlarged.append(need_bytes))
+    shuffle = {} if kind is Streamed else {"shuffle": True}
+    for size in (SlotSize, partial(SlotSize, guess_bytes=4 << 20)):
+        monkeypatch.setattr(module, "SlotSize", size)
+        with gl.Loader(dataset, 8, num_workers=workers, device="cpu", seed=3, **shuffle, **options) as loader:
+            found.append(list(loader))
+            assert dataset.noted() == list(range(COUNT))
+    assert alike(*found)
+    assert enlarged == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Mapped, Streamed])
+def test_what_may_not_have_so_much_memory_of_its_own_is_done_again_and_right(kind, workers, tmp_path, monkeypatch):
+    enlarged, enlarge = [], Feed._enlarge
+    monkeypatch.setattr(Feed, "_enlarge", lambda *args: enlarged.append(args) or enlarge(*args))
+    dataset = kind(array, tmp_path / "noted")
+    with gl.Loader(dataset, 8, num_workers=workers, device="cpu", chunk_size=4, ring_bytes=6 << 20) as loader:
+        found = {int(label): row for rows, labels in loader for row, label in zip(rows, labels, strict=True)}
+    assert sorted(found) == list(range(COUNT))
+    assert all((row == label).all() for label, row in found.items())
+    assert enlarged
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_descriptors_and_mappings_are_as_before_after_many_of_them(workers, tmp_path, monkeypatch):
+    """Slots stay as small as they were first guessed."""
+    monkeypatch.setattr(SlotSize, "expect", lambda size, nbytes, rows: None)
+    dataset, counts = Mapped(array, tmp_path / "noted"), []
+
+    def count() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:gpuload-chunk")
+
+    with gl.Loader(dataset, 8, num_workers=workers, device="cpu") as loader:
+        for _ in range(8):
+            for _ in loader:
+                pass
+            counts.append(count())
+    assert dataset.noted() == sorted([*range(COUNT)] * 8)
+    assert counts == [(counts[0][0], 0)] * 8
