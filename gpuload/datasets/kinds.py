@@ -27,6 +27,7 @@ LOADERS: Final = {  # by module and name: what makes batches
 }
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
+TORCH: Final = "torch.utils.data.dataset"
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
@@ -53,32 +54,27 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def draws_nothing(dataset: Any) -> bool:
-    """Whether no generator has to be seeded for it: an array, tensor, list or dict of samples, a dataset of gpuload's
-    own, or one of torch's that only looks into such."""
-    if type(dataset) in STORED or is_plain_tensor(type(dataset)):
+def draws_nothing(dataset: Any, *, stored: bool = True) -> bool:
+    """Whether no generator has to be seeded for it: a dataset of gpuload's own, or one of torch's that only looks into
+    such or into tensors; with `stored` also an array, tensor, list or dict of samples."""
+    if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
         return True
-    module = type(dataset).__module__
-    if module in AROUND:
-        return draws_nothing(dataset.dataset)
+    module, name = type(dataset).__module__, type(dataset).__name__
+    if module in AROUND or (module, name) == (TORCH, "Subset"):
+        return draws_nothing(dataset.dataset, stored=stored)
+    if (name == "Joined" and module == "gpuload.datasets.joined") or (module, name) == (TORCH, "ConcatDataset"):
+        return all(draws_nothing(part, stored=stored) for part in dataset.datasets)
     if module.startswith("gpuload.datasets"):
-        if type(dataset).__name__ == "Joined":
-            return all(map(draws_nothing, dataset.datasets))
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
-    if module == "torch.utils.data.dataset":
-        name = type(dataset).__name__
-        if name == "Subset":
-            return draws_nothing(dataset.dataset)
-        if name in ("ConcatDataset", "StackDataset"):
-            inner = dataset.datasets
-            return all(map(draws_nothing, inner.values() if isinstance(inner, dict) else inner))
-        return name == "TensorDataset"
-    return False
+    if (module, name) == (TORCH, "StackDataset") and stored:
+        parts = dataset.datasets
+        return all(map(draws_nothing, parts.values() if isinstance(parts, dict) else parts))
+    return (module, name) == (TORCH, "TensorDataset")
 
 
 def fetches_many(dataset: Any) -> bool:
     """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside."""
-    if type(dataset).__module__ == "torch.utils.data.dataset":
+    if type(dataset).__module__ == TORCH:
         if type(dataset).__name__ == "Subset":
             return fetches_many(dataset.dataset)
         if type(dataset).__name__ == "StackDataset":
@@ -155,9 +151,6 @@ def image_rows(dataset: Any, numbers: list[int]) -> np.ndarray | None:
 
 def is_iterable(dataset: Any) -> bool:
     """Whether it is torch's `IterableDataset`, or has `__iter__` and no `__getitem__`."""
-    if any(
-        cls.__module__ == "torch.utils.data.dataset" and cls.__name__ == "IterableDataset"
-        for cls in type(dataset).__mro__
-    ):
+    if any(cls.__module__ == TORCH and cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

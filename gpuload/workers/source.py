@@ -55,7 +55,8 @@ class Source:
     Args:
         dataset: the user's, in this process.
         seed: the loader's.
-        learns: as for `Seeding`.
+        learns: leave out seeding that the dataset does not need. Without it, whoever draws on from the last sample
+            goes on from its seed.
 
     Attributes:
         seeding: seeds the global generators before each sample; None: the dataset draws nothing.
@@ -67,7 +68,7 @@ class Source:
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
         self._dataset = dataset
         self._seed = seed
-        self.seeding = None if draws_nothing(dataset) else Seeding(seed, learns=learns)
+        self.seeding = None if draws_nothing(dataset, stored=learns) else Seeding(seed, learns=learns)
         self._many = fetches_many(dataset)
         self.counters = Counters()
         self._without_torch = "torch" not in sys.modules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 import numpy as np
 import pytest
@@ -66,6 +67,19 @@ def test_in_workers_it_is_the_same(chunk_size):
     options = {"batch_size": 4, "collate_fn": all_of_them}
     expected = torch_batches(Made(all_samples), **options)
     assert alike(gpuload_batches(Made(all_samples), num_workers=1, chunk_size=chunk_size, **options), expected)
+
+
+def masked(samples):
+    return samples, torch.rand(2).tolist(), random.random()
+
+
+@pytest.mark.processes
+def test_a_collate_fn_draws_on_from_the_last_sample_of_a_list_too():
+    """As for any dataset that may draw itself, though the samples of a list cannot."""
+    expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
+    assert gpuload_batches(Made(int, 64), 16, collate_fn=masked) == expected
+    assert gpuload_batches(list(range(64)), 16, collate_fn=masked, num_workers=2, chunk_size=16) == expected
+    assert len({numbers for _, _, numbers in expected}) == 4
 
 
 @pytest.mark.processes
