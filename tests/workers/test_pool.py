@@ -69,7 +69,7 @@ class Team:
         content = self.content(reply)
         assert not content.errors, content.errors[0][1]
         [column] = content.values.values()
-        return column.values
+        return list(column.values)
 
     def close(self):
         self.pool.close()
