@@ -76,6 +76,14 @@ def test_nothing_shows_in_tracebacks_or_remains(clock):
     assert importlib._bootstrap._find_and_load is before
 
 
+def test_a_python_that_imports_in_another_way_is_not_measured(clock, monkeypatch):
+    monkeypatch.setattr("gpuload.workers.start.importlib", SimpleNamespace(_bootstrap=SimpleNamespace()))
+    stopwatch = Stopwatch(lambda: clock.now)
+    with stopwatch.running():
+        clock.now += 1
+    assert Start.unpack(stopwatch.pack(), started_at=0.0) == Start()
+
+
 def test_what_it_says():
     start = Start(9.0, 0.25, {"torchvision": 4.0, "torch": 3.0, "own": 0.5, "yaml": 0.25, "re": 0.001}, 0.125)
     assert start.describe() == (
