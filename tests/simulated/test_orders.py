@@ -17,6 +17,7 @@ from simulated.runtime import SimulatedCuda, simulated
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.workers.feed import Feed
 
 CHAIN = [T.RandomCrop(12), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
@@ -132,6 +133,20 @@ def test_slots_that_grow_are_locked_and_unlocked(policy):
     assert_equal(found.values, on_cpu(given))
     assert found.hidden == []
     assert found.locked_ranges == 0
+
+
+@pytest.mark.parametrize("policy", DIRECTED)
+def test_chunks_of_the_first_batches_in_memory_of_their_own(policy, monkeypatch):
+    """Which is not locked: as of what was moved out of the ring, the host waits for its copies."""
+    own, store = [], Feed._store_result
+    monkeypatch.setattr(Feed, "_store_result", lambda *args: own.append(args[-1].data is not None) or store(*args))
+    rng = np.random.default_rng(1)
+    large = [(rng.integers(0, 256, (360, 340, 3), np.uint8), n) for n in range(24)]
+    given = options(dataset=large, transforms=CHAIN[1:])
+    expected = on_cpu(given)
+    own.clear()
+    assert_equal(on_device(given, policy).values, expected)
+    assert 0 < sum(own) < len(own)
 
 
 @pytest.mark.parametrize("policy", DIRECTED)
