@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import lacking
 import pytest
+
+import gpuload
 
 LIMIT_S = 120.0
 
@@ -239,7 +242,23 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(succeed, seed):
 
 
 FIRST_OF_ALL = """
-import logging, os, signal, subprocess, sys, time
+import logging, os, signal, sys, time
+
+assert os.getpid() == 1
+told, tells = os.pipe()
+waits, go = os.pipe()
+if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(waits, 1)
+        os._exit(7)
+    os.write(tells, str(child).encode())
+    os._exit(0)
+os.wait()
+os.close(go)
+orphan = int(os.read(told, 20))  # it is this process's child by now, and ends
+
 import gpuload as gl
 import torch
 
@@ -255,10 +274,7 @@ def children(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
 
-assert os.getpid() == 1
 logging.disable()
-shell = subprocess.Popen(["sh", "-c", "sh -c 'exit 7' & echo $!"], stdout=subprocess.PIPE, text=True)
-orphan = int(shell.communicate()[0])
 while state(orphan) != "Z":
     time.sleep(0.002)
 waitid, refused = os.waitid, []
@@ -300,5 +316,6 @@ def test_the_first_process_of_a_container_reaps_its_own_alone():
     if tried.returncode:
         lacking.skip("a PID namespace", tried.stderr.strip())
     command = [*space, sys.executable, "-c", FIRST_OF_ALL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    folder = Path(gpuload.__file__).parent.parent
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder)
     assert (done.stdout, done.stderr, done.returncode) == ("good\n", "", 0)
