@@ -54,7 +54,7 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-def draws_nothing(dataset: Any, *, stored: bool = True) -> bool:
+def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
     """Whether no generator has to be seeded for it: a dataset of gpuload's own, or one of torch's that only looks into
     such or into tensors; with `stored` also an array, tensor, list or dict of samples."""
     if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
@@ -68,7 +68,7 @@ def draws_nothing(dataset: Any, *, stored: bool = True) -> bool:
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     if (module, name) == (TORCH, "StackDataset") and stored:
         parts = dataset.datasets
-        return all(map(draws_nothing, parts.values() if isinstance(parts, dict) else parts))
+        return all(draws_nothing(part, stored=True) for part in (parts.values() if isinstance(parts, dict) else parts))
     return (module, name) == (TORCH, "TensorDataset")
 
 
