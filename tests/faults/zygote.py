@@ -147,7 +147,12 @@ def children(pid="self"):
 
 def templates():
     """Those of the child processes that workers are forked from."""
-    return [pid for pid in children() if "template" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+    found = []
+    for pid in children():
+        with contextlib.suppress(OSError):  # it has ended
+            if "template" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
+    return found
 
 
 def workers():
