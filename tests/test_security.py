@@ -63,6 +63,9 @@ ALLOWED = {
     ("loader/state.py", "_unpacked", "pickle.loads"): "states of the user's own dataset, from this program's workers",
     ("workers/source.py", "__init__", "pickle.loads"): "the same, and those of load_state_dict, packed by the parent",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's own sampler, sent by the parent",
+    ("workers/pool.py", "_greet", "marshal.loads"): "the hello of a worker of ours",
+    ("workers/start.py", "unpack", "marshal.loads"): "what an interpreter of ours measured of its start",
+    ("datasets/arrow_rows.py", "load", "pickle.Unpickler"): "the user's own dataset, packed by the parent in a job",
     ("workers/job.py", "_spans", "marshal.loads"): "where the parent put the parts of a job in that memfd",
     ("workers/job.py", "<module>", "pickle.Unpickler"): "the user's own dataset, from the parent's memfd",
     (

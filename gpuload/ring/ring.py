@@ -293,6 +293,17 @@ class Ring:
             self._spare_since = now
         return self._spare_bytes
 
+    def move_in(self, data: np.ndarray) -> Slot | None:
+        """Return a slot with these bytes, uint8, if slots are page-locked: other memory is copied to the device while
+        the program waits. None: they stay where they are, or there is no room."""
+        slot = None
+        if self.on_new is not None and len(data) <= self.ring_bytes:
+            with contextlib.suppress(LimitError):
+                slot = self.acquire(len(data))
+        if slot is not None:
+            self.view(slot)[: len(data)] = data
+        return slot
+
     def view(self, slot: Slot) -> np.ndarray:
         """Return the slot's memory as a flat uint8 array."""
         return self.bytes[slot.offset : slot.offset + slot.capacity_bytes]

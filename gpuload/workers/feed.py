@@ -358,12 +358,14 @@ class Feed:
         """Take over the slot, or the memory of its own, and the description of a chunk that is done, and learn from its
         size."""
         rows, content = len(part.positions), reply.content
-        if reply.data is None:
-            part.slot, data = slot, self.ring.view(slot)[: reply.nbytes]
-        else:
-            part.slot, data = None, reply.data
+        part.slot, data = slot, reply.data
+        if data is not None:
             self.ring.release(slot)
             self._slot_size.expect(reply.nbytes, rows)
+            part.slot = self.ring.move_in(data)
+        if part.slot is not None:
+            data = self.ring.view(part.slot)[: reply.nbytes]
+        assert data is not None
         if reply.plain and not self._awaited:  # read later, if ever
             part.description = reply.meta
         else:
@@ -372,7 +374,7 @@ class Feed:
                 part.content = content
             except Exception as error:  # raised by an object of the user's while it is unpickled
                 if part.slot is not None:
-                    self.ring.release(slot)
+                    self.ring.release(part.slot)
                     part.slot = None
                 self._fail(part, f"{type(error).__name__}: {error} (while it was unpickled in the main process)")
                 return

@@ -132,7 +132,8 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed):
         before = left()
         whole()
         assert len(forks) == 22
-        assert pool().deaths.causes == ["killed by SIGKILL"] * 20, pool().deaths.causes
+        causes = pool().deaths.causes  # some have had the time to take a chunk
+        assert len(causes) == 20 and all(cause.startswith("killed by SIGKILL") for cause in causes), causes
         loader.close()
         assert left() == before
     """)

@@ -283,6 +283,18 @@ def test_what_memory_will_not_suffice_for_is_not_moved_out(machine: Machine):
     assert machine.ring.move_out(slot, 2 << 20).nbytes == 2 << 20
 
 
+def test_what_came_in_other_memory_moves_in_where_slots_are_page_locked(machine: Machine):
+    data, locked = np.arange(200, dtype=np.uint8), []
+    assert machine.ring.move_in(data) is None  # they are not
+    machine.ring.on_new = locked.append
+    slot = machine.ring.move_in(data)
+    assert locked == [slot]
+    assert machine.ring.view(slot)[:200].tolist() == data.tolist()
+    machine.write(machine.ring.acquire(7 << 20))
+    assert machine.ring.move_in(np.zeros(4 << 20, np.uint8)) is None  # no memory
+    assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # no room
+
+
 # -- on_collected ----------------------------------------------------------------------------------------------------
 
 
