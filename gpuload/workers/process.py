@@ -199,7 +199,8 @@ class Process:
             try:
                 self._process = start(theirs.fileno(), lifeline_theirs, self._stacks)
                 undo.callback(self._process.close)
-                arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
+                with contextlib.suppress(ProcessLookupError):  # it has died, of which its pidfd tells
+                    arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
             except OSError as error:
                 raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
             finally:
