@@ -31,7 +31,9 @@ chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and 
 Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and has imported what
 the dataset needs; until it is ready, workers are *due*. Where it says that it cannot be forked, or ends by itself
 before it is ready, each worker is an interpreter of its own. One that dies later is replaced, which counts as a death;
-its workers go on, and those that it was not yet forked for are due again.
+its workers go on, and those that it was not yet forked for are due again. If it dies before it can tell of a worker that
+it has forked, that worker is in no team, but may have taken a chunk: it is waited for until it has ended, and then its
+queue is looked through as after a death.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
 workers: it closes its copies of the descriptors.
@@ -170,6 +172,7 @@ class WorkerPool(RestartingEngine):
         # Lost chunks, each with the workers that may have it all the same.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
         self._taken_back: list[Request] = []  # in flight, and on no queue
+        self._to_audit: list[Queue] = []  # a worker that was never in the team may have taken a chunk there
         self._team: dict[int, WorkerProcess] = {}
         self._template: Template | None = None  # none: workers have interpreters of their own
         self._due: dict[int, bool] = {}  # workers to be started once the template is ready, and whether these are added
@@ -352,8 +355,10 @@ class WorkerPool(RestartingEngine):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
                 except TemplateLost:  # it is due until there is another
+                    self._note_lost_fork(number, queue)
                     return
                 except (WorkerError, OSError) as error:
+                    self._note_lost_fork(number, queue)
                     del self._due[number]
                     if not added:
                         raise
@@ -363,6 +368,11 @@ class WorkerPool(RestartingEngine):
                 self._team[number] = worker
                 worker.queue, worker.added = queue, added
                 self._register(worker)
+
+    def _note_lost_fork(self, number: int, queue: Queue) -> None:
+        """A worker may have been forked, and may have taken a chunk, of which nobody was told before it ended."""
+        self._board.clear(number)
+        self._to_audit.append(queue)
 
     def _register(self, process: WorkerProcess | Template) -> None:
         for fd in process.descriptors:
@@ -432,6 +442,8 @@ class WorkerPool(RestartingEngine):
                 (self._replace if has_ended else self._drain)(process, events)
             elif process is self._template:
                 (self._replace_template if has_ended else self._hear)(process)
+        while self._to_audit:
+            self._audit(self._to_audit.pop(), events)
         if time.monotonic() - self._looked_at > self._look_every_s:
             self._looked_at = time.monotonic()
             self._look()

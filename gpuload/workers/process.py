@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,8 @@ class Process:
         with contextlib.ExitStack() as undo:
             self.replies, theirs = socket_pair()
             undo.callback(self.replies.close)
-            lifeline_theirs, lifeline = os.pipe()
-            undo.callback(os.close, lifeline)
+            lifeline_theirs, lifeline_fd = os.pipe()
+            lifeline = undo.enter_context(FileIO(lifeline_fd, "w"))
             self._stacks = memory_file("stacks")
             undo.callback(os.close, self._stacks)
             try:
@@ -206,6 +207,9 @@ class Process:
             finally:
                 theirs.close()
                 os.close(lifeline_theirs)
+                if not hasattr(self, "_process"):  # it may have been forked all the same
+                    lifeline.close()
+                    _await_end(self.replies)
             self.replies.setblocking(False)
             self._resources = undo.pop_all()
         self.pid, self.pidfd = self._process.pid, self._process.pidfd
@@ -288,6 +292,14 @@ class Process:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         return "gone"
+
+
+def _await_end(replies: socket.socket) -> None:
+    """Wait until no process has the other end of a socket any more."""
+    deadline = time.monotonic() + KILL_WAIT_S
+    with contextlib.suppress(OSError):
+        while _readable(replies.fileno(), max(0.0, deadline - time.monotonic())) and replies.recv(MESSAGE_BYTES):
+            pass
 
 
 def _name(who: int | str) -> str:
