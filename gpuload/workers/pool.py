@@ -31,9 +31,9 @@ chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and 
 Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and has imported what
 the dataset needs; until it is ready, workers are *due*. Where it says that it cannot be forked, or ends by itself
 before it is ready, each worker is an interpreter of its own. One that dies later is replaced, which counts as a death;
-its workers go on, and those that it was not yet forked for are due again. If it dies before it can tell of a worker that
-it has forked, that worker is in no team, but may have taken a chunk: it is waited for until it has ended, and then its
-queue is looked through as after a death.
+its workers go on, and those that it was not yet forked for are due again. If it dies before it can tell of a worker
+that it has forked, that worker is in no team, but may have taken a chunk: it is waited for until it has ended, and then
+its queue is looked through as after a death.
 
 Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
 workers: it closes its copies of the descriptors.
