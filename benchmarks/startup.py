@@ -41,23 +41,6 @@ REST_S: Final = 1.0
 SIZE: Final = 224
 
 
-class Cropped:
-    """A data set of Hugging Face's, whose images are cropped by torchvision."""
-
-    def __init__(self, rows: Any) -> None:
-        from benchmarks.peers.torchvision_import import v2
-
-        self.rows = rows
-        self.crop = v2.Compose([v2.RGB(), v2.RandomResizedCrop(SIZE), v2.ToImage()])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        row = self.rows[index]
-        return self.crop(row["image"]), row["label"]
-
-
 def huggingface(root: Path) -> Any:
     """The photographs of a folder in classes, as a data set of Hugging Face's with their bytes."""
     import datasets
@@ -75,7 +58,7 @@ def huggingface(root: Path) -> Any:
 def build(row: str, loader: str, workers: int, root: Path) -> Any:
     """The loader of a cell."""
     if row == "torchvision" or loader != "gpuload":
-        from benchmarks.peers.torchvision_folder import Folder
+        from benchmarks.peers.torchvision_folder import Cropped, Folder
     if loader == "gpuload":
         import gpuload as gl
         from gpuload import transforms as T
@@ -87,7 +70,7 @@ def build(row: str, loader: str, workers: int, root: Path) -> Any:
         return gl.Loader(dataset, transforms=[T.RandomResizedCrop(SIZE)], **options)
     import torch.utils.data
 
-    rows: Any = Cropped(huggingface(root)) if row == "huggingface" else Folder(str(root), SIZE)
+    rows: Any = Cropped(huggingface(root), SIZE) if row == "huggingface" else Folder(str(root), SIZE)
     return torch.utils.data.DataLoader(
         rows, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=loader, persistent_workers=True
     )
