@@ -323,8 +323,8 @@ def is_plain_tensor(kind: type) -> bool:
 
 
 def is_tensor(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
+    """Whether it is a tensor, of torch's own type or a subclass."""
+    return is_tensor_type(type(leaf))
 
 
 def is_tensor_type(kind: type) -> bool:

@@ -188,10 +188,10 @@ class Block:
 
     shape: tuple[int, ...]
     dtype: str
-    tensor: bool
-    torch_dtype: str
-    tv: TVTensor | None
     pieces: list[tuple[int, int]]
+    tensor: bool = False
+    torch_dtype: str = ""
+    tv: TVTensor | None = None
 
     @property
     def nbytes(self) -> int:

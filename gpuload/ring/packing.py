@@ -172,47 +172,42 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
 
 def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
     """Return the block for a leaf's values, if they are alike and each has so many bytes, and what fills it."""
+    first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, Picked):
         array, rows = values.array, values.rows
-        block = Block(array.shape[1:], array.dtype.name, False, "", None, [(offset, len(rows))])
+        block = Block(array.shape[1:], array.dtype.name, pieces)
         return block, lambda out: array.take(rows, 0, out, "clip")  # they are all there; "raise" would copy twice
-    first, kind = values[0], type(values[0])
     if set(map(type, values)) != {kind}:
         return None
-    if kind is np.ndarray:
-        return _block_of(values, Block((), "", False, "", None, [(offset, len(values))]), least_bytes)
+    if is_plain_tensor(kind):
+        return _block_of_tensors(values, pieces, least_bytes, keep_types)
+    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and least_bytes == 1 and not keep_types:
+        return Block((), first.dtype.name, pieces), lambda out: out.__setitem__(..., values)
+    arrays, told = values, {}
     if kind is TensorBits:
         if any((value.dtype, value.tv) != (first.dtype, first.tv) for value in values):
             return None
-        block = Block((), "", True, first.dtype, first.tv, [(offset, len(values))])
-        return _block_of([value.array for value in values], block, least_bytes)
-    if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and least_bytes == 1 and not keep_types:
-        block = Block((), first.dtype.name, False, "", None, [(offset, len(values))])
-        return block, lambda out: out.__setitem__(..., values)
-    if is_plain_tensor(kind):
-        return _block_of_tensors(values, Block((), "", keep_types, "", None, [(offset, len(values))]), least_bytes)
-    return None
-
-
-def _block_of(arrays: Sequence[np.ndarray], block: Block, least_bytes: int) -> tuple[Block, Filler] | None:
-    """Complete a block, if the arrays are alike."""
+        arrays, told = [value.array for value in values], {"tensor": True, "torch_dtype": first.dtype, "tv": first.tv}
+    elif kind is not np.ndarray:
+        return None
     shape, dtype = arrays[0].shape, arrays[0].dtype
     if not shape or arrays[0].nbytes < least_bytes or dtype.name not in NUMBERS or not dtype.isnative:
         return None
     if {array.shape for array in arrays} != {shape} or {array.dtype for array in arrays} != {dtype}:
         return None
-    block.shape, block.dtype = shape, dtype.name
+    block = Block(shape, dtype.name, pieces, **told)
     return block, lambda out: np.concatenate(arrays, out=out.reshape(-1, *shape[1:]))
 
 
-def _block_of_tensors(tensors: Sequence[Any], block: Block, least_bytes: int) -> tuple[Block, Filler] | None:
-    """Complete a block, if the tensors are alike, and as plain as they can be."""
+def _block_of_tensors(
+    tensors: Sequence[Any], pieces: list[tuple[int, int]], least_bytes: int, keep_types: bool
+) -> tuple[Block, Filler] | None:
+    """Return the same for plain tensors, which torch stacks without an array of each."""
+    first, torch = tensors[0], sys.modules["torch"]
     if not all(map(_is_plain, tensors)):
         return None
-    first, torch = tensors[0], sys.modules["torch"]
-    shape, dtype = first.shape, first.dtype
-    block.shape, block.dtype = tuple(shape), dtype_of(first)
-    if (block.tensor and not shape) or first.nbytes < least_bytes or block.dtype not in NUMBERS or first.is_complex():
+    shape, dtype, name = first.shape, first.dtype, dtype_of(first)
+    if (keep_types and not shape) or first.nbytes < least_bytes or name not in NUMBERS or first.is_complex():
         return None
     if not all(one.shape == shape and one.dtype == dtype for one in tensors):
         return None
@@ -221,7 +216,7 @@ def _block_of_tensors(tensors: Sequence[Any], block: Block, least_bytes: int) ->
         with torch.no_grad():
             torch.stack([*tensors], out=torch.from_numpy(out))
 
-    return block, fill
+    return Block(tuple(shape), name, pieces, tensor=keep_types), fill
 
 
 def _is_tv(kind: type) -> bool:
@@ -254,7 +249,7 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
         for columns in (content.values, content.points)
     )
     blocks = [
-        (leaf, own.shape, own.dtype, own.tensor, own.torch_dtype, own.tv, own.pieces)
+        (leaf, own.shape, own.dtype, own.pieces, own.tensor, own.torch_dtype, own.tv)
         for leaf, own in content.blocks.items()
     ]
     described: list[Any] = [

@@ -85,8 +85,8 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
     be_a_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
-        for end in (queue, replies):
-            end.setblocking(True)  # whatever the default timeout is, which a forked worker has already
+        for channel in (queue, replies):
+            channel.setblocking(True)  # whatever the default timeout is, which a forked worker has already
         what = "could not unpack the dataset or transforms"
         try:
             with stopwatch.running():

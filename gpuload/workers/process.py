@@ -202,14 +202,16 @@ class Process:
                 undo.callback(self._process.close)
                 with contextlib.suppress(ProcessLookupError):  # it has died, of which its pidfd tells
                     arm_lifeline(lifeline_theirs, self._process.pid)  # it may be stopped before it does this itself
-            except OSError as error:
+            except (OSError, TemplateLost) as error:
+                theirs.close()
+                lifeline.close()
+                _await_end(self.replies)  # it may have been forked all the same
+                if isinstance(error, TemplateLost):
+                    raise
                 raise WorkerError(f"{name} could not be started with {sys.executable}: {error}") from error
             finally:
                 theirs.close()
                 os.close(lifeline_theirs)
-                if not hasattr(self, "_process"):  # it may have been forked all the same
-                    lifeline.close()
-                    _await_end(self.replies)
             self.replies.setblocking(False)
             self._resources = undo.pop_all()
         self.pid, self.pidfd = self._process.pid, self._process.pidfd

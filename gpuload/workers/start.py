@@ -109,7 +109,7 @@ class Stopwatch:
     def running(self) -> Iterator[None]:
         """Measure what is done within this context."""
         importlib_, thread = importlib._bootstrap, threading.get_ident()  # pyright: ignore[reportAttributeAccessIssue]
-        if not hasattr(importlib_, "_find_and_load"):  # a Python of tomorrow: nothing is measured
+        if not hasattr(importlib_, "_find_and_load"):  # a later Python may lack it: nothing is measured
             yield
             return
         find_and_load = importlib_._find_and_load

@@ -60,7 +60,7 @@ def table(*offsets: int) -> np.ndarray:
 
 def block(*pieces: tuple[int, int]) -> Block:
     """A leaf of two numbers of 16 bits in each row."""
-    return Block((2,), "int16", False, "", None, list(pieces))
+    return Block((2,), "int16", list(pieces))
 
 
 def error() -> ErrorRecord:
