@@ -141,14 +141,15 @@ class Seeding:
             (type(before), type(now)) == (tuple, tuple) and before[2:] == now[2:] and np.array_equal(before[1], now[1])
         )
         if not self._is_untouched:
-            self._idle, self._leaves_alone = DRAWS, False
+            self._idle = DRAWS
+        self._leaves_alone = False  # until the next chunk
         return not self._is_untouched
 
     @contextlib.contextmanager
     def preserving(self) -> Iterator[None]:
         """Put the generators back after a chunk, whatever was drawn or seeded."""
         saved = self._before = states()
-        self._leaves_alone = self._is_untouched = False
+        self._is_untouched = False
         try:
             yield
         finally:

@@ -34,6 +34,8 @@ KINDS = {
     "a large array": lambda i: np.full((40, 50), i, np.float64),
     "an array of uint16": lambda i: np.full(3, i, np.uint16),
     "an array of complex numbers": lambda i: np.full(3, i * 1j, np.complex64),
+    "arrays of two types": lambda i: np.full(3, i, (np.float32, np.float64)[i % 2]),
+    "tensors of two types": lambda i: torch.full((3,), i, dtype=(torch.int16, torch.int64)[i % 2]),
     "an empty array": lambda i: np.empty((0, 4)),
     "a view with strides": lambda i: np.arange(12.0).reshape(3, 4)[:, ::-2] + i,
     "a tensor": lambda i: torch.full((2, 3), float(i)),

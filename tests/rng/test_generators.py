@@ -106,6 +106,15 @@ def test_a_short_chunk_between_does_not_look_like_a_draw():
     assert not chunk(seeding, lambda row: None)[1]
 
 
+def test_draws_between_chunks_are_nobodys():
+    """As those of a dataset's own set_epoch(), which may fail, so that no chunk begins."""
+    seeding = Seeding(7)
+    chunk(seeding, lambda row: None)
+    chunk(seeding, lambda row: None)
+    random.random()
+    assert not seeding.drew_unseeded()
+
+
 @pytest.mark.parametrize("sample", [draws, lambda: None, torch.rand])
 def test_the_users_own_numbers_go_on_as_if_nothing_had_been_read(sample):
     seeding = Seeding(7)
