@@ -5,7 +5,7 @@ A `Source` says where the pixels of a batch are in one flat tensor: pixel (y, x)
 same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops run over the
 taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the rows, rounded to
 levels, then along the columns); for images that are not uint8, which are float32 from where they are gathered on, that
-of `gpuload.stage.reference.deep`.
+of `gpuload.stage.reference.resample`.
 
 Works on any device. Nothing is kept from call to call.
 """
@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.deep import exact
-from gpuload.stage.upload import upload
+from gpuload.stage.reference.resample import exact
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]

@@ -1,4 +1,5 @@
-"""What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU.
+"""What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU; and
+mixtures of chains of operations (AugMix).
 
 `OPERATIONS` are for batches. Levels and results are float32 N×C×H×W, whole numbers in 0 … 255. An operation may work in
 place, and returns its result. `values` is float64 (N, `VALUES`), what was drawn for each image, on the host, since some
@@ -7,8 +8,12 @@ an image are sums and counts of whole numbers, so an image's result never depend
 ``"warp"`` and ``"identity"`` themselves.
 
 `SingleOperations` does the same to one image with the same results, as a batch of one unless there is a faster way.
-Runs in the process of the stage, one thread.
-"""
+
+In a mixture, levels are multiplied by their shares and summed up in float32, the image first, then chain after chain,
+and truncated, as in torchvision; for one image and for batches by the same products and sums, so results are equal.
+With `GUARD` an image mixed with itself stays as it is, even if its shares' sum is below 1 by the last bit.
+
+Runs in the process of the stage, one thread."""
 
 from __future__ import annotations
 
@@ -18,18 +23,38 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
-from gpuload.stage.reference import points
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import ADJUST, SingleColor
+from gpuload.stage.reference.color import (
+    ADJUST,
+    POINTS,
+    SingleColor,
+    autocontrast,
+    equalize,
+    grayscale,
+    invert,
+    permute,
+    posterize,
+    solarize,
+    solarize_add,
+)
 from gpuload.stage.reference.jpeg import compress, compress_image
-from gpuload.stage.reference.points import POINTS
 from gpuload.stage.reference.warp import warp_image
-from gpuload.stage.upload import upload
-from gpuload.transforms.program.ops import OPS
+from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = ["OPERATIONS", "Operation", "SingleOperations", "canvas_in_channels", "in_channels", "warp_canvas"]
+__all__ = [
+    "GUARD",
+    "OPERATIONS",
+    "Operation",
+    "SingleOperations",
+    "canvas_in_channels",
+    "in_channels",
+    "mix_batch",
+    "mix_image",
+    "warp_canvas",
+]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
@@ -66,16 +91,16 @@ def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
 OPERATIONS: Final[dict[str, Operation]] = {
     **{name: _factor(name) for name in ADJUST},
     "sharpness": sharpness,
-    "solarize": points.solarize,
-    "posterize": points.posterize,
-    "equalize": points.equalize,
-    "autocontrast": points.autocontrast,
-    "invert": points.invert,
-    "grayscale": points.grayscale,
+    "solarize": solarize,
+    "posterize": posterize,
+    "equalize": equalize,
+    "autocontrast": autocontrast,
+    "invert": invert,
+    "grayscale": grayscale,
     "blur": blur,
     "noise": noise,
-    "permute": points.permute,
-    "solarize_add": points.solarize_add,
+    "permute": permute,
+    "solarize_add": solarize_add,
     "pillow_blur": box_blur,
     "jpeg": compress,
 }
@@ -147,3 +172,38 @@ def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fil
     """Warp an image to its own size."""
     image = canvas.image()
     canvas.set(warp_image(image, values, (image.shape[0], image.shape[1]), interpolation, fill))
+
+
+GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
+
+
+def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
+    """Replace the image on a canvas by its mixture with the results of chains.
+
+    Args:
+        canvas: holds the image.
+        shares: float32 (1 + chains), of the image itself and of each chain.
+        chains: each changes the image on the canvas.
+    """
+    image = canvas.image()
+    total = image * shares[0]
+    for chain, share in zip(chains, shares[1:], strict=True):
+        canvas.set(image)
+        chain()
+        # Floats are read as they are: making them levels first would take another pass.
+        levels = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else canvas.image()
+        total += levels * share
+    total += np.float32(GUARD)
+    canvas.set(total.astype(np.uint8))
+
+
+def mix_batch(
+    levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
+) -> torch.Tensor:
+    """The same for levels N×C×H×W, float32; `operate` does operations in place."""
+    shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
+    total = levels * shares[:, 0]
+    for chain in range(record.codes.shape[1]):
+        made = operate(levels.clone(), record.chain(chain))
+        total.add_(made.mul_(shares[:, 1 + chain]))
+    return total.add_(GUARD).floor_()
