@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gpuload.transforms.timm_operations import TABLE
+from gpuload.transforms.timm_policies import TABLE
 
 __all__ = ["HEIGHT", "WIDTH", "ours_of", "simulated"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuload.errors import closest
 
-__all__ = ["ARGUMENTS", "HERE", "TRANSFORMS", "missing"]
+__all__ = ["ARGUMENTS", "HERE", "MODULE", "NOTHING_TO_DO", "REFUSED", "TO_DTYPE", "TRANSFORMS", "missing"]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
 HERE: Final = {
@@ -54,7 +54,28 @@ TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset retur
 WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
 IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) says where batches go"
 
-# What a user may look for in `gpuload.transforms`; torchvision's names are in `interop.tables` too.
+# They only change the type of a Python object; a batch of gpuload is always a tensor.
+NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
+
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become our ToDtype
+
+# A module that takes a batch goes after what `from_torchvision` returns, not into what it reads.
+MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
+
+# What gpuload does not have, and what to do instead.
+REFUSED: Final[dict[str, str]] = {
+    "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
+    "Lambda": (
+        "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
+        "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
+    ),
+    "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
+    "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
+    "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
+    "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
+}
+
+# What a user may look for in `gpuload.transforms`, beside those.
 TRANSFORMS: Final = {
     # torchvision
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
@@ -185,8 +206,6 @@ def _in_gpuload(name: str) -> str | None:
 
 
 def _in_transforms(name: str) -> str | None:
-    from gpuload.transforms.interop.tables import NOTHING_TO_DO, REFUSED, TO_DTYPE
-
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True); Normalize scales by itself, and tensors are what a batch holds"
     if name in NOTHING_TO_DO:

@@ -1,8 +1,9 @@
-"""The operations of automatic augmentation, how strong they are, and the policies that were found by search.
+"""Automatic augmentation as in torchvision: AutoAugment, RandAugment, TrivialAugment and AugMix.
 
 A *kind* is an operation as the papers name it, by its index in `KINDS`; `operations` turns kinds and magnitudes into
 codes and values of `program.ops.OPS`. Magnitudes come in bins from none to the greatest, as float32, like
-torchvision's: they are cut to whole pixels, so a last bit can be a pixel.
+torchvision's: they are cut to whole pixels, so a last bit can be a pixel. Boxes, masks and keypoints are refused, as by
+torchvision: the published methods are for classification.
 
 Sources of the policies: Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; of the
 spaces: "RandAugment", NeurIPS 2020; Müller, Hutter, "TrivialAugment", ICCV 2021; Hendrycks et al., "AugMix", ICLR 2020;
@@ -11,16 +12,38 @@ with the ranges of torchvision 0.28.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.matrices import IDENTITY, rotation_coefficients
-from gpuload.transforms.program.ops import OPS, VALUES, code
+from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
+from gpuload.transforms.arguments import Interpolation, fill_values, finite, interpolation_name, whole
+from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Outline, Record, code
+from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
-__all__ = ["AUTO", "KINDS", "MIX", "POLICIES", "RAND", "WIDE", "Space", "affine", "operations", "policy_table"]
+__all__ = [
+    "AUTO",
+    "KINDS",
+    "MIX",
+    "POLICIES",
+    "RAND",
+    "WIDE",
+    "AugMix",
+    "AutoAugment",
+    "AutomaticAugment",
+    "RandAugment",
+    "Space",
+    "TrivialAugmentWide",
+    "affine",
+    "chosen",
+    "operations",
+    "policy_table",
+    "signed",
+]
 
 KINDS: Final = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
@@ -184,3 +207,246 @@ def policy_table(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     probabilities = np.array([[float(entry[1]) for entry in pair] for pair in pairs])
     bins = np.array([[int(entry[2]) if len(entry) > 2 else 0 for entry in pair] for pair in pairs], np.int64)
     return kinds, probabilities, bins
+
+
+BINS: Final = 10  # of magnitudes, of AutoAugment and AugMix; AugMix draws from the first `severity` of them
+
+
+class AutomaticAugment(Transform):
+    """Base of these transforms; not a dataclass, so that `interpolation` and `fill` come last, as in torchvision."""
+
+    image_only: ClassVar[bool] = True
+    needs_whole: ClassVar[bool] = True  # histograms, means, rotations
+    record: ClassVar[type[Record]] = Ops
+
+    space: ClassVar[Space]  # the operations that it chooses from
+    interpolation: Interpolation
+    fill: Any
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
+        if self.fill is not None:
+            object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill, uint8=True))
+
+    def outside(self, *, masks: bool) -> tuple[float, ...]:
+        return (0,) if self.fill is None else super().outside(masks=masks)
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        name, operations = type(self).__name__, self.space.operations
+        return (Outline(kind=self.record, name=name, operations=operations, filters=(self.interpolation,)),)
+
+    def ops(self, codes: np.ndarray, values: np.ndarray) -> Ops:
+        return Ops(codes, values, self.interpolation, self.outside(masks=False))
+
+
+@declaration
+class AutoAugment(AutomaticAugment):
+    """One of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
+
+    Args:
+        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: the level outside the image, or one for each channel; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> AutoAugment("cifar10")
+        AutoAugment(policy='cifar10')
+    """
+
+    space: ClassVar[Space] = AUTO
+
+    policy: str = "imagenet"
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        policy = self.policy.value if isinstance(self.policy, enum.Enum) else self.policy
+        if not isinstance(policy, str) or policy not in POLICIES:
+            raise ValueError(
+                f"AutoAugment(policy=…) must be one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}"
+            )
+        object.__setattr__(self, "policy", policy)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(5)
+        kinds, probabilities, bins = policy_table(self.policy)
+        pairs = (numbers[:, 0] * len(kinds)).astype(np.int64)
+        kinds = kinds[pairs]
+        magnitudes = signed(kinds, AUTO.magnitudes(kinds, BINS, bins[pairs], sizes_hw), numbers[:, 3:])
+        codes, values = operations(kinds, magnitudes, sizes_hw)
+        codes[numbers[:, 1:3] >= probabilities[pairs]] = NOTHING
+        return self.ops(codes, values)
+
+
+@declaration
+class RandAugment(AutomaticAugment):
+    """Some operations, one after the other, each drawn from 14, all of the same strength.
+
+    Args:
+        num_ops: the number of operations.
+        magnitude: the strength, as the number of a bin, from 0.
+        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: the level outside the image, or one for each channel; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> RandAugment(magnitude=5)
+        RandAugment(magnitude=5)
+    """
+
+    space: ClassVar[Space] = RAND
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "num_ops", whole("RandAugment(num_ops=…)", self.num_ops, least=0))
+        bins = whole("RandAugment(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
+        magnitude = whole("RandAugment(magnitude=…)", self.magnitude, least=0)
+        if magnitude >= bins:
+            raise ValueError(
+                f"RandAugment(magnitude=…) is one of the {bins} bins of num_magnitude_bins, 0 … {bins - 1}, "
+                f"got {magnitude}"
+            )
+        object.__setattr__(self, "num_magnitude_bins", bins)
+        object.__setattr__(self, "magnitude", magnitude)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(2 * self.num_ops)
+        kinds = chosen(RAND.numbers, numbers[:, : self.num_ops])
+        bins = np.full(kinds.shape, self.magnitude, np.int64)
+        magnitudes = RAND.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
+        return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, self.num_ops :]), sizes_hw))
+
+
+@declaration
+class TrivialAugmentWide(AutomaticAugment):
+    """One operation, drawn from 14, with a random strength, up to very strong.
+
+    Args:
+        num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: the level outside the image, or one for each channel; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> TrivialAugmentWide(interpolation="bilinear")
+        TrivialAugmentWide(interpolation='bilinear')
+    """
+
+    space: ClassVar[Space] = WIDE
+
+    num_magnitude_bins: int = 31
+    interpolation: Interpolation = "nearest"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bins = whole("TrivialAugmentWide(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
+        object.__setattr__(self, "num_magnitude_bins", bins)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(3)
+        kinds = chosen(WIDE.numbers, numbers[:, :1])
+        bins = (numbers[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
+        magnitudes = WIDE.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
+        return self.ops(*operations(kinds, signed(kinds, magnitudes, numbers[:, 2:]), sizes_hw))
+
+
+def chosen(kinds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """One of the kinds for each uniform number."""
+    return kinds[(numbers * len(kinds)).astype(np.int64)]
+
+
+def signed(kinds: np.ndarray, magnitudes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The magnitudes, with a random sign for the kinds that have one."""
+    return np.where(SIGNED[kinds] & (numbers < 0.5), -magnitudes, magnitudes)
+
+
+DEEPEST: Final = 3  # the most operations in a chain whose depth is drawn
+
+
+@declaration
+class AugMix(AutomaticAugment):
+    """Mix an image with the results of several chains of random operations on it.
+
+    The share of the image itself has a beta distribution; how the chains share the rest, a Dirichlet distribution.
+
+    Args:
+        severity: how many of the 10 magnitudes, from the least up, are drawn from: 1 … 10.
+        mixture_width: the number of chains.
+        chain_depth: the number of operations in each; 0 or less: 1 … 3, drawn for each chain.
+        alpha: the parameter of both distributions, greater than 0.
+        all_ops: whether brightness, colour, contrast and sharpness are among the operations.
+        interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
+        fill: the level outside the image, or one for each channel; None: black.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> AugMix(severity=5, all_ops=False)
+        AugMix(severity=5, all_ops=False)
+    """
+
+    record: ClassVar[type[Record]] = Mixture
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: Interpolation = "bilinear"
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        severity = whole("AugMix(severity=…)", self.severity, least=1)
+        if severity > BINS:
+            raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {severity}")
+        alpha = finite("AugMix(alpha=…)", self.alpha)
+        if alpha <= 0:
+            raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {alpha:g}")
+        if not isinstance(self.all_ops, bool | np.bool_):
+            raise TypeError(f"AugMix(all_ops=…) must be True or False, got {self.all_ops!r}")
+        width = whole("AugMix(mixture_width=…)", self.mixture_width, least=1)
+        depth = whole("AugMix(chain_depth=…)", self.chain_depth, least=-(2**31))
+        for name, value in (("severity", severity), ("mixture_width", width), ("chain_depth", depth), ("alpha", alpha)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "all_ops", bool(self.all_ops))
+
+    @property
+    def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return MIX[self.all_ops]
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mixture:
+        width, depth = self.mixture_width, max(self.chain_depth, 0) or DEEPEST
+        steps, shapes = width * depth, [self.alpha] * width
+        counts = [steps, steps, steps, width, beta_count(self.alpha, self.alpha), dirichlet_count(shapes)]
+        which, strength, sign, depths, own, shares = np.split(uniforms(sum(counts)), np.cumsum(counts[:-1]), axis=1)
+        kinds = chosen(self.space.numbers, which)
+        bins = (strength * self.severity).astype(np.int64)
+        magnitudes = signed(kinds, self.space.magnitudes(kinds, BINS, bins, sizes_hw), sign)
+        codes, values = operations(kinds, magnitudes, sizes_hw)
+        codes = codes.reshape(-1, width, depth)
+        if self.chain_depth <= 0:
+            codes[np.arange(depth) > (depths * DEEPEST).astype(np.int64)[:, :, None]] = NOTHING
+        first = beta(own, self.alpha, self.alpha)[:, None]
+        weights = np.concatenate([first, (1 - first) * dirichlet(shares, shapes)], axis=1)
+        values = values.reshape(-1, width, depth, VALUES)
+        return Mixture(codes, values, weights, self.interpolation, self.outside(masks=False))
