@@ -83,7 +83,7 @@ class FusedBackend(Backend):
         return FusedLevels(finish, self.device)
 
     def late(self) -> Late:
-        from gpuload.stage.fused.late import apply
+        from gpuload.stage.fused.runner import apply
 
         def run(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
             if outputs[0].shape[0] not in CHANNELS:
@@ -116,7 +116,7 @@ class FusedBackend(Backend):
                 return (
                     "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
                 )
-            from gpuload.stage.fused.late import trial
+            from gpuload.stage.fused.runner import trial
 
             trial(device)
         except torch.OutOfMemoryError:  # not the compiler's fault; the user has to know

@@ -18,8 +18,7 @@ import triton.language as tl
 
 from gpuload.stage.fused.erasing import erase
 from gpuload.stage.fused.geometry import geometry
-from gpuload.stage.fused.pointwise import operate
-from gpuload.stage.fused.record import (
+from gpuload.stage.fused.pixels import (
     BOXES,
     BOXES_AT,
     FLOATS,
@@ -36,15 +35,14 @@ from gpuload.stage.fused.record import (
     STEP_Y,
     X,
     Y,
+    round_to,
 )
-from gpuload.stage.fused.rounding import round_to
-from gpuload.transforms.program.fusing.erasing import RECORD
+from gpuload.stage.fused.pointwise import operate
+from gpuload.transforms.program.fusing.jobs import RECORD
 from gpuload.transforms.program.ops import VALUES
 
 __all__ = ["one_pass"]
 
-_JOB: Final = tl.constexpr(JOB)
-_FLOATS: Final = tl.constexpr(FLOATS)
 _VALUES: Final = tl.constexpr(VALUES)
 _RECORD: Final = tl.constexpr(RECORD)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
@@ -81,8 +79,8 @@ def one_pass(
     results are OUT_COLUMN numbers apart in memory. With FINISHED levels are multiplied by three factors, to which three
     summands are added, float32, at `constants_ptr`; without it results are levels. With ERASES boxes are erased then.
     """
-    ints_ptr += tl.program_id(1) * _JOB
-    floats_ptr += tl.program_id(1) * _FLOATS
+    ints_ptr += tl.program_id(1) * JOB
+    floats_ptr += tl.program_id(1) * FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
     across = tl.cdiv(width, COLUMNS)

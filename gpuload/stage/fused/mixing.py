@@ -20,9 +20,9 @@ import triton.language as tl
 
 from gpuload.stage.accelerator import device_of
 from gpuload.stage.finished import Outputs
-from gpuload.stage.fused.rounding import round_to
+from gpuload.stage.fused.pixels import round_to
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]

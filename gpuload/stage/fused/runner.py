@@ -13,30 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from gpuload.stage.accelerator import device_of
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
-from gpuload.stage.fused.grid import tile_of
+from gpuload.stage.accelerator import capability, device_of
+from gpuload.stage.finish import UNCHANGED, Finish
+from gpuload.stage.finished import Outputs, neighbours
+from gpuload.stage.fused.erasing import erase_images
 from gpuload.stage.fused.kernel import one_pass
-from gpuload.stage.fused.record import WARP
+from gpuload.stage.fused.mixing import mix
+from gpuload.stage.fused.pixels import INTERPRETED, WARP
+from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.layout import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import Plan, Written
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
+from gpuload.transforms.program.fusing.plan import Plan, Tile, Written
+from gpuload.transforms.program.ops import Erase, Mix
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "Prepared", "options_of"]
+__all__ = ["FusedRunner", "Prepared", "apply", "options_of", "tile_of", "trial"]
+
+# GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
+FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
 
 
 class Prepared(NamedTuple):
@@ -152,6 +156,38 @@ class FusedRunner:
                     COLUMNS=self.tile.columns,
                     **options_of(run.geometry, self.tile.warps),
                 )
+
+
+def apply(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
+    for record in late.records:
+        match record:
+            case Mix():
+                mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+            case Erase():
+                erase_images(outputs, record)
+
+
+def trial(device: torch.device) -> None:
+    """Compile two small kernels and run them; raises whatever Triton raises."""
+    image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
+    nothing = Program((), image.sizes_hw, image.sizes_hw)
+    output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
+    runner = FusedRunner(UNCHANGED, device)
+    runner.launch(runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
+    box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
+    erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def tile_of(device: torch.device) -> Tile:
+    """The tile of a device."""
+    if INTERPRETED.value:  # it takes as long for a large tile as for a small one
+        return Tile(64, 64, 1)
+    if capability(device) in FEW_PROGRAMS:
+        return Tile(8, 64, 2)
+    return Tile(8, 32, 1)
 
 
 @cache

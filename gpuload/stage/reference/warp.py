@@ -25,7 +25,7 @@ from PIL import Image
 
 from gpuload.stage.reference.deep import image_on_grid
 from gpuload.stage.upload import upload
-from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
+from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 
 __all__ = ["mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 

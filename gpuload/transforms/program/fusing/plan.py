@@ -14,21 +14,34 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.erasing import RECORD, records
-from gpuload.transforms.program.fusing.grid import Tile, portions
-from gpuload.transforms.program.fusing.jobs import OUT, WHOLE
-from gpuload.transforms.program.fusing.passes import Passes
-from gpuload.transforms.program.fusing.tables import Tables, place_tables
+from gpuload.transforms.program.fusing import jobs as R
+from gpuload.transforms.program.fusing.jobs import RECORD, Tables, place_tables, records
+from gpuload.transforms.program.fusing.passes import OUT, WHOLE, Passes
 from gpuload.transforms.program.ops import Erase, Ops
 
-__all__ = ["Fusing", "Launch", "Plan", "Written", "leading_erasing"]
+__all__ = ["Fusing", "Launch", "Plan", "Tile", "Written", "leading_erasing", "portions"]
 
+SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
+# Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
+MOST_PROGRAMS: Final = 2**31 - 1
 KINDS: Final = 8  # more than there are kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
+
+
+class Tile(NamedTuple):
+    """The part of a result that a program makes.
+
+    Attributes:
+        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
+        warps: of the program.
+    """
+
+    rows: int
+    columns: int
+    warps: int
 
 
 class Written(NamedTuple):
@@ -185,6 +198,17 @@ def leading_erasing(late: Program | None) -> list[Erase]:
             break
         erasing.append(record)
     return erasing
+
+
+def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
+    """Return the images of each launch, of `count` from the `first` on.
+
+    Args:
+        count, first: which images.
+        programs: along the grid's first axis, for each image; the images are along the second.
+    """
+    end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
+    return [slice(at, min(at + step, end)) for at in range(first, end, step)]
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
