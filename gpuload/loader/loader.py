@@ -41,7 +41,7 @@ from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
-from gpuload.stage.html import LONGEST, shortened, table
+from gpuload.stage.plan import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers

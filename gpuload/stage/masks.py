@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.finished import Outputs
-from gpuload.stage.own import run_call
+from gpuload.stage.finish import UNCHANGED, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
 from gpuload.stage.segments import CallRunner
+from gpuload.stage.user_code import run_call
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 

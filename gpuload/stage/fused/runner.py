@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.stage.accelerator import capability, device_of
-from gpuload.stage.finish import UNCHANGED, Finish
-from gpuload.stage.finished import Outputs, neighbours
+from gpuload.stage.device import capability, device_of, upload_together
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs, neighbours
 from gpuload.stage.fused.erasing import erase_images
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.mixing import mix
@@ -30,7 +29,6 @@ from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
 from gpuload.transforms.program.fusing.plan import Plan, Tile, Written
@@ -159,7 +157,7 @@ class FusedRunner:
 
 
 def apply(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finish.apply_late`."""
     for record in late.records:
         match record:
             case Mix():

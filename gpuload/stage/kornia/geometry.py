@@ -18,10 +18,10 @@ import torch
 from kornia.geometry.transform import crop_by_indices, hflip, remap, vflip
 from torch.nn.functional import pad
 
+from gpuload.stage.device import upload
 from gpuload.stage.reference.batched import dense
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.warp import mapped_points, nearest_pixels
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Box
 
 __all__ = ["cropped", "flipped", "sampled", "warped"]

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.kornia import functions
 from gpuload.stage.kornia.finished import weighted
 from gpuload.stage.reference.mixture import GUARD
 from gpuload.stage.reference.operations import Operation
 from gpuload.stage.reference.points import permute
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["OPERATIONS", "mix"]

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.finish import Finish
 from gpuload.stage.kornia import operations
 from gpuload.stage.kornia.finished import erased, normalized
@@ -19,7 +20,6 @@ from gpuload.stage.kornia.geometry import cropped, flipped, warped
 from gpuload.stage.reference.batched import BatchRunner, dense
 from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Box, Erase, Flip, Mixture
 from gpuload.transforms.program.windows import boxes_within
 

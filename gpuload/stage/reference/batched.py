@@ -13,8 +13,8 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
-from gpuload.stage.finish import TOPS, Finish
-from gpuload.stage.finished import Outputs, erase_levels
+from gpuload.stage.device import upload
+from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.deep import on_grid
 from gpuload.stage.reference.elastic import deform
@@ -22,7 +22,6 @@ from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.mixture import mix_batch
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
 from gpuload.stage.reference.warp import warp_batch
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,

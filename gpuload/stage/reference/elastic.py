@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import grid_sample
 
+from gpuload.stage.device import upload
 from gpuload.stage.noise import philox_words
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import padded_places

@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.deep import exact
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]

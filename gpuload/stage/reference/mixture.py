@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["GUARD", "mix_batch", "mix_image"]

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.reference import points
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
@@ -26,7 +27,6 @@ from gpuload.stage.reference.color import ADJUST, SingleColor
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.stage.reference.points import POINTS
 from gpuload.stage.reference.warp import warp_image
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import OPS
 
 __all__ = ["OPERATIONS", "Operation", "SingleOperations", "canvas_in_channels", "in_channels", "warp_canvas"]

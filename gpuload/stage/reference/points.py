@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.color import luma
-from gpuload.stage.upload import upload
 
 __all__ = [
     "POINTS",

@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.canvas import Canvas
 from gpuload.stage.reference.resample import contiguous

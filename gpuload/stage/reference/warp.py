@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from gpuload.stage.device import upload
 from gpuload.stage.reference.deep import image_on_grid
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 
 __all__ = ["mapped_points", "nearest_pixels", "warp_batch", "warp_image"]

@@ -363,7 +363,7 @@ class Mix(Record):
 @dataclass(eq=False, repr=False)
 class Call(Record):
     """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
-    there, and `gpuload.stage.own` calls it.
+    there, and `gpuload.stage.user_code` calls it.
 
     Attributes:
         own: the transform, a `gpuload.transforms.custom.Custom`.
