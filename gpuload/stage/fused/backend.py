@@ -160,9 +160,9 @@ class FusedLevels:
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Levels` has it."""
-        from gpuload.stage.fused.variants import level_variants, operations_in
+        from gpuload.stage.fused.variants import level_variants, operations_in, transposes_in
 
-        self._runner.operates = operations_in(steps)
+        self._runner.operates, self._runner.transposes = operations_in(steps), transposes_in(steps)
         if not {*form.channels} <= {*CHANNELS}:
             return set()
         return level_variants(steps, form=form, tile=self._runner.tile)

@@ -64,13 +64,14 @@ class FusedRunner:
 
     Attributes:
         tile: how images are divided.
-        operates: whether all kernels can do operations: so a batch for which none was drawn needs no others.
+        operates, transposes: whether all kernels can do operations, and write rows as columns: so a batch for which
+            none was drawn needs no others.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)
-        self.operates = False
+        self.operates = self.transposes = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
@@ -108,6 +109,7 @@ class FusedRunner:
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
         plan, operates = prepared.plan, self.operates or prepared.plan.operates
+        transposes = self.transposes or plan.transposes
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         # What is not read is the pixels: a kernel takes a pointer of its type.
         pieces = [
@@ -145,7 +147,7 @@ class FusedRunner:
                     target,
                     CHANNELS=plan.channels,
                     OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
-                    OUT_COLUMN=target.stride(-1) if run.finished else plan.channels,
+                    OUT_COLUMN=plan.channels if not run.finished else 0 if transposes else target.stride(-1),
                     GEOMETRY=run.geometry,
                     OPERATES=operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
@@ -209,8 +211,8 @@ def _written(outputs: Outputs) -> Written:
     """Where results are written."""
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        return Written(np.arange(len(outputs)) * step, steps[0], steps[1])
+        return Written(np.arange(len(outputs)) * step, *steps)
     first, size = outputs[0].data_ptr(), outputs[0].element_size()
     starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
     steps = np.array([output.stride() for output in outputs], np.int64).T
-    return Written(starts, steps[0], steps[1])
+    return Written(starts, *steps)

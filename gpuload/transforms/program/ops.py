@@ -27,8 +27,8 @@ from gpuload.transforms.program.windows import (
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
-    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Turn", "Warp",
-    "code", "filter_codes", "in_params",
+    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Turn",
+    "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.

@@ -82,19 +82,21 @@ Y: Final = INTS + 2
 STEP_Y: Final = INTS + 3
 X: Final = INTS + 4
 STEP_X: Final = INTS + 5
-# Where it is written, in elements: the first one, and the steps between channels and rows.
+# Where it is written, in elements: the first one, and the steps between channels, rows, and the pixels of a row. Where
+# rows are written as columns, the last two have changed places. Only kernels of chains that do so read OUT_PIXEL.
 OUT_AT: Final = INTS + 6
 OUT_CHANNEL: Final = INTS + 7
 OUT_ROW: Final = INTS + 8
+OUT_PIXEL: Final = INTS + 9
 # Its operations: the index of the first one among all, and how many; the number of the table of its statistics.
-OPERATIONS_AT: Final = INTS + 9
-OPERATIONS: Final = INTS + 10
-STATISTICS_AT: Final = INTS + 11
+OPERATIONS_AT: Final = INTS + 10
+OPERATIONS: Final = INTS + 11
+STATISTICS_AT: Final = INTS + 12
 # The boxes that are erased in the end: the index of the first one among all, and how many.
-BOXES_AT: Final = INTS + 12
-BOXES: Final = INTS + 13
+BOXES_AT: Final = INTS + 13
+BOXES: Final = INTS + 14
 
-JOB: Final = INTS + 14  # int64 numbers of a job
+JOB: Final = INTS + 15  # int64 numbers of a job
 
 # -- tables of weights ---
 
@@ -164,6 +166,8 @@ def _whole(numbers: np.ndarray, unit: int) -> np.ndarray:
 RECORD: Final = 8
 
 KINDS: Final = ("const", "rand", "pixel")
+PIXEL: Final = KINDS.index("pixel")
+TRANSPOSED_PIXEL: Final = len(KINDS)  # the same in a result that is written with rows and columns swapped
 
 
 def records(erase: Erase, channels: int) -> np.ndarray:

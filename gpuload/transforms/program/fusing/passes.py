@@ -28,11 +28,12 @@ from gpuload.transforms.program.ops import (
     Erase,
     Flip,
     Ops,
+    Turn,
     Warp,
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
+from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places, transposed_boxes
 
 __all__ = [
     "ERASE_BOX",
@@ -108,6 +109,7 @@ class Jobs:
         jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
             a pass reads and writes, except where the first one reads.
         last: int64 (B,), the number of each image's last pass.
+        transposed: bool (B,), whether its result is to be written with rows and columns swapped.
         tables: int32, of rows and columns, one after the other.
     """
 
@@ -116,6 +118,7 @@ class Jobs:
         self.jobs = np.zeros((2, JOB, count), np.int64)
         self.floats = np.zeros((2, count, FLOATS))
         self.last = np.zeros(count, np.int64)
+        self.transposed = np.zeros(count, np.bool_)
         self._everything = np.arange(count)
         self._level: int | None = 0  # the last pass of all images; None: they differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
@@ -195,6 +198,19 @@ class Jobs:
         self._set(at, WHOLE, here, sizes)
         self._whole(at, here)
         self._open[rows] = True
+        transposed = those(rows, self.transposed[rows])
+        self.transposed[transposed] = False  # its pixels are in memory as they were before, and read so
+        self._transpose(transposed)
+
+    def _transpose(self, rows: np.ndarray) -> None:
+        """Swap rows and columns: of what is read, as long as pixels are only chosen, else of what will be written."""
+        open_ = self._open[rows]
+        self.transposed[those(rows, ~open_)] ^= True
+        at, here = self._at(those(rows, open_))
+        for one, other in ((R.ROW_STEP, R.COLUMN_STEP), (R.HEIGHT, R.WIDTH), (R.OUT_HEIGHT, R.OUT_WIDTH)):
+            numbers = self.jobs[at, one, here].copy()
+            self.jobs[at, one, here] = self.jobs[at, other, here]
+            self.jobs[at, other, here] = numbers
 
     def _whole(self, at: Any, here: Any) -> None:
         """Write all that is read, as it is."""
@@ -277,6 +293,10 @@ class Passes(Jobs):
             match record:
                 case Flip():
                     self._flip(rows[record.flipped], record.axis)
+                case Turn():
+                    self._transpose(rows[record.transposed])
+                    for axis in (0, 1):
+                        self._flip(rows[record.flipped[:, axis]], axis)
                 case Box(padding_mode=None):
                     self._resize(rows, record, before, after)
                 case Box(padding_mode=str(mode)):
@@ -294,6 +314,11 @@ class Passes(Jobs):
     # -- records of the program ----------------------------------------------------------------------------------------
 
     def _flip(self, rows: np.ndarray, axis: int) -> None:
+        transposed = self.transposed[rows]
+        self._mirror(those(rows, ~transposed), axis)
+        self._mirror(those(rows, transposed), 1 - axis)
+
+    def _mirror(self, rows: np.ndarray, axis: int) -> None:
         step, length = (R.ROW_STEP, R.HEIGHT) if axis == 0 else (R.COLUMN_STEP, R.WIDTH)
         place, sign, size = (R.Y, R.STEP_Y, R.OUT_HEIGHT) if axis == 0 else (R.X, R.STEP_X, R.OUT_WIDTH)
         open_ = self._open[rows]
@@ -309,6 +334,8 @@ class Passes(Jobs):
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
         if before is after or (before == after).all():
             return
+        if (transposed := self.transposed[rows]).any():
+            before, after = transposed_boxes(before, transposed), transposed_boxes(after, transposed)
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
             entries = which.nonzero()[0]
@@ -492,7 +519,7 @@ class Passes(Jobs):
 
     def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
         levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
-        for boxes in boxes_tlhw.transpose(1, 0, 2):
+        for boxes in transposed_boxes(boxes_tlhw, self.transposed[rows]).transpose(1, 0, 2):
             there = boxes[:, 2:].all(axis=1).nonzero()[0]
             if not len(there):
                 continue

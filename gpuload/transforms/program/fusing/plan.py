@@ -17,7 +17,8 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import RECORD, Tables, place_tables, records
 from gpuload.transforms.program.fusing.passes import OUT, WHOLE, Passes
-from gpuload.transforms.program.ops import Erase, Ops
+from gpuload.transforms.program.ops import Erase, Ops, Turn
+from gpuload.transforms.program.windows import transposed_boxes
 
 __all__ = ["Fusing", "Launch", "Plan", "Tile", "Written", "leading_erasing", "portions"]
 
@@ -45,12 +46,13 @@ class Tile(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Where results are written, in elements from the first one: where each begins, and the steps between channels and
-    rows; int64 (B,), or one for all."""
+    """Where results are written, in elements from the first one: where each begins, and the steps between channels,
+    rows and columns; int64 (B,), or one for all."""
 
     starts: np.ndarray
     channel: np.ndarray | int
     row: np.ndarray | int
+    column: np.ndarray | int
 
 
 class Counts(NamedTuple):
@@ -91,6 +93,7 @@ class Plan(NamedTuple):
         launches: in order.
         channels, out_channels: of pixels between passes, and of results.
         operates, erases: whether any pass does operations, and whether finished images are erased.
+        transposes: whether any result may be written with rows and columns swapped.
         scratch_bytes: of both pieces of memory between passes.
     """
 
@@ -99,6 +102,7 @@ class Plan(NamedTuple):
     out_channels: int
     operates: bool
     erases: bool
+    transposes: bool
     scratch_bytes: tuple[int, int]
 
     def plain(self) -> tuple[Any, ...]:
@@ -143,12 +147,17 @@ class Plan(NamedTuple):
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
-        passes.set_last(((R.OUT_AT, written.starts), (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, written.row)))
+        row, column = written.row, written.column
+        if passes.transposed.any():
+            row, column = np.where(passes.transposed, column, row), np.where(passes.transposed, row, column)
+        steps = (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, row), (R.OUT_PIXEL, column)
+        passes.set_last(((R.OUT_AT, written.starts), *steps))
         boxes = _place_boxes(passes, late, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
         own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
+        transposes = any(isinstance(record, Turn) for record in program.records)
+        plan = cls(launches, max(channels), channels[-1], operates, bool(late), transposes, scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
 
 
@@ -179,7 +188,7 @@ class Fusing:
         if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
-        steps = (1, width * channels) if self.channels_last else (height * width, width)
+        steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         written = Written(np.arange(count) * (channels * height * width), *steps)
         return Plan.of(images, levels, levels.windows_tlhw, written, erasing, self.tile)
 
@@ -231,6 +240,9 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
     if not late:
         return np.empty((0, RECORD), np.int64)
     boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
+    boxes[..., :4] = transposed_boxes(boxes[..., :4], passes.transposed)
+    kinds = boxes[passes.transposed, :, 4]
+    boxes[passes.transposed, :, 4] = np.where(kinds == R.PIXEL, R.TRANSPOSED_PIXEL, kinds)
     each = boxes.shape[1]
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
     return boxes.reshape(-1, RECORD)
