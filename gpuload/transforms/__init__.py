@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         RandomCrop,
         RandomHorizontalFlip,
         RandomResizedCrop,
+        RandomRotate90,
+        RandomTranspose,
         RandomVerticalFlip,
         RandomZoomOut,
         Resize,
@@ -83,8 +85,8 @@ _MODULES = {
     "custom": "Custom Lambda",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
-    "geometry": "CenterCrop Pad RandomCrop RandomHorizontalFlip RandomResizedCrop RandomVerticalFlip RandomZoomOut "
-    "Resize",
+    "geometry": "CenterCrop Pad RandomCrop RandomHorizontalFlip RandomResizedCrop RandomRotate90 RandomTranspose "
+    "RandomVerticalFlip RandomZoomOut Resize",
     "interop": "from_timm from_torchvision",
     "mixing": "CutMix MixUp",
     "policies": "AugMix AutoAugment RandAugment TrivialAugmentWide",
@@ -105,11 +107,11 @@ __all__ = [
     "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
     "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
-    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
-    "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
-    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment",
-    "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample", "Uniforms", "apply", "by_epoch",
-    "from_timm", "from_torchvision",
+    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotate90",
+    "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomTranspose", "RandomVerticalFlip", "RandomZoomOut",
+    "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix",
+    "TimmAutoAugment", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample",
+    "Uniforms", "apply", "by_epoch", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

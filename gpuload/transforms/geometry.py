@@ -25,7 +25,7 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import EVERYWHERE, DrawError, Padding, Resampling, Transform, Uniforms, declaration
-from gpuload.transforms.program.ops import Box, Flip, Record
+from gpuload.transforms.program.ops import Box, Flip, Record, Turn
 from gpuload.transforms.program.windows import full_windows
 
 __all__ = [
@@ -34,10 +34,16 @@ __all__ = [
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomRotate90",
+    "RandomTranspose",
     "RandomVerticalFlip",
     "RandomZoomOut",
     "Resize",
 ]
+
+# A turn by k · 90° against the clock, as numpy's `rot90` turns: whether rows and columns are swapped, then whether the
+# image is mirrored upside down and left to right.
+QUARTERS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -280,6 +286,61 @@ class RandomVerticalFlip(_RandomFlip):
     """Mirror top and bottom, with probability `p`."""
 
     axis: ClassVar[int] = 0
+
+
+@declaration
+class _RandomTurn(Transform):
+    record: ClassVar[type[Record]] = Turn
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return size_hw if size_hw is not None and size_hw[0] == size_hw[1] else None
+
+
+@declaration
+class RandomRotate90(_RandomTurn):
+    """Turn by a multiple of 90°, with probability `p`; 0°, 90°, 180° and 270° are equally likely then.
+
+    So with ``p=1`` a quarter of the images stay as they are, as in albumentations (whose `p` is 1 unless given since
+    version 2, and was 0.5 before). An image of another height than width changes its size: end with a crop or a
+    ``Resize((height, width))``.
+
+    Args:
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: it is not a number in 0 … 1.
+
+    Example:
+        >>> RandomRotate90().output_size((224, 224))
+        (224, 224)
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
+        numbers = uniforms(2)
+        quarters = QUARTERS[np.where(numbers[:, 0] < self.p, (4 * numbers[:, 1]).astype(np.int64), 0)]
+        return Turn(quarters[:, 0], quarters[:, 1:])
+
+
+@declaration
+class RandomTranspose(_RandomTurn):
+    """Swap rows and columns, with probability `p`: the image is mirrored at the line from its top left corner.
+
+    An image of another height than width changes its size: end with a crop or a ``Resize((height, width))``.
+
+    Args:
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: it is not a number in 0 … 1.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
+        return Turn(uniforms(1)[:, 0] < self.p, np.zeros(sizes_hw.shape, np.bool_))
 
 
 # torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an

@@ -18,8 +18,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import concat_tables, image_table
-from gpuload.transforms.program.fusing.grid import Tile
-from gpuload.transforms.program.fusing.plan import Fusing, Plan
+from gpuload.transforms.program.fusing.plan import Fusing, Plan, Tile
 from gpuload.workers.batch import Batch
 from gpuload.workers.feed import Consumer, Feed
 from gpuload.workers.inline import InProcessEngine

@@ -82,7 +82,7 @@ class FusedBackend(Backend):
         return FusedLevels(finish, self.device)
 
     def late(self) -> Late:
-        from gpuload.stage.fused.late import apply
+        from gpuload.stage.fused.runner import apply
 
         def run(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
             if outputs[0].shape[0] not in CHANNELS:
@@ -115,7 +115,7 @@ class FusedBackend(Backend):
                 return (
                     "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
                 )
-            from gpuload.stage.fused.late import trial
+            from gpuload.stage.fused.runner import trial
 
             trial(device)
         except torch.OutOfMemoryError:  # not the compiler's fault; the user has to know
@@ -160,9 +160,9 @@ class FusedLevels:
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Levels` has it."""
-        from gpuload.stage.fused.variants import level_variants, operations_in
+        from gpuload.stage.fused.variants import level_variants, operations_in, transposes_in
 
-        self._runner.operates = operations_in(steps)
+        self._runner.operates, self._runner.transposes = operations_in(steps), transposes_in(steps)
         if not {*form.channels} <= {*CHANNELS}:
             return set()
         return level_variants(steps, form=form, tile=self._runner.tile)

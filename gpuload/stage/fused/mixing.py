@@ -20,8 +20,8 @@ import triton.language as tl
 
 from gpuload.stage.device import device_of, upload
 from gpuload.stage.finish import Outputs
-from gpuload.stage.fused.rounding import round_to
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.stage.fused.pixels import round_to
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]

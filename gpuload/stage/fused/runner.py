@@ -13,28 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from gpuload.stage.device import device_of, upload_together
-from gpuload.stage.finish import Finish, Outputs
-from gpuload.stage.fused.grid import tile_of
+from gpuload.stage.device import capability, device_of, upload_together
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs, neighbours
+from gpuload.stage.fused.erasing import erase_images
 from gpuload.stage.fused.kernel import one_pass
-from gpuload.stage.fused.record import WARP
+from gpuload.stage.fused.mixing import mix
+from gpuload.stage.fused.pixels import INTERPRETED, WARP
+from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.fused.statistics import JOB as TOLD
 from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.layout import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import Plan, Written
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
+from gpuload.transforms.program.fusing.plan import Plan, Tile, Written
+from gpuload.transforms.program.ops import Erase, Mix
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "Prepared", "options_of"]
+__all__ = ["FusedRunner", "Prepared", "apply", "options_of", "tile_of", "trial"]
+
+# GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
+FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
 
 
 class Prepared(NamedTuple):
@@ -60,13 +64,14 @@ class FusedRunner:
 
     Attributes:
         tile: how images are divided.
-        operates: whether all kernels can do operations: so a batch for which none was drawn needs no others.
+        operates, transposes: whether all kernels can do operations, and write rows as columns: so a batch for which
+            none was drawn needs no others.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)
-        self.operates = False
+        self.operates = self.transposes = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
@@ -104,6 +109,7 @@ class FusedRunner:
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
         plan, operates = prepared.plan, self.operates or prepared.plan.operates
+        transposes = self.transposes or plan.transposes
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         # What is not read is the pixels: a kernel takes a pointer of its type.
         pieces = [
@@ -141,7 +147,7 @@ class FusedRunner:
                     target,
                     CHANNELS=plan.channels,
                     OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
-                    OUT_COLUMN=target.stride(-1) if run.finished else plan.channels,
+                    OUT_COLUMN=plan.channels if not run.finished else 0 if transposes else target.stride(-1),
                     GEOMETRY=run.geometry,
                     OPERATES=operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
@@ -150,6 +156,38 @@ class FusedRunner:
                     COLUMNS=self.tile.columns,
                     **options_of(run.geometry, self.tile.warps),
                 )
+
+
+def apply(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finish.apply_late`."""
+    for record in late.records:
+        match record:
+            case Mix():
+                mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+            case Erase():
+                erase_images(outputs, record)
+
+
+def trial(device: torch.device) -> None:
+    """Compile two small kernels and run them; raises whatever Triton raises."""
+    image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
+    nothing = Program((), image.sizes_hw, image.sizes_hw)
+    output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
+    runner = FusedRunner(UNCHANGED, device)
+    runner.launch(runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
+    box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
+    erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def tile_of(device: torch.device) -> Tile:
+    """The tile of a device."""
+    if INTERPRETED.value:  # it takes as long for a large tile as for a small one
+        return Tile(64, 64, 1)
+    if capability(device) in FEW_PROGRAMS:
+        return Tile(8, 64, 2)
+    return Tile(8, 32, 1)
 
 
 @cache
@@ -173,8 +211,8 @@ def _written(outputs: Outputs) -> Written:
     """Where results are written."""
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        return Written(np.arange(len(outputs)) * step, steps[0], steps[1])
+        return Written(np.arange(len(outputs)) * step, *steps)
     first, size = outputs[0].data_ptr(), outputs[0].element_size()
     starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
     steps = np.array([output.stride() for output in outputs], np.int64).T
-    return Written(starts, steps[0], steps[1])
+    return Written(starts, *steps)

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from gpuload.stage.device import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]

@@ -21,20 +21,20 @@ from typing import Any, Final
 import torch
 
 from gpuload.stage.backend import Form
-from gpuload.stage.fused import erasing, kernel, mixing, statistics, weights
-from gpuload.stage.fused import record as R
-from gpuload.stage.fused.rounding import INTERPRETED
+from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics
+from gpuload.stage.fused import pixels as R
+from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.fused.runner import options_of
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
-from gpuload.transforms.program.fusing.tables import COLUMNS
-from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Warp
+from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
 
 KERNELS: Final = {
     "one_pass": kernel.one_pass,
-    "weigh": weights._weigh,
+    "weigh": separable._weigh,
     "count": statistics._count,
     "tabulate": statistics._tabulate,
     "mix": mixing._mix,
@@ -90,6 +90,7 @@ def level_variants(
     ended, going_on, counted = _passes(steps)
     own = {"ROWS": tile.rows, "COLUMNS": tile.columns}
     operates = operations_in(steps)
+    column = 0 if transposes_in(steps) else column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     found: set[Variant] = set()
     ways = [(kind, dtype, channels[1], column, dtype != U8, box) for kind in ended for box in erases]
@@ -99,7 +100,7 @@ def level_variants(
         constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box, **own}
         found.add(_variant("one_pass", (*pointers, written), {**constants, **options_of(kind, tile.warps)}))
     for kind in (ended | going_on) & {R.RESIZE.value, R.BLUR.value}:
-        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **weights.OPTIONS}
+        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **separable.OPTIONS}
         found.add(_variant("weigh", (I64, F64, I32), constants))
     if counted:
         constants = {"CHANNELS": channels[0]}
@@ -111,6 +112,11 @@ def level_variants(
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
     """Whether records of a run may hold operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
+
+
+def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
+    """Whether records of a run may swap rows and columns."""
+    return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
 def late_variants(

@@ -32,6 +32,7 @@ from gpuload.transforms.program.ops import (
     Mixture,
     Ops,
     Record,
+    Turn,
     Warp,
     filter_codes,
 )
@@ -110,6 +111,9 @@ class BatchRunner:
         match record:
             case Flip():
                 return self._flip(source, record)
+            case Turn():
+                source = source.transpose(record.transposed).flip(record.flipped[:, 0], horizontally=False)
+                return source.flip(record.flipped[:, 1], horizontally=True)
             case Box() if record.pads:
                 corners = record.box_tlhw[:, :2] + after[:, :2]
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
@@ -253,14 +257,14 @@ def _picked(groups: Sequence[Group], rows: np.ndarray) -> tuple[Source, list[Gro
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
     """Whether the images of each record have one size, and all results too. Images of any size may go through the first
-    box or flip, which reads pixels where they are."""
+    box, flip or turn, which reads pixels where they are."""
     untouched = np.ones(len(program), np.bool_)  # still a view of the stage's input
     for number, record in enumerate(program.records):
         rows = slice(None) if record.rows is None else record.rows
         before, after = windows[number][rows, 2:], windows[number + 1][rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
-        gathers = isinstance(record, Box | Flip) and untouched[rows].all()
+        gathers = isinstance(record, Box | Flip | Turn) and untouched[rows].all()
         if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
             return False
         untouched[rows] = False

@@ -18,7 +18,7 @@ from gpuload.rng.philox import Key
 from gpuload.stage.finish import apply_late
 from gpuload.stage.fused.erasing import erase, erase_images, quantile_table
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.erasing import RECORD, records
+from gpuload.transforms.program.fusing.jobs import RECORD, records
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIDE = 32

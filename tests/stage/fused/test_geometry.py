@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from pictures import smooth_image
 
-from gpuload.stage.fused import record as R
+from gpuload.stage.fused import pixels as R
 from gpuload.stage.fused.geometry import geometry, row_by_row
-from gpuload.stage.fused.weights import make_tables
+from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.blur import blur, sharpness
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.gather import resize as resize_reference
 from gpuload.stage.reference.warp import warp_batch
-from gpuload.transforms.program.fusing.nearest import nearest_ways
-from gpuload.transforms.program.fusing.tables import place_tables
+from gpuload.transforms.program.fusing.jobs import place_tables
+from gpuload.transforms.program.fusing.passes import nearest_ways
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import nearest_indices, padded_places
 

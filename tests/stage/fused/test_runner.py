@@ -14,7 +14,7 @@ from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.transforms.program.fusing.plan import Tile
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
@@ -129,7 +129,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
     )
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
-    monkeypatch.setattr(f"gpuload.transforms.program.fusing.grid.{limit}", 2)
+    monkeypatch.setattr(f"gpuload.transforms.program.fusing.plan.{limit}", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
         assert torch.equal(one, other)
 

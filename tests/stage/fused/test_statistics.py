@@ -118,6 +118,6 @@ def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
 
     count = statistics._count
     monkeypatch.setattr(statistics, "_count", Watched())
-    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.MOST_PROGRAMS", 12)
+    monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
     np.testing.assert_array_equal(made(images, names, factors), whole)
     assert grids == [(4, 3), (4, 3), (2, 3)]

@@ -22,13 +22,13 @@ from matrix import matrix
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
-from gpuload.stage.fused import erasing, mixing, runner, statistics, variants, weights
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.stage.fused import erasing, mixing, runner, separable, statistics, variants
+from gpuload.transforms.program.fusing.plan import Tile
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
 PLACES = {
     "one_pass": (runner, "one_pass"),
-    "weigh": (weights, "_weigh"),
+    "weigh": (separable, "_weigh"),
     "count": (statistics, "_count"),
     "tabulate": (statistics, "_tabulate"),
     "mix": (mixing, "_mix"),

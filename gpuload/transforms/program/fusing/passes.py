@@ -11,14 +11,14 @@ All of it is arithmetic on arrays of the host, for all images of a batch at once
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.jobs import BOX, CORNER, OUT, SIZE, START, WHOLE, Jobs, those
-from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
+from gpuload.transforms.program.fusing import jobs as R
+from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
     NOTHING,
@@ -28,13 +28,33 @@ from gpuload.transforms.program.ops import (
     Erase,
     Flip,
     Ops,
+    Turn,
     Warp,
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
+from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places, transposed_boxes
 
-__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes"]
+__all__ = [
+    "ERASE_BOX",
+    "OPERATIONS",
+    "OUT",
+    "POINTWISE",
+    "STATISTICS",
+    "WHOLE",
+    "Passes",
+    "nearest_ways",
+    "scaled_pixels",
+]
+
+# Two numbers of a job each: of height and width, or down and across.
+WHOLE: Final = slice(R.HEIGHT, R.WIDTH + 1)
+BOX: Final = slice(R.BOX_H, R.BOX_W + 1)
+SIZE: Final = slice(R.SIZE_H, R.SIZE_W + 1)
+CORNER: Final = slice(R.CORNER_Y, R.CORNER_X + 1)
+OUT: Final = slice(R.OUT_HEIGHT, R.OUT_WIDTH + 1)
+START: Final = slice(R.Y, R.X + 1, R.X - R.Y)
+STEPS: Final = slice(R.STEP_Y, R.STEP_X + 1, R.STEP_X - R.STEP_Y)
 
 # The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
 POINTWISE: Final = (
@@ -78,6 +98,171 @@ NEEDS: Final = np.array([*map(_need, OPS), IDLE])
 assert NEEDS[NOTHING] == IDLE
 
 
+class Jobs:
+    """The jobs of a batch of `count` images, of which each begins with one pass.
+
+    Args:
+        count: of the images.
+        channels: of all pixels between passes, 1 or 3.
+
+    Attributes:
+        jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
+            a pass reads and writes, except where the first one reads.
+        last: int64 (B,), the number of each image's last pass.
+        transposed: bool (B,), whether its result is to be written with rows and columns swapped.
+        tables: int32, of rows and columns, one after the other.
+    """
+
+    def __init__(self, count: int, channels: int) -> None:
+        self.channels = channels
+        self.jobs = np.zeros((2, JOB, count), np.int64)
+        self.floats = np.zeros((2, count, FLOATS))
+        self.last = np.zeros(count, np.int64)
+        self.transposed = np.zeros(count, np.bool_)
+        self._everything = np.arange(count)
+        self._level: int | None = 0  # the last pass of all images; None: they differ
+        self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
+        self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.tables: list[np.ndarray] = []
+        self._table_length = 0
+
+    @property
+    def count(self) -> int:
+        """How many passes there are at most."""
+        return (int(self.last.max()) if self._level is None else self._level) + 1
+
+    def after(self, number: int) -> Any:
+        """The images that have a pass after pass `number`, as an index: of all images, or these. For numbers below that
+        of the last pass."""
+        return slice(None) if self._level is not None else _index(self.last > number)
+
+    def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
+        """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
+        (n, `VALUES`); each job is told where its own begin."""
+        if not self._operations:
+            return np.empty(0, np.int64), np.empty((0, VALUES))
+        jobs, codes, values = self._operations[0]
+        if len(self._operations) > 1:  # those of one record lie next to each other already
+            jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
+            order = jobs.argsort(kind="stable")  # those of one job stay in the order in which they came
+            jobs, codes, values = jobs[order], codes[order], values[order]
+        shape = len(self.jobs), len(self.last)
+        first = np.zeros(shape, np.int64)
+        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the one that is set last stays
+        self.jobs[:, R.OPERATIONS_AT] = first
+        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
+        return codes, values
+
+    def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
+        """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
+        at, here = self._at(self._everything)
+        for column, own in numbers:
+            self.jobs[at, column, here] = own
+
+    def _at(self, rows: np.ndarray) -> tuple[Any, Any]:
+        """The last passes of some images, and these images: indices of the first and the last axis of `jobs`, each for
+        one of them, or the number of the pass of all. As a view of all images, where these are all."""
+        if self._level is None:
+            return self.last[rows], rows
+        return self._level, slice(None) if len(rows) == len(self.last) else rows
+
+    def _is_dense(self, rows: np.ndarray) -> np.ndarray:
+        """Whether the sources of images whose passes are open lie in memory without gaps, so that their pixels can be
+        counted."""
+        at, rows = self._at(rows)
+        plain = (self.jobs[at, R.CHANNEL_STEP, rows] == 1) & (self.jobs[at, R.COLUMN_STEP, rows] == self.channels)
+        return plain & (self.jobs[at, R.ROW_STEP, rows] == self.jobs[at, R.WIDTH, rows] * self.channels)
+
+    def _opened(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
+        self._begin(those(rows, ~self._open[rows]))
+        return self.last[rows]
+
+    def _begin(self, rows: np.ndarray) -> None:
+        """Begin a new pass for some images, which reads what the last one wrote."""
+        if not len(rows):
+            return
+        at, here = self._at(rows)
+        sizes = self._sizes(at, here)
+        if len(rows) < len(self.last):
+            self._level = None
+        elif self._level is not None:
+            self._level += 1
+        self.last[rows] += 1
+        if self.last[rows].max() == len(self.jobs):
+            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
+        at, here = self._at(rows)
+        self.jobs[at, R.CHANNEL_STEP, here] = 1
+        self.jobs[at, R.COLUMN_STEP, here] = self.channels
+        self.jobs[at, R.ROW_STEP, here] = sizes[:, 1] * self.channels
+        self._set(at, WHOLE, here, sizes)
+        self._whole(at, here)
+        self._open[rows] = True
+        transposed = those(rows, self.transposed[rows])
+        self.transposed[transposed] = False  # its pixels are in memory as they were before, and read so
+        self._transpose(transposed)
+
+    def _transpose(self, rows: np.ndarray) -> None:
+        """Swap rows and columns: of what is read, as long as pixels are only chosen, else of what will be written."""
+        open_ = self._open[rows]
+        self.transposed[those(rows, ~open_)] ^= True
+        at, here = self._at(those(rows, open_))
+        for one, other in ((R.ROW_STEP, R.COLUMN_STEP), (R.HEIGHT, R.WIDTH), (R.OUT_HEIGHT, R.OUT_WIDTH)):
+            numbers = self.jobs[at, one, here].copy()
+            self.jobs[at, one, here] = self.jobs[at, other, here]
+            self.jobs[at, other, here] = numbers
+
+    def _whole(self, at: Any, here: Any) -> None:
+        """Write all that is read, as it is."""
+        self.jobs[at, OUT, here] = self.jobs[at, WHOLE, here]
+        self.jobs[at, STEPS, here] = 1
+
+    def _sizes(self, at: Any, here: Any) -> np.ndarray:
+        """The sizes of the results of passes, (n, 2)."""
+        found = self.jobs[at, OUT, here]
+        return found.T if isinstance(here, slice) else found  # lists of indices come before what is between them
+
+    def _set(self, at: Any, columns: slice, here: Any, numbers: np.ndarray) -> None:
+        """Set two numbers of jobs, from (n, 2)."""
+        self.jobs[at, columns, here] = numbers.T if isinstance(here, slice) else numbers
+
+    def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
+        """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
+        both = np.concatenate(places, axis=1).astype(np.int32, copy=False)
+        for column, numbers in (
+            (R.KIND, R.TABLE),
+            (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
+            (R.TABLE_ROWS, places[0].shape[1]),
+            (R.OUT_HEIGHT, places[0].shape[1]),
+            (R.OUT_WIDTH, places[1].shape[1]),
+        ):
+            self.jobs[at, column, rows] = numbers
+        self._open[rows] = False
+        self.tables.append(both.ravel())
+        self._table_length += both.size
+
+    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
+        if any(fill):
+            self.floats[at, rows, R.FILL : R.FILL + 3] = fill
+
+
+def _longer(array: np.ndarray) -> np.ndarray:
+    """With zeros at its end."""
+    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
+    longer[:-1], longer[-1] = array, 0
+    return longer
+
+
+def _index(which: np.ndarray) -> Any:
+    """Where `which` is, as an index."""
+    return slice(None) if which.all() else which.nonzero()[0]
+
+
+def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The rows where `which`; the same array, if these are all."""
+    return rows if which.all() else rows[which]
+
+
 class Passes(Jobs):
     """The passes of a batch, made by going through its program.
 
@@ -108,6 +293,10 @@ class Passes(Jobs):
             match record:
                 case Flip():
                     self._flip(rows[record.flipped], record.axis)
+                case Turn():
+                    self._transpose(rows[record.transposed])
+                    for axis in (0, 1):
+                        self._flip(rows[record.flipped[:, axis]], axis)
                 case Box(padding_mode=None):
                     self._resize(rows, record, before, after)
                 case Box(padding_mode=str(mode)):
@@ -125,6 +314,11 @@ class Passes(Jobs):
     # -- records of the program ----------------------------------------------------------------------------------------
 
     def _flip(self, rows: np.ndarray, axis: int) -> None:
+        transposed = self.transposed[rows]
+        self._mirror(those(rows, ~transposed), axis)
+        self._mirror(those(rows, transposed), 1 - axis)
+
+    def _mirror(self, rows: np.ndarray, axis: int) -> None:
         step, length = (R.ROW_STEP, R.HEIGHT) if axis == 0 else (R.COLUMN_STEP, R.WIDTH)
         place, sign, size = (R.Y, R.STEP_Y, R.OUT_HEIGHT) if axis == 0 else (R.X, R.STEP_X, R.OUT_WIDTH)
         open_ = self._open[rows]
@@ -140,6 +334,8 @@ class Passes(Jobs):
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
         if before is after or (before == after).all():
             return
+        if (transposed := self.transposed[rows]).any():
+            before, after = transposed_boxes(before, transposed), transposed_boxes(after, transposed)
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
             entries = which.nonzero()[0]
@@ -323,7 +519,7 @@ class Passes(Jobs):
 
     def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
         levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
-        for boxes in boxes_tlhw.transpose(1, 0, 2):
+        for boxes in transposed_boxes(boxes_tlhw, self.transposed[rows]).transpose(1, 0, 2):
             there = boxes[:, 2:].all(axis=1).nonzero()[0]
             if not len(there):
                 continue
@@ -369,3 +565,36 @@ def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
         return [np.arange(len(sizes_hw))]
     _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
     return [(which == number).nonzero()[0] for number in range(int(which.max()) + 1)]
+
+
+FIXED_LIMIT: Final = 32768.0  # for coordinates beyond it fixed point is not used
+
+
+def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
+    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
+    _, b, _, d, _, _, g, h = coefficients.T
+    affine = (g == 0) & (h == 0)
+    scaling = affine & (b == 0) & (d == 0)
+    maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
+    corners_hw = np.zeros((len(maps), 2, 1, 2))  # along each axis, the first and the last
+    corners_hw[:, :, 0, 1] = ends_hw
+    across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
+    shown = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # by all four corners
+    return scaling, affine & ~scaling & (abs(shown) < FIXED_LIMIT).all(axis=(1, 2, 3))
+
+
+def scaled_pixels(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
+    image, and any number after it."""
+    a, _, c, _, e, f, _, _ = coefficients.T
+    found = []
+    for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
+        # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
+        steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
+        steps[:, 0] = first + step * 0.5
+        sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
+        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return found[0], found[1]

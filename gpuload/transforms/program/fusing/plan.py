@@ -14,16 +14,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.erasing import RECORD, records
-from gpuload.transforms.program.fusing.grid import Tile, portions
-from gpuload.transforms.program.fusing.jobs import OUT, WHOLE
-from gpuload.transforms.program.fusing.passes import Passes
-from gpuload.transforms.program.fusing.tables import Tables, place_tables
-from gpuload.transforms.program.ops import Erase, Ops
+from gpuload.transforms.program.fusing import jobs as R
+from gpuload.transforms.program.fusing.jobs import RECORD, Tables, place_tables, records
+from gpuload.transforms.program.fusing.passes import OUT, WHOLE, Passes
+from gpuload.transforms.program.ops import Erase, Ops, Turn
+from gpuload.transforms.program.windows import transposed_boxes
 
-__all__ = ["Fusing", "Launch", "Plan", "Written", "leading_erasing"]
+__all__ = ["Fusing", "Launch", "Plan", "Tile", "Written", "leading_erasing", "portions"]
 
+SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
+# Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
+MOST_PROGRAMS: Final = 2**31 - 1
 KINDS: Final = 8  # more than there are kinds of geometry
 ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
@@ -31,13 +32,27 @@ KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
 
 
+class Tile(NamedTuple):
+    """The part of a result that a program makes.
+
+    Attributes:
+        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
+        warps: of the program.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+
 class Written(NamedTuple):
-    """Where results are written, in elements from the first one: where each begins, and the steps between channels and
-    rows; int64 (B,), or one for all."""
+    """Where results are written, in elements from the first one: where each begins, and the steps between channels,
+    rows and columns; int64 (B,), or one for all."""
 
     starts: np.ndarray
     channel: np.ndarray | int
     row: np.ndarray | int
+    column: np.ndarray | int
 
 
 class Counts(NamedTuple):
@@ -78,6 +93,7 @@ class Plan(NamedTuple):
         launches: in order.
         channels, out_channels: of pixels between passes, and of results.
         operates, erases: whether any pass does operations, and whether finished images are erased.
+        transposes: whether any result may be written with rows and columns swapped.
         scratch_bytes: of both pieces of memory between passes.
     """
 
@@ -86,6 +102,7 @@ class Plan(NamedTuple):
     out_channels: int
     operates: bool
     erases: bool
+    transposes: bool
     scratch_bytes: tuple[int, int]
 
     def plain(self) -> tuple[Any, ...]:
@@ -130,12 +147,17 @@ class Plan(NamedTuple):
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
-        passes.set_last(((R.OUT_AT, written.starts), (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, written.row)))
+        row, column = written.row, written.column
+        if passes.transposed.any():
+            row, column = np.where(passes.transposed, column, row), np.where(passes.transposed, row, column)
+        steps = (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, row), (R.OUT_PIXEL, column)
+        passes.set_last(((R.OUT_AT, written.starts), *steps))
         boxes = _place_boxes(passes, late, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
         own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
+        transposes = any(isinstance(record, Turn) for record in program.records)
+        plan = cls(launches, max(channels), channels[-1], operates, bool(late), transposes, scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
 
 
@@ -166,7 +188,7 @@ class Fusing:
         if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
-        steps = (1, width * channels) if self.channels_last else (height * width, width)
+        steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         written = Written(np.arange(count) * (channels * height * width), *steps)
         return Plan.of(images, levels, levels.windows_tlhw, written, erasing, self.tile)
 
@@ -185,6 +207,17 @@ def leading_erasing(late: Program | None) -> list[Erase]:
             break
         erasing.append(record)
     return erasing
+
+
+def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
+    """Return the images of each launch, of `count` from the `first` on.
+
+    Args:
+        count, first: which images.
+        programs: along the grid's first axis, for each image; the images are along the second.
+    """
+    end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
+    return [slice(at, min(at + step, end)) for at in range(first, end, step)]
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
@@ -207,6 +240,9 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
     if not late:
         return np.empty((0, RECORD), np.int64)
     boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
+    boxes[..., :4] = transposed_boxes(boxes[..., :4], passes.transposed)
+    kinds = boxes[passes.transposed, :, 4]
+    boxes[passes.transposed, :, 4] = np.where(kinds == R.PIXEL, R.TRANSPOSED_PIXEL, kinds)
     each = boxes.shape[1]
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
     return boxes.reshape(-1, RECORD)

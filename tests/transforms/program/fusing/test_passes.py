@@ -8,7 +8,7 @@ import pytest
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.ops import code
 

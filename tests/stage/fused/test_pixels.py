@@ -11,7 +11,7 @@ import triton
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportArgumentType=false
 import triton.language as tl
 
-from gpuload.stage.fused.rounding import multiply_add, round_to
+from gpuload.stage.fused.pixels import multiply_add, round_to
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

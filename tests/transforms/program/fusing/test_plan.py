@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.transforms.program.fusing.plan import portions
 
 
 @pytest.mark.parametrize(

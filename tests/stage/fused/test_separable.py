@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpuload.stage.fused import record as R
-from gpuload.stage.fused.weights import make_tables
-from gpuload.transforms.program.fusing.tables import place_tables
+from gpuload.stage.fused import pixels as R
+from gpuload.stage.fused.separable import make_tables
+from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import filter_weights, source_windows
 
