@@ -30,8 +30,8 @@ from benchmarks.photos import SUFFIXES, find_photos
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder, Header
 from gpuload.decode.cut import is_cuttable
-from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.indexed import read_index
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 __all__ = ["main"]
 

@@ -1,10 +1,10 @@
 """Crops cut out of a JPEG by its **index**, which says where in the coded bits the blocks of every few columns begin.
 
-The index is a segment of the file (APP10) that `indexing` makes; the coded data are anybody's. For each row of MCUs it
-has points: at which bit the MCU begins, and what its DC coefficients are predicted from. The bits from a point to
-another one are a **stretch** of MCUs, and the stretches that a region touches are a smaller picture: one of its rows
-each. But a row begins with other predictors than the one above ends with, and within a byte, and shifting all bits
-would take longer than decoding saves. So a **joint** stands between two stretches: an MCU of our own, whose DC
+The index is a segment of the file (APP10) that `packing.jpeg_indexing` makes; the coded data are anybody's. For each
+row of MCUs it has points: at which bit the MCU begins, and what its DC coefficients are predicted from. The bits from a
+point to another one are a **stretch** of MCUs, and the stretches that a region touches are a smaller picture: one of
+its rows each. But a row begins with other predictors than the one above ends with, and within a byte, and shifting all
+bits would take longer than decoding saves. So a **joint** stands between two stretches: an MCU of our own, whose DC
 differences lead to the right predictors, and whose AC coefficients are chosen so that the bits behind it keep their
 places in their bytes. Bytes are copied as they are.
 
@@ -196,7 +196,7 @@ def cut_by_index(wanted: Sequence[Wanted]) -> list[Cut | None]:
 def _cut_or_not(wanted: list[Wanted]) -> list[Cut | None]:
     try:
         return _cut(wanted)
-    except (IndexError, TypeError, ValueError):  # not made by `indexing`, for all its right checksum
+    except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
         return [None] if len(wanted) == 1 else [made for one in wanted for made in _cut_or_not([one])]
 
 

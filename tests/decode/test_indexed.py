@@ -17,9 +17,9 @@ from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, cuts, is_cuttable
 from gpuload.decode.indexed import FIXED, point_bytes, read_index
-from gpuload.decode.indexing import add_index
 from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.decode.jpeg_header import INDEX
+from gpuload.packing.jpeg_indexing import add_index
 
 Region = tuple[int, int, int, int]
 TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
@@ -27,7 +27,7 @@ TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
 
 def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
     """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
-    with mock.patch.multiple("gpuload.decode.indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
+    with mock.patch.multiple("gpuload.packing.jpeg_indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
         made = add_index(jpeg, header_of(jpeg))
     return jpeg if made is None else made
 

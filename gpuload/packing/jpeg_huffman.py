@@ -1,6 +1,6 @@
 """The Huffman codes of a JPEG's scan: read from its header, added to, and followed through the scan bit by bit.
 
-For those who make an index (`indexing`), some 60 ms for a photograph; nothing here runs in a worker.
+For making an index (`jpeg_indexing`): some 60 ms for a photograph.
 """
 
 from __future__ import annotations

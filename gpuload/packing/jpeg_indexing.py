@@ -1,4 +1,4 @@
-"""Makes the index by which crops are cut out of a JPEG (`indexed`). For those who pack data sets, not for workers."""
+"""The index by which crops are cut out of a JPEG, made; `gpuload.decode.indexed` says what is in it and reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.decode.grid import mcu_size, mcus, scan_start
-from gpuload.decode.huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
 from gpuload.decode.indexed import (
     CATEGORIES,
     CODES,
@@ -24,6 +23,7 @@ from gpuload.decode.indexed import (
     point_bytes,
 )
 from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
+from gpuload.packing.jpeg_huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
 
 __all__ = ["add_index"]
 

@@ -1,7 +1,4 @@
-"""JPEGs that crops can be cut out of (`cut`), made of others by an index of their bits (`indexing`).
-
-For those who pack data sets; nothing here runs in a worker.
-"""
+"""JPEGs made cuttable: crops can be cut out of their bytes (`gpuload.decode.cut`), by an index (`jpeg_indexing`)."""
 
 from __future__ import annotations
 
@@ -10,16 +7,16 @@ import subprocess
 from gpuload.decode.cut import find_intervals, is_cuttable
 from gpuload.decode.header import read_header
 from gpuload.decode.indexed import read_index
-from gpuload.decode.indexing import add_index
 from gpuload.decode.jpeg_header import SOI, JpegHeader, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, GpuloadError
+from gpuload.packing.jpeg_indexing import add_index
 
 __all__ = ["make_cuttable"]
 
 
 def make_cuttable(data: bytes) -> bytes:
-    """A JPEG of the same pixels, EXIF and ICC blocks, with an index that lets crops be cut out.
+    """Return a JPEG of the same pixels, EXIF and ICC blocks, with an index that lets crops be cut out.
 
     What is coded stays as it is. Only a progressive JPEG, one of several scans, and one with restart markers are
     written anew, by jpegtran: the same coefficients, in one scan. What stands behind the picture (a phone's second
