@@ -43,7 +43,7 @@ from benchmarks.photos import SUFFIXES, find_photos
 from gpuload import transforms as T
 from gpuload.decode import Decoder
 from gpuload.decode import scaled as model
-from gpuload.decode.grid import mcu_size
+from gpuload.decode.header import mcu_size
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
 
 __all__ = ["main"]

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuload.decode.grid import Cut, Grid, Region, mcu_size, scan_start, touched
+from gpuload.decode.grid import Cut, Grid, touched
+from gpuload.decode.header import JpegHeader, Region, mcu_size, scan_start
 from gpuload.decode.indexed import Wanted, cut_by_index, is_intact, read_index
-from gpuload.decode.jpeg_header import JpegHeader
 
 __all__ = ["cut", "cuts", "find_intervals", "grid_of", "is_cuttable"]
 

@@ -15,12 +15,20 @@ from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode.cut import cuts
 from gpuload.decode.grid import Cut
-from gpuload.decode.header import Header, read_header
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, Region, SimpleJpeg
-from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
+from gpuload.decode.header import (
+    Header,
+    JpegHeader,
+    Region,
+    end_of_scan,
+    has_end,
+    is_transposed,
+    read_header,
+    stored_region,
+    upright,
+)
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
-from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, VALUES, hint_on_truncated, open_image
 from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
 from gpuload.decode.tiff import REMEDY, remedy

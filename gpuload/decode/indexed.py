@@ -33,8 +33,8 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuload.decode.grid import Cut, Grid, Region, is_interpolated, mcu_size, mcus, sampling, scan_start
-from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader
+from gpuload.decode.grid import Cut, Grid, is_interpolated
+from gpuload.decode.header import EOI, INDEX, JpegHeader, Region, mcu_size, mcus, sampling, scan_start
 
 __all__ = [
     "CATEGORIES",

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
+from gpuload.decode.header import EOI, JpegHeader, Region, has_end
 from gpuload.decode.native_messages import native_messages
 from gpuload.errors import one_line
 
@@ -30,7 +30,6 @@ __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "column
 NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
 KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
-Region = tuple[int, int, int, int]
 
 
 def columns(left: int, width: int, all_of_them: int) -> tuple[int, int]:

@@ -21,13 +21,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.decode.cut import cut, grid_of
-from gpuload.decode.grid import BLOCK, mcu_size
-from gpuload.decode.jpeg_header import JpegHeader, has_end
+from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_size
 from gpuload.errors import one_line
 
 __all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-Region = tuple[int, int, int, int]  # top, left, height, width
 Extent = tuple[float, float, float, float]
 
 # The filters that smooth what becomes smaller, of which a smaller picture looks the same; Pillow's names.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 
 from gpuload.decode.cut import find_intervals, is_cuttable
-from gpuload.decode.header import read_header
+from gpuload.decode.header import SOI, JpegHeader, read_header, scan_markers
 from gpuload.decode.indexed import read_index
-from gpuload.decode.jpeg_header import SOI, JpegHeader, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, GpuloadError
 from gpuload.packing.jpeg_indexing import add_index

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import DHT, JpegHeader
+from gpuload.decode.header import DHT, JpegHeader
 
 __all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "walk", "write_tables"]
 

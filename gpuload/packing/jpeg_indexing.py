@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuload.decode.grid import mcu_size, mcus, scan_start
+from gpuload.decode.header import EOI, INDEX, JpegHeader, end_of_scan, mcu_size, mcus, scan_markers, scan_start
 from gpuload.decode.indexed import (
     CATEGORIES,
     CODES,
@@ -22,7 +22,6 @@ from gpuload.decode.indexed import (
     digest,
     point_bytes,
 )
-from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
 from gpuload.packing.jpeg_huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
 
 __all__ = ["add_index"]

@@ -16,9 +16,9 @@ from restarts import SAMPLINGS, header_of, restarted
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, cuts, is_cuttable
+from gpuload.decode.header import INDEX
 from gpuload.decode.indexed import FIXED, point_bytes, read_index
 from gpuload.decode.jpeg import SimpleJpeg
-from gpuload.decode.jpeg_header import INDEX
 from gpuload.packing.jpeg_indexing import add_index
 
 Region = tuple[int, int, int, int]

@@ -6,8 +6,7 @@ from pictures import encode
 from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
-from gpuload.decode.grid import mcu_size, mcus, scan_start
-from gpuload.decode.jpeg_header import end_of_scan
+from gpuload.decode.header import end_of_scan, mcu_size, mcus, scan_start
 from gpuload.packing.jpeg_huffman import Table, complete, read_blocks, read_tables, walk, write_tables
 
 FULL = Table(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))

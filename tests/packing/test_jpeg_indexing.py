@@ -11,9 +11,8 @@ from PIL import Image
 from restarts import header_of, restarted
 
 from gpuload.decode.cut import cut
-from gpuload.decode.grid import scan_start
+from gpuload.decode.header import JpegHeader, scan_markers, scan_start
 from gpuload.decode.indexed import read_index
-from gpuload.decode.jpeg_header import JpegHeader, scan_markers
 from gpuload.packing.jpeg_huffman import read_tables
 from gpuload.packing.jpeg_indexing import add_index
 
