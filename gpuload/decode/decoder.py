@@ -154,37 +154,26 @@ class Decoder:
             grey = Encoded(encoded.data, "L", encoded.source)
             self.decode(grey, header, region_tlhw, out[:, :, None])
             return
-        orientation = header.orientation
-        region = stored_region(region_tlhw, orientation, self.size_hw(header))
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
-        values, complaint = listen(opened.values, region)
+        values, complaint = listen(opened.values, self._as_stored(header, region_tlhw))
         if values is None:
             ways = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{ways}")
         self.counts["Pillow"] += 1
-        np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
+        np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """What is cut out of JPEGs for regions, where that pays: for `decode`, which else does so itself. Several at
-        once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both the code
-        of a decoder and that of a cut.
+        """Cut what regions need out of JPEGs, where that pays: for `decode`, which otherwise does so itself.
+
+        Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
+        the code of a decoder and that of a cut.
 
         Args:
             wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
-        found: list[Cut | None] = [None] * len(wanted)
-        parts: dict[int, tuple[bytes, JpegHeader, Region]] = {}
-        for number, (encoded, header, region) in enumerate(wanted):
-            if (jpeg := header.jpeg) is None:
-                continue
-            if header.orientation != 1:
-                region = stored_region(region, header.orientation, self.size_hw(header))
-            if region[2:] != (jpeg.height, jpeg.width) and (jpeg.index_at or jpeg.restart_interval):
-                parts[number] = encoded.data, jpeg, region
-        if parts and (self._jpeg_decoders or self._find_jpeg_decoders())[0]:
-            for number, part in zip(parts, cuts([*parts.values()]), strict=True):
-                found[number] = part
-        return found
+        if not self._ladder:
+            return [None] * len(wanted)
+        return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
 
     def decode(
         self,
@@ -221,14 +210,10 @@ class Decoder:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
         if part == "cut now":
             (part,) = self.cuts([(encoded, header, region_tlhw)])
-        orientation = header.orientation
-        if orientation == 1:
-            pixels = self._stored(encoded, header, region_tlhw, part, out)
-            if not np.may_share_memory(pixels, out):
-                np.copyto(out, pixels)
-        else:
-            stored = self._stored(encoded, header, stored_region(region_tlhw, orientation, size_hw), part)
-            np.copyto(out, upright(stored, orientation))
+        region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
+        stored = self._stored(encoded, header, region, part, None if turned else out)
+        if not np.may_share_memory(stored, out):
+            np.copyto(out, upright(stored, header.orientation))
         return out
 
     def eighths(
@@ -245,8 +230,9 @@ class Decoder:
         jpeg = header.jpeg
         if jpeg is None or not _as_it_is(jpeg, encoded.mode):
             return 0
-        region, size = self._as_stored(header, region_tlhw, size_hw)
-        return choose_eighths(encoded.data, jpeg, region, size, interpolation)
+        if is_transposed(header.orientation):
+            size_hw = size_hw[1], size_hw[0]
+        return choose_eighths(encoded.data, jpeg, self._as_stored(header, region_tlhw), size_hw, interpolation)
 
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
@@ -259,7 +245,8 @@ class Decoder:
         jpeg = header.jpeg
         assert jpeg is not None
         grey = _is_grey(jpeg, encoded.mode)
-        region, size = self._as_stored(header, region_tlhw, out.shape[:2])
+        region, (height, width) = self._as_stored(header, region_tlhw), out.shape[:2]
+        size_hw = (width, height) if is_transposed(header.orientation) else (height, width)
         usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
         scaled = None
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
@@ -270,15 +257,11 @@ class Decoder:
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
-        np.copyto(out, upright(resample(scaled, size, interpolation), header.orientation))
+        np.copyto(out, upright(resample(scaled, size_hw, interpolation), header.orientation))
 
-    def _as_stored(
-        self, header: Header, region_tlhw: Region, size_hw: tuple[int, ...]
-    ) -> tuple[Region, tuple[int, int]]:
-        """A region of the upright image, and the size that it is resized to, as stored."""
-        height, width = size_hw
-        size = (width, height) if is_transposed(header.orientation) else (height, width)
-        return stored_region(region_tlhw, header.orientation, self.size_hw(header)), size
+    def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
+        """Return where a region of the upright image is in the stored one."""
+        return stored_region(region_tlhw, header.orientation, self.size_hw(header))
 
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
@@ -291,7 +274,7 @@ class Decoder:
             grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
             decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
             whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
-            if part is not None:
+            if part is not None and decoders:
                 decoder = decoders[-1 if self._by_size else 0]
                 pixels, _ = decoder.decode(part.data, part.header, grey, part.region_tlhw)
                 if pixels is not None:

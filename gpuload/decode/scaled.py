@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.cut import cut, grid_of
+from gpuload.decode.cut import cut, find_grid
 from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_size
 from gpuload.errors import one_line
 
@@ -72,30 +72,17 @@ def choose_eighths(
         return 0
     if not has_end(data, header):
         return 0
-    cost = scaled_ns(data, header, region_tlhw, size_hw, interpolation, eighths)
-    return eighths if cost < exact_ns(data, header, region_tlhw) else 0
-
-
-def exact_ns(data: bytes, header: JpegHeader, region_tlhw: Region) -> float:
-    """What decoding a region as it is costs, but for the bytes."""
-    _, _, height, width = region_tlhw
-    whole = (height, width) == (header.height, header.width) or _can_be_cut(data, header)
-    sample, pixel = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
-    return height * width * (_samples(data, header) * sample + pixel)
-
-
-def scaled_ns(
-    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str, eighths: int
-) -> float:
-    """What decoding at so many eighths and resampling costs, but for the bytes."""
-    top, _, height, width = region_tlhw
-    if _can_be_cut(data, header):
-        decoded = height * width
-    else:
-        decoded = (top + height if _can_end(header) else header.height) * header.width
-    rows, columns = height * eighths / 8, width * eighths / 8
-    taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
-    return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    # What both ways cost, but for the bytes.
+    top, is_cut = region_tlhw[0], find_grid(data, header) is not None
+    block_width, block_height = mcu_size(data, header)
+    samples = 1 + (header.components - 1) * 64 / (block_width * block_height)  # of a pixel
+    whole = is_cut or (height, width) == (header.height, header.width)
+    sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
+    exact_ns = height * width * (samples * sample_ns + pixel_ns)
+    decoded = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
+    taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
+    scaled_ns = SCALED_NS + decoded * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    return eighths if scaled_ns < exact_ns else 0
 
 
 def decode_scaled(
@@ -131,10 +118,6 @@ def decode_scaled(
     return Scaled(pixels[y0:y1, x0:x1], extent), ""
 
 
-def _can_be_cut(data: bytes, header: JpegHeader) -> bool:
-    return header.index_at > 0 or grid_of(data, header) is not None
-
-
 def _can_end(header: JpegHeader) -> bool:
     """Whether a JPEG whose header says that it ends earlier is still one."""
     return header.single_scan and not header.restart_interval
@@ -162,9 +145,3 @@ def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np
     extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
     resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, FILTERS[interpolation]), extent)
     return np.asarray(resized).reshape(*size_hw, -1)
-
-
-def _samples(data: bytes, header: JpegHeader) -> float:
-    """The samples of a pixel."""
-    width, height = mcu_size(data, header)
-    return 1 + (header.components - 1) * 64 / (width * height)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-from gpuload.decode.cut import find_intervals, is_cuttable
+from gpuload.decode.cut import is_cuttable
 from gpuload.decode.header import SOI, JpegHeader, read_header, scan_markers
-from gpuload.decode.indexed import read_index
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, GpuloadError
 from gpuload.packing.jpeg_indexing import add_index
@@ -29,7 +28,7 @@ def make_cuttable(data: bytes) -> bytes:
     header = _jpeg_header(data)
     if header is None or not header.complete or not header.plain:
         return data
-    if is_cuttable(data, header) and (read_index(data, header) is not None or find_intervals(data, header) is not None):
+    if is_cuttable(data, header):
         return data
     if header.single_scan and not header.restart_interval:
         return add_index(data, header) or data

@@ -10,9 +10,8 @@ from pictures import encode
 from PIL import Image
 from restarts import header_of, restarted
 
-from gpuload.decode.cut import cut
+from gpuload.decode.cut import cut, find_grid
 from gpuload.decode.header import JpegHeader, scan_markers, scan_start
-from gpuload.decode.indexed import read_index
 from gpuload.packing.jpeg_huffman import read_tables
 from gpuload.packing.jpeg_indexing import add_index
 
@@ -46,11 +45,11 @@ def test_a_larger_picture_has_its_points_further_apart():
     found = []
     for size in (20, 40, 80):
         jpeg = restarted("4:4:4", (size, size), 0)
-        found.append(read_index(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
+        found.append(find_grid(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
     with mock.patch("gpuload.packing.jpeg_indexing.MOST_BYTES", 10_000):
         limited = add_index(jpeg, header_of(jpeg))
     assert len(limited) < len(jpeg) + 10_010
-    assert read_index(limited, header_of(limited)).spacing > found[-1].spacing
+    assert find_grid(limited, header_of(limited)).across > found[-1].across
 
 
 def test_bits_of_rows_longer_than_16_bits_count():
