@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 
 from gpuload.decode.grid import Cut, Grid, Part
-from gpuload.decode.header import JpegHeader, Region, mcu_size, mcus, scan_start
+from gpuload.decode.header import JpegHeader, Region, mcu_layout, mcus, scan_start
 from gpuload.decode.indexed import Index
 
 __all__ = ["Intervals", "cut", "cuts", "find_grid", "is_cuttable"]
@@ -39,10 +39,10 @@ def find_grid(data: bytes, header: JpegHeader) -> Grid | None:
     """Return how a JPEG can be cut, as far as its header and its index tell; None if it cannot."""
     if not (header.restart_interval or header.index_at) or not header.plain or not header.single_scan:
         return None
-    mcu = mcu_size(data, header)
+    mcu, blocks = mcu_layout(data, header)
     if not all(mcu):
         return None
-    return (Intervals if header.restart_interval else Index).read(data, header, mcu)
+    return Intervals.read(data, header, mcu) if header.restart_interval else Index.read(data, header, mcu, blocks)
 
 
 def is_cuttable(data: bytes, header: JpegHeader) -> bool:

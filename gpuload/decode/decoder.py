@@ -99,13 +99,13 @@ class Decoder:
         return read_header(encoded.data, self._options)
 
     def size_hw(self, header: Header) -> tuple[int, int]:
-        """Height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
+        """Return height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
         if is_transposed(header.orientation):
             return header.width, header.height
         return header.height, header.width
 
     def channels(self, header: Header, mode: Mode) -> int:
-        """How many channels `decode` gives for an `Encoded` of this mode.
+        """Return how many channels `decode` gives for an `Encoded` of this mode.
 
         Raises:
             DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, channels of another type than
@@ -130,11 +130,11 @@ class Decoder:
         return CHANNELS[header.mode]
 
     def dtype(self, header: Header) -> str:
-        """The type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
+        """Return the type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
         return "uint8" if header.opened is None else header.opened.dtype
 
     def mask_dtype(self, header: Header) -> str:
-        """The type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
+        """Return the type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
         if header.mode not in VALUES:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
@@ -219,7 +219,7 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """At how many eighths of its size an image is decoded by `decode_resized`; 0: `decode` costs less, or no
+        """Return at how many eighths of its size `decode_resized` decodes an image; 0 if `decode` costs less, or no
         decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
 
         Args:
@@ -266,7 +266,7 @@ class Decoder:
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """A region as stored, in the right mode; its memory may be `out`, or the decoder's until its next call."""
+        """Return a region as stored, in the right mode; in `out`, or in memory that the next call may overwrite."""
         data, mode = encoded.data, encoded.mode
         jpeg = header.jpeg
         said: list[str] = []
@@ -305,7 +305,7 @@ class Decoder:
         return pixels
 
     def _find_jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders of the ladder, and what is wrong with the others; called at the first JPEG."""
+        """Return the usable decoders of the ladder, and what is wrong with the others; called at the first JPEG."""
         usable: list[JpegDecoder] = []
         missing: list[str] = []
         for kind in self._ladder:
@@ -336,12 +336,12 @@ def _lost(header: Header) -> str | None:
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Whether one channel of a JPEG is wanted, and there is no other."""
+    """Return whether one channel of a JPEG is wanted, and there is no other."""
     return jpeg.components == 1 and mode in ("L", "unchanged")
 
 
 def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Whether its decoders give the mode that is wanted."""
+    """Return whether its decoders give the mode that is wanted."""
     return _is_grey(jpeg, mode) or mode in ("RGB", "unchanged")
 
 

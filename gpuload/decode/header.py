@@ -25,17 +25,15 @@ import numpy as np
 
 from gpuload.datasets.files import no_image, sniff, too_large
 from gpuload.decode.options import Decode
-from gpuload.decode.pillow_images import PillowImage, open_image, quiet
+from gpuload.decode.pillow_images import PillowImage, Region, open_image, quiet
 from gpuload.decode.tiff import remedy
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
     "BLOCK", "DHT", "EOI", "FLIPPED_X", "FLIPPED_Y", "INDEX", "PROGRESSIVE", "SOI", "Header", "JpegHeader", "Region",
-    "decoder_bytes", "end_of_scan", "ends", "has_end", "is_transposed", "mcu_size", "mcus", "read_header",
-    "read_orientation", "read_scans", "sampling", "scan_markers", "scan_start", "stored_region", "upright",
+    "decoder_bytes", "end_of_scan", "ends", "has_end", "is_transposed", "mcu_layout", "mcus",
+    "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "upright",
 ]  # fmt: skip
-
-Region = tuple[int, int, int, int]  # top, left, height, width
 
 # Bytes for a pixel, with Pillow 13: an image of 4, and for TIFF a strip that may be all of it, for WebP two canvases
 # and a frame, for JPEG 2000 and AVIF what their libraries decode to. A PNM of 16 bits takes more, from as large a file.
@@ -119,7 +117,7 @@ def read_header(data: bytes, options: Decode) -> Header:
 
 
 def ends(data: bytes, header: Header) -> bool:
-    """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
+    """Return whether the file has an end, where its format says so: cheap, and finds what was cut off."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
     if header.format == "JPEG":
@@ -178,7 +176,7 @@ def _check_scans(scans: int, height: int, width: int, options: Decode) -> None:
 
 
 def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
-    """About how much memory Pillow takes to decode an image."""
+    """Return about how much memory Pillow takes to decode an image."""
     pixels = opened.height * opened.width
     match opened.format:
         case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # decoded one after the other
@@ -193,7 +191,7 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
 
 
 def _jpeg2000_tile(data: bytes) -> int | None:
-    """The pixels of a tile, from the codestream's SIZ segment."""
+    """Return the pixels of a tile, from the codestream's SIZ segment."""
     at = 0
     while data[at : at + 4] != b"\xff\x4f\xff\x51":  # a file of boxes, the codestream in one of them
         if data[at + 4 : at + 8] == b"jp2c":
@@ -248,13 +246,12 @@ def scan_markers(data: bytes) -> JpegHeader | None:
         while True:
             marker, length = segment_at(data, at)
             if marker in PASSED_OVER:
-                at += 2 + length
+                pass
             elif marker in FRAMES:
                 if frame:
                     return None
                 frame, start = marker, at
                 bits, height, width, components = frame_at(data, at + 4)
-                at += 2 + length
             elif marker == 0xFFDA:
                 if not frame or not height or not width:
                     return None
@@ -267,24 +264,22 @@ def scan_markers(data: bytes) -> JpegHeader | None:
                     exif += data[at + 10 : at + 2 + length]
                 elif data.startswith(XMP, at + 4):
                     xmp = data[at + 4 + len(XMP) : at + 2 + length]
-                at += 2 + length
             elif marker == 0xFFEA:
                 if data.startswith(INDEX, at + 4):
                     index = at
-                at += 2 + length
             elif marker == DRI:
                 (interval,) = number_at(data, at + 4)
-                at += 2 + length
             elif marker == 0xFFFF:  # a fill byte
-                at += 1
+                length = -1
             else:
                 return None
+            at += 2 + length
     except struct.error:
         return None
 
 
 def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
-    """How many scans a JPEG has, and whether they give every coefficient to its last bit.
+    """Return how many scans a JPEG has, and whether they give every coefficient to its last bit.
 
     Only a progressive JPEG, and a sequential one whose first scan leaves components out, may have several: in all
     others a second scan is an error to libjpeg. Like libjpeg this passes over what is no marker.
@@ -311,53 +306,47 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
 
 
 def end_of_scan(data: bytes, header: JpegHeader) -> int:
-    """Where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
+    """Return where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
     found = NEXT_MARKER.search(data, header.first_scan + 2)
     return len(data) if found is None else found.start()
 
 
 def has_end(data: bytes, header: JpegHeader) -> bool:
-    """Whether an end-of-image marker follows the first scan; a cut-off file has none."""
+    """Return whether an end-of-image marker follows the first scan; a cut-off file has none."""
     return data.endswith(EOI) or data.rfind(EOI, header.first_scan) >= 0
 
 
-def mcu_size(data: bytes, header: JpegHeader) -> tuple[int, int]:
-    """Width and height of an MCU in pixels."""
+def mcu_layout(data: bytes, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return width and height of an MCU in pixels, and how many blocks of each component it has."""
     if header.components == 1:  # whatever its sampling says: a scan of one component is not interleaved
-        return BLOCK, BLOCK
-    return _largest(sampling(data, header))
-
-
-def sampling(data: bytes, header: JpegHeader) -> bytes:
-    """Of each component its sampling factors: horizontal · 16 + vertical."""
-    return data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3]
+        return (BLOCK, BLOCK), (1,)
+    return _layout_of(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])
 
 
 @lru_cache(maxsize=64)
-def _largest(factors: bytes) -> tuple[int, int]:
-    return BLOCK * max(factor >> 4 for factor in factors), BLOCK * max(factor & 15 for factor in factors)
+def _layout_of(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
+    across, down = zip(*((factors >> 4, factors & 15) for factors in sampling), strict=True)
+    return (BLOCK * max(across), BLOCK * max(down)), tuple(x * y for x, y in zip(across, down, strict=True))
 
 
 def mcus(header: JpegHeader, mcu: tuple[int, int]) -> tuple[int, int]:
-    """How many MCUs of this size a row and a column have."""
+    """Return how many MCUs of this size a row and a column have."""
     return -(-header.width // mcu[0]), -(-header.height // mcu[1])
 
 
 def scan_start(data: bytes, header: JpegHeader) -> int:
-    """Where the entropy-coded data of the first scan begins."""
+    """Return where the entropy-coded data of the first scan begins."""
     at = header.first_scan + 2
     return at + int.from_bytes(data[at : at + 2], "big")
 
 
 def is_transposed(orientation: int) -> bool:
-    """Whether the upright image has height and width exchanged."""
+    """Return whether the upright image has height and width exchanged."""
     return orientation >= 5
 
 
-def stored_region(
-    region_tlhw: tuple[int, int, int, int], orientation: int, upright_hw: tuple[int, int]
-) -> tuple[int, int, int, int]:
-    """Where a region of the upright image is in the stored one (top, left, height, width)."""
+def stored_region(region_tlhw: Region, orientation: int, upright_hw: tuple[int, int]) -> Region:
+    """Return where a region of the upright image is in the stored one (top, left, height, width)."""
     top, left, height, width = region_tlhw
     if orientation in FLIPPED_X:
         left = upright_hw[1] - left - width
@@ -367,7 +356,7 @@ def stored_region(
 
 
 def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
-    """A view of stored pixels, turned upright."""
+    """Return a view of stored pixels, turned upright."""
     if orientation >= 5:
         pixels_hwc = pixels_hwc.transpose(1, 0, 2)
     if orientation in FLIPPED_X:
@@ -378,7 +367,7 @@ def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_orientation(exif: bytes, xmp: bytes) -> int:
-    """The orientation that an EXIF block states, else an XMP packet, else 1.
+    """Return the orientation that an EXIF block states, else an XMP packet, else 1.
 
     Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
     """
@@ -387,14 +376,13 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
     value = _plain_orientation(exif) if exif else 0
     if value is None:
         value = _orientation_by_pillow(exif)
-    if value == 0 and xmp:
-        found = XMP_ORIENTATION.search(xmp)
-        value = int(found[2]) if found else 1
+    if value == 0 and xmp and (found := XMP_ORIENTATION.search(xmp)):
+        value = int(found[2])
     return value if 1 <= value <= 8 else 1
 
 
 def _plain_orientation(exif: bytes) -> int | None:
-    """The orientation, 0 if there is none; None if the block is not plain."""
+    """Return the orientation, 0 if there is none; None if the block is not plain."""
     order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
     if not order or len(exif) < 14:
         return None
@@ -424,6 +412,4 @@ def _orientation_by_pillow(exif: bytes) -> int:
             value = found.get(TAG)
     except Exception:  # a broken block, whatever Pillow raises for it: no orientation
         return 0
-    if value is None:
-        return 0
-    return value if isinstance(value, int) and value else 1
+    return 0 if value is None else value if isinstance(value, int) and value else 1

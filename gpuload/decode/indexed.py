@@ -35,11 +35,10 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.decode.grid import Cut, Grid, Part, Piece
-from gpuload.decode.header import EOI, INDEX, JpegHeader, sampling, scan_start
+from gpuload.decode.header import EOI, INDEX, JpegHeader, scan_start
 
 __all__ = [
-    "CATEGORIES", "CODES", "FIXED", "PADDINGS", "POINT", "POINTS", "SIZES", "WORD", "Index", "blocks_of", "digest",
-    "point_bytes",
+    "CATEGORIES", "CODES", "FIXED", "PADDINGS", "POINT", "POINTS", "SIZES", "WORD", "Index", "digest", "point_bytes",
 ]  # fmt: skip
 
 # CRC-32 of all that follows in the segment; `digest`; bytes of the scan; MCUs from a point to the next; how many bits
@@ -89,7 +88,7 @@ class Index(Grid):
     end: int
 
     @classmethod
-    def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int]) -> Self | None:
+    def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
         """Return the index of a JPEG that has one; None if it cannot be of this file."""
         at = header.index_at
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -105,7 +104,7 @@ class Index(Grid):
             return None
         points_at = joints_at + joint_bytes(kinds, lowest)
         return cls(
-            data, header, mcu, spacing, 1, COST_NS, blocks_of(data, header), checksum, known, widths, kinds, kind_of,
+            data, header, mcu, spacing, 1, COST_NS, blocks, checksum, known, widths, kinds, kind_of,
             lowest, start, stop, joints_at, points_at, end,
         )  # fmt: skip
 
@@ -132,18 +131,8 @@ class Index(Grid):
         return found
 
 
-def blocks_of(data: bytes, header: JpegHeader) -> tuple[int, ...]:
-    """How many blocks of each component an MCU has."""
-    return (1,) if header.components == 1 else _blocks(sampling(data, header))
-
-
-@lru_cache(maxsize=64)
-def _blocks(factors: bytes) -> tuple[int, ...]:
-    return tuple((factor >> 4) * (factor & 15) for factor in factors)
-
-
 def joint_bytes(kinds: int, lowest: int) -> int:
-    """How many bytes say how so many kinds of components are coded in a joint.
+    """Return how many bytes say how so many kinds of components are coded in a joint.
 
     For each category of DC difference (`CATEGORIES`) the bits that it takes, of one kind after the other (`SIZES`),
     then its code with zeros for the bits of the difference (`CODES`). Then, for `lowest` to 63 bits, the AC
@@ -153,21 +142,21 @@ def joint_bytes(kinds: int, lowest: int) -> int:
 
 
 def point_bytes(components: int, place: int, first: int, others: int) -> int:
-    """The bytes of a point whose numbers have so many bits."""
+    """Return the bytes of a point whose numbers have so many bits."""
     return (place + first + (components - 1) * others + 7) // 8
 
 
 @lru_cache(maxsize=64)
 def _shifts(components: int, place: int, first: int, others: int) -> tuple[int, ...]:
-    """What is left of a point to its place; and by how much it is shifted up, and then down, to the number of each
-    component."""
+    """Return what is left of a point to its place; and by how much it is shifted up, and then down, to each
+    component's number."""
     widths = [first] + [others] * (components - 1)
     return (1 << place) - 1, *(POINT - place - end for end in accumulate(widths)), *(POINT - width for width in widths)
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
-    """By what an index knows its file again, beside the length of the scan: the segments between the two, and the
-    scan's first bytes and last."""
+    """Return by what an index knows its file again, next to the length of the scan: the segments between the two, and
+    the scan's first bytes and last."""
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
@@ -253,8 +242,8 @@ def _put_together(part: Part[Index], ends: list[int], joints: list[bytes], last:
 def _joints(
     parts: list[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
 ) -> list[bytes]:
-    """The bytes before each stretch and behind a file's last: the bits that the stretch before has in its last byte, an
-    MCU, and the bits that the stretch has in its first byte.
+    """Return the bytes before each stretch and behind a file's last: the bits that the stretch before has in its last
+    byte, an MCU, and the bits that the stretch has in its first byte.
 
     Each block is a word of 64 bits, the first one with the bits before it, the last one with those behind it.
 
@@ -313,8 +302,8 @@ def _tables(index: Index) -> tuple[bytes, bytes, bytes]:
 
 
 def _places(parts: list[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where among all files' sizes and codes, and among the paddings, those of each block are, (blocks, files); and for
-    how few bits each file has a padding."""
+    """Return where among all files' sizes and codes, and among the paddings, those of each block are, (blocks, files);
+    and for how few bits each file has a padding."""
     joint: list[list[int]] = []
     padding: list[list[int]] = []
     lowests: list[int] = []
@@ -336,7 +325,7 @@ def _plain(part: Part[Index]) -> bytes:
 
 
 def _filled(last: int, bits: int) -> bytes:
-    """The last byte of a scan, of which so many bits are used, filled up with ones."""
+    """Return the last byte of a scan, of which so many bits are used, filled up with ones."""
     if not bits:
         return b""
     last |= 0xFF >> bits

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.decode.cut import cut, find_grid
-from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_size
+from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 from gpuload.errors import one_line
 
 __all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
@@ -56,8 +56,8 @@ class Scaled(NamedTuple):
 def choose_eighths(
     data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
 ) -> int:
-    """How many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is resized
-    to; 0: it is decoded as it is, since that costs less, or would be another picture.
+    """Return how many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is
+    resized to; 0: it is decoded as it is, since that costs less, or would be another picture.
 
     Args:
         data: the file.
@@ -74,8 +74,8 @@ def choose_eighths(
         return 0
     # What both ways cost, but for the bytes.
     top, is_cut = region_tlhw[0], find_grid(data, header) is not None
-    block_width, block_height = mcu_size(data, header)
-    samples = 1 + (header.components - 1) * 64 / (block_width * block_height)  # of a pixel
+    (mcu_width, mcu_height), _ = mcu_layout(data, header)
+    samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # of a pixel
     whole = is_cut or (height, width) == (header.height, header.width)
     sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     exact_ns = height * width * (samples * sample_ns + pixel_ns)
@@ -119,16 +119,16 @@ def decode_scaled(
 
 
 def _can_end(header: JpegHeader) -> bool:
-    """Whether a JPEG whose header says that it ends earlier is still one."""
+    """Return whether a JPEG whose header says that it ends earlier is still one."""
     return header.single_scan and not header.restart_interval
 
 
 def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
-    """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
-    cannot be, or would change nothing."""
+    """Return a JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None
+    if that cannot be, or would change nothing."""
     if not _can_end(header):
         return None
-    block = mcu_size(data, header)[1]
+    block = mcu_layout(data, header)[0][1]
     height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
     if height >= header.height:
         return None
@@ -137,7 +137,7 @@ def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader
 
 
 def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-    """The region of a smaller picture, resized as Pillow does it: H×W×C."""
+    """Return the region of a smaller picture, resized as Pillow does it: H×W×C."""
     from PIL import Image
 
     pixels, (top, left, height, width) = scaled

@@ -40,7 +40,7 @@ def make_cuttable(data: bytes) -> bytes:
 
 
 def _in_one_scan(data: bytes) -> bytes | None:
-    """What jpegtran makes of a JPEG; None if it complains."""
+    """Return what jpegtran makes of a JPEG; None if it complains."""
     try:
         done = subprocess.run(["jpegtran", "-copy", "all", "-optimize"], input=data, capture_output=True)
     except FileNotFoundError as error:
