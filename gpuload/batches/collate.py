@@ -100,6 +100,7 @@ class Finished:
     Attributes:
         views: how many a `MultiView` makes; None without one.
         cells: of each row the leaves finished one by one, by number.
+        numbers: int64 (N,), which samples are neighbours: those whose numbers differ in the last bit (last two bits).
         whole: leaves finished for all rows at once: blocks, and masks of equal shapes as one tensor.
         placed: integers of all rows that a worker has put beside its plan, and that lie where images do.
         images: for each of `Columns.images`, for each view, the stage's result.
@@ -109,6 +110,7 @@ class Finished:
 
     views: int | None
     cells: list[dict[int, Any]]
+    numbers: np.ndarray
     whole: dict[int, Any] = field(default_factory=dict)
     placed: dict[int, torch.Tensor] = field(default_factory=dict)
     images: list[list[Any]] = field(default_factory=list)
