@@ -7,7 +7,7 @@ operations need a number before they issue anything. The meaning is Pillow's if 
 an image are sums and counts of whole numbers, so an image's result never depends on its batch. The callers do
 ``"warp"`` and ``"identity"`` themselves.
 
-`SingleOperations` does the same to one image with the same results, as a batch of one unless there is a faster way.
+`image_operations` do the same to one image with the same results, as a batch of one unless there is a faster way.
 
 In a mixture, levels are multiplied by their shares and summed up in float32, the image first, then chain after chain,
 and truncated, as in torchvision; for one image and for batches by the same products and sums, so results are equal.
@@ -41,22 +41,14 @@ from gpuload.stage.reference.color import (
     solarize_add,
 )
 from gpuload.stage.reference.jpeg import compress, compress_image
-from gpuload.stage.reference.warp import warp_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = [
-    "GUARD",
-    "OPERATIONS",
-    "Operation",
-    "SingleOperations",
-    "canvas_in_channels",
-    "in_channels",
-    "mix_batch",
-    "mix_image",
-    "warp_canvas",
-]
+__all__ = ["GUARD", "OPERATIONS", "Operation", "image_operations", "in_channels", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+ImageOperation = Callable[[Canvas, Sequence[float]], None]
+
+GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
 
 
 def _factor(name: str) -> Operation:
@@ -106,27 +98,18 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-ImageOperation = Callable[[Canvas, Sequence[float]], None]
-
-
-class SingleOperations:
-    def __init__(self) -> None:
-        color = SingleColor()
-        tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
-        tuned.update(POINTS)
-        tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
-        tuned["blur"] = _blur
-        tuned["noise"] = _noise
-        tuned["pillow_blur"] = box_blur_image
-        tuned["jpeg"] = compress_image
-        tuned["identity"] = lambda canvas, values: None
-        self._by_code = [tuned.get(name) or (_batched(name) if name in OPERATIONS else None) for name in OPS]
-
-    def apply(self, canvas: Canvas, code: int, values: Sequence[float]) -> None:
-        """Do the operation with this code."""
-        operation = self._by_code[code]
-        assert operation is not None, f"there is no {OPS[code]} on the CPU"
-        operation(canvas, values)
+def image_operations() -> list[ImageOperation]:
+    """Return what each code means for one image on the CPU, with scratch memory of its own."""
+    color = SingleColor()
+    tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
+    tuned.update(POINTS)
+    tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
+    tuned["blur"] = _blur
+    tuned["noise"] = _noise
+    tuned["pillow_blur"] = box_blur_image
+    tuned["jpeg"] = compress_image
+    tuned["identity"] = lambda canvas, values: None
+    return [tuned.get(name) or _batched(name) for name in OPS]
 
 
 def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
@@ -134,22 +117,13 @@ def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
 
 
 def _batched(name: str) -> ImageOperation:
-    operation = OPERATIONS[name]
-
     def apply(canvas: Canvas, values: Sequence[float]) -> None:
         floats = canvas.floats()
-        result = operation(floats.tensor[None], np.array([values]))
+        result = OPERATIONS[name](floats.tensor[None], np.array([values]))
         if result.data_ptr() != floats.tensor.data_ptr():
             floats.tensor.copy_(result[0])
 
     return apply
-
-
-def canvas_in_channels(canvas: Canvas, count: int) -> None:
-    """Bring grey levels to this many channels."""
-    channels = canvas.floats().array.shape[0] if canvas.is_float else canvas.image().shape[2]
-    if count != channels:
-        canvas.set(np.repeat(canvas.image()[:, :, :1], count, axis=2))
 
 
 def _blur(canvas: Canvas, values: Sequence[float]) -> None:
@@ -166,15 +140,6 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
         levels.tensor.remainder_(256)
     else:
         levels.tensor.clamp_(0, 255)
-
-
-def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:
-    """Warp an image to its own size."""
-    image = canvas.image()
-    canvas.set(warp_image(image, values, (image.shape[0], image.shape[1]), interpolation, fill))
-
-
-GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:

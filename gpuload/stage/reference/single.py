@@ -1,17 +1,18 @@
 """The reference on the CPU: a chain applied to one image after the other.
 
 An image is taken through all its transforms while it is in the cache, and its result is written once, into the memory
-of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB. A `Steps` turns the program of
-a batch into steps, functions of (index among the record's rows, canvas), once for a batch; each image is then taken
-through its own.
+of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB. The program of a batch becomes
+steps, functions of (index among the record's rows, canvas), once for a batch; each image is then taken through its own.
 
 Runs in the process of the stage; keeps scratch memory from image to image, so a runner must not be shared between
-threads. The result for an image does not depend on its batch."""
+threads. The result for an image does not depend on its batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from gpuload.stage.finish import TOPS, Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.canvas import Canvas, contiguous
-from gpuload.stage.reference.operations import SingleOperations, canvas_in_channels, mix_image, warp_canvas
+from gpuload.stage.reference.operations import image_operations, mix_image
 from gpuload.stage.reference.resample import Resampler, resampled
 from gpuload.stage.reference.warp import deform, warp_image
 from gpuload.transforms.program.draws import Program
@@ -40,13 +41,13 @@ from gpuload.transforms.program.ops import (
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_places
 
-__all__ = [
-    "SingleRunner",
-    "Step",
-    "Steps",
-]
+__all__ = ["SingleRunner"]
 
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+Step = Callable[[int, Canvas], None]
+
+WARP: Final = code_of("warp")
+MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
+_NO_PIXELS = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class SingleRunner:
@@ -59,7 +60,8 @@ class SingleRunner:
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
-        self._steps = Steps()
+        self._operations = image_operations()
+        self._resamplers: list[Resampler] = []
         self._canvas = Canvas()
 
     def levels(
@@ -68,7 +70,7 @@ class SingleRunner:
         """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        ways = self._steps.of(program, windows_tlhw, canvas.flat.dtype)
+        ways = self._ways(program, windows_tlhw, canvas.flat.dtype)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
@@ -81,7 +83,82 @@ class SingleRunner:
                     step(index, canvas)
                 write(row, canvas)
         finally:
-            canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # let go of the ring
+            canvas.pixels, canvas.flat = _NO_PIXELS, _NO_PIXELS.numpy()  # let go of the ring
+
+    def _ways(
+        self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
+    ) -> list[list[tuple[int, Step]]]:
+        """Return for each image of a batch of this dtype its steps, with its index among the rows of each record."""
+        ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
+        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
+        for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
+            rows = everyone if record.rows is None else record.rows
+            if not len(rows):
+                continue
+            before, after, steps = before[rows], after[rows], []
+            if isinstance(record, Box) and not record.pads:
+                # Each resize of an image has a resampler of its own, since a result is valid until the next call.
+                number = int(resized[rows].max())
+                resized[rows] = number + 1
+                if number == len(self._resamplers):
+                    self._resamplers.append(Resampler())
+                steps.append(_resize(record, before, after, self._resamplers[number], dtype))
+            elif step := self._step(record, before, after, dtype):
+                steps.append(step)
+                whole = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
+                if whole or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
+                    steps.append(_cut(after))
+            for step in steps:
+                for index, row in enumerate(rows.tolist()):
+                    ways[row].append((index, step))
+        return ways
+
+    def _step(self, record: Record, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
+        """Return what a record does to an image; None if nothing, or only at the end of the chain."""
+        match record:
+            case Flip():
+                return _flip(record)
+            case Turn():
+                return _turn(record)
+            case Box():
+                return _crop(record, before, after, dtype)
+            case Warp():
+                return _warp(record)
+            case Elastic():
+                return _deform(record)
+            case Ops():
+                return self._operate(record)
+            case Mixture():
+                return self._mix(record)
+            case Erase():
+                return _erase(record, before, dtype)
+        return None
+
+    def _operate(self, record: Ops) -> Step:
+        codes, values, channels = record.codes.tolist(), record.values.tolist(), record.channels
+        filters = filter_codes(record.filters, record.codes.shape).tolist()
+        operations = self._operations
+
+        def step(row: int, canvas: Canvas) -> None:
+            for number, code in enumerate(codes[row]):
+                if code == WARP:
+                    image, interpolation = canvas.image(), FILTERS[filters[row][number]]
+                    canvas.set(warp_image(image, values[row][number], image.shape[:2], interpolation, record.fill))
+                elif code != NOTHING:
+                    operations[code](canvas, values[row][number])
+            if channels is not None and channels != canvas.channels:
+                canvas.set(np.repeat(canvas.image()[:, :, :1], channels, axis=2))
+
+        return step
+
+    def _mix(self, record: Mixture) -> Step:
+        chains = [self._operate(record.chain(number)) for number in range(record.codes.shape[1])]
+        shares = record.weights.astype(np.float32)
+
+        def step(row: int, canvas: Canvas) -> None:
+            mix_image(canvas, shares[row], [partial(chain, row, canvas) for chain in chains])
+
+        return step
 
     def _writer(self, outputs: Outputs) -> Step:
         """A function that finishes the image on a canvas and writes it to the batch."""
@@ -130,107 +207,15 @@ class SingleRunner:
         return write
 
 
-Step = Callable[[int, Canvas], None]
+def _cut(windows_tlhw: np.ndarray) -> Step:
+    windows = windows_tlhw.tolist()
 
-WARP: Final = code_of("warp")
-MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
+    def step(row: int, canvas: Canvas) -> None:
+        (top, left, height, width), image = windows[row], canvas.image()
+        if image.shape[:2] != (height, width):
+            canvas.set(image[top : top + height, left : left + width])
 
-
-class Steps:
-    """Makes the steps of batches."""
-
-    def __init__(self) -> None:
-        self._operations = SingleOperations()
-        self._resamplers: list[Resampler] = []
-
-    def of(
-        self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
-    ) -> list[list[tuple[int, Step]]]:
-        """For each image of a batch of this dtype its steps, each with the image's index among the record's rows."""
-        ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
-        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
-        for number, record in enumerate(program.records):
-            before, after = windows_tlhw[number : number + 2]
-            rows = everyone
-            if record.rows is not None:
-                rows, before, after = record.rows, before[record.rows], after[record.rows]
-            resampler = None
-            if isinstance(record, Box) and not record.pads and len(rows):
-                resampler = self._resampler(most := int(resized[rows].max()))
-                resized[rows] = most + 1
-            step = self._step(record, before, after, resampler, dtype)
-            if step is not None:
-                for index, row in enumerate(rows.tolist()):
-                    ways[row].append((index, step))
-        return ways
-
-    def _step(
-        self, record: Record, before: np.ndarray, after: np.ndarray, resampler: Resampler | None, dtype: np.dtype
-    ) -> Step | None:
-        """What a record does to an image; None if nothing, or only at the end of the chain."""
-        match record:
-            case Flip():
-                return _flip(record)
-            case Turn():
-                return _turn(record)
-            case Box() if record.pads:
-                return _crop(record, before, after, dtype)
-            case Box() if resampler is not None:
-                return _resize(record, before, after, resampler, dtype)
-            case Warp():
-                return _warp(record, before, after)
-            case Elastic():
-                return _deform(record, before, after)
-            case Ops():
-                return self._operate(record, before, after)
-            case Mixture():
-                return self._mix(record, before, after)
-            case Erase():
-                return _erase(record, before, dtype)
-        return None
-
-    def _resampler(self, number: int) -> Resampler:
-        """One for each resize that an image goes through, since a result is valid until the next call."""
-        while number >= len(self._resamplers):
-            self._resamplers.append(Resampler())
-        return self._resamplers[number]
-
-    def _operate(self, record: Ops, before: np.ndarray, after: np.ndarray) -> Step:
-        codes, values, fill, channels = record.codes.tolist(), record.values.tolist(), record.fill, record.channels
-        filters = filter_codes(record.filters, record.codes.shape).tolist()
-        apply = self._operations.apply
-        windows = None if np.array_equal(before, after) else after.tolist()
-
-        def step(row: int, canvas: Canvas) -> None:
-            for number, code in enumerate(codes[row]):
-                if code == WARP:
-                    warp_canvas(canvas, values[row][number], FILTERS[filters[row][number]], fill)
-                elif code != NOTHING:
-                    apply(canvas, code, values[row][number])
-            if windows is not None:
-                _cut(canvas, windows[row])
-            if channels is not None:
-                canvas_in_channels(canvas, channels)
-
-        return step
-
-    def _mix(self, record: Mixture, before: np.ndarray, after: np.ndarray) -> Step:
-        width = record.codes.shape[1]
-        chains = [self._operate(record.chain(number), before, before) for number in range(width)]
-        shares = record.weights.astype(np.float32)
-        windows = None if np.array_equal(before, after) else after.tolist()
-
-        def step(row: int, canvas: Canvas) -> None:
-            mix_image(canvas, shares[row], [partial(chain, row, canvas) for chain in chains])
-            if windows is not None:
-                _cut(canvas, windows[row])
-
-        return step
-
-
-def _cut(canvas: Canvas, window: list[int]) -> None:
-    top, left, height, width = window
-    canvas.set(canvas.image()[top : top + height, left : left + width])
+    return step
 
 
 def _flip(record: Flip) -> Step:
@@ -255,9 +240,9 @@ def _turn(record: Turn) -> Step:
 
 
 def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
-    starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, record.padding_mode
+    starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, str(record.padding_mode)
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
-    if mode is None or not outside.any():
+    if not outside.any():
         return None  # the window that was decoded, or resampled, is the crop
     if mode == "constant":
         return _crop_filled(starts, outside.tolist(), np.array(record.fill, dtype), sizes_hw, before, after[:, 2:])
@@ -323,27 +308,21 @@ def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resam
     return step
 
 
-def _warp(record: Warp, before: np.ndarray, after: np.ndarray) -> Step:
+def _warp(record: Warp) -> Step:
     coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
-    warped, windows, filters = record.warped.tolist(), after.tolist(), _names(record.filters, len(before))
+    warped, filters = record.warped.tolist(), _names(record.filters, len(sizes))
 
     def step(row: int, canvas: Canvas) -> None:
         if warped[row]:
             canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
-        if list(canvas.image().shape[:2]) != windows[row][2:]:
-            _cut(canvas, windows[row])
 
     return step
 
 
-def _deform(record: Elastic, before: np.ndarray, after: np.ndarray) -> Step:
-    windows = None if np.array_equal(before, after) else after.tolist()
-
+def _deform(record: Elastic) -> Step:
     def step(row: int, canvas: Canvas) -> None:
         levels = torch.from_numpy(np.array(canvas.image().transpose(2, 0, 1), order="C"))[None]
         canvas.set(deform(levels, record, np.array([row]))[0].permute(1, 2, 0).contiguous().numpy())
-        if windows is not None:
-            _cut(canvas, windows[row])
 
     return step
 
