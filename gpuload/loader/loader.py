@@ -327,13 +327,10 @@ class Loader:
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if loaded.device_share is not None and self._options.measures_share:
-            self._options = replace(self._options, device_share=loaded.device_share)
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
             own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            other_share = session.options.device_share != self._options.device_share
-            session.outdated = other_share or (own and place.iterable is None)
+            session.outdated = own and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
@@ -346,7 +343,6 @@ class Loader:
             order=order_name(options.order),
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
-            device_share=options.device_share,
         )
 
     def plan(self) -> Plan:
@@ -394,7 +390,6 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        self._options = self._options.with_share()
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -402,7 +397,7 @@ class Loader:
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         check_begin(self._options.order)
-        options = self._options = self._options.with_share()
+        options = self._options
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,56 @@
+"""The kernel that copies crops, beside NumPy: any region, any orientation, rows of any distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from simulated.runtime import simulated
+
+from gpuload.decode.header import upright
+from gpuload.stage.decode import crops
+from gpuload.stage.decode.backend import Pixels, copy_crops
+
+
+def regions(rng: np.random.Generator, count: int) -> list[np.ndarray]:
+    """Regions of one to 90 rows and columns, of one or three channels, within larger images."""
+    found = []
+    for number in range(count):
+        top, left, height, width = (int(n) for n in rng.integers(1, 90, 4))
+        image = rng.integers(0, 256, (top + height + 3, left + width + 2, 1 if number % 3 == 2 else 3), np.uint8)
+        found.append(image[top : top + height, left : left + width])
+    return found
+
+
+def told(stored: list[np.ndarray]) -> list[Pixels]:
+    return [Pixels(one, "", one.ctypes.data, one.strides[0]) for one in stored]
+
+
+def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
+    shapes = np.array([upright(one, int(o)).shape for one, o in zip(stored, orientations, strict=True)], np.int64)
+    target = torch.full((size,), 7, dtype=torch.uint8).to(device)
+    copy_crops(told(stored), shapes.reshape(-1, 3), orientations, starts, target)
+    return target.cpu().numpy()
+
+
+def test_crops_of_all_orientations_get_to_their_places():
+    rng = np.random.default_rng(5)
+    stored = regions(rng, 24)
+    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # more than a program copies
+    assert stored[3].size > crops.BLOCK
+    orientations = np.arange(24) % 8 + 1
+    sizes = np.array([one.size for one in stored])
+    starts = 11 + np.cumsum(sizes + 5) - sizes
+    size = int(starts[-1] + sizes[-1] + 9)
+    expected = np.full(size, 7, np.uint8)
+    for one, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
+        expected[start : start + one.size] = upright(one, orientation).ravel()
+    assert np.array_equal(run("cpu", stored, orientations, starts, size), expected)
+    with simulated("eager"):
+        assert np.array_equal(run("cuda:1", stored, orientations, starts, size), expected)
+
+
+def test_nothing_is_launched_for_no_crops():
+    with simulated("eager"):
+        assert run("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
