@@ -96,7 +96,7 @@ STATISTICS_AT: Final = INTS + 12
 BOXES_AT: Final = INTS + 13
 BOXES: Final = INTS + 14
 
-JOB: Final = INTS + 15  # int64 numbers of a job
+JOB: Final = INTS + 16  # int64 numbers of a job; an even number, so that each pass's begin at a multiple of 16 bytes
 
 # -- tables of weights ---
 
