@@ -16,7 +16,7 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, WIDE, operations, policy_table
+from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, TORCHVISION, WIDE, policy
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
 
 N = 6_000
@@ -50,19 +50,19 @@ def simulated(original, n: int = N) -> list[tuple]:
             original(image)
             kinds = np.array([[KINDS.index(kind) for kind, _ in found]], np.int64).reshape(1, -1)
             magnitudes = np.array([[magnitude for _, magnitude in found]]).reshape(1, -1)
-            results += described(Ops(*operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
+            results += described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
     return results
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_policies_are_torchvisions(v2, policy):
-    kinds, probabilities, bins = policy_table(policy)
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_torchvisions(v2, name):
+    kinds, bins, probabilities = policy(TORCHVISION, POLICIES[name])
     ours = [
         tuple((KINDS[kinds[row, i]], probabilities[row, i], int(bins[row, i])) for i in (0, 1))
         for row in range(len(kinds))
     ]
-    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(policy))._policies
-    assert ours == [tuple((name, p, place or 0) for name, p, place in pair) for pair in theirs]
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(name))._policies
+    assert ours == [tuple((kind, p, place or 0) for kind, p, place in pair) for pair in theirs]
 
 
 @pytest.mark.parametrize("size", [(224, 224), (33, 100), (375, 500), (1, 1)])
@@ -77,7 +77,7 @@ def test_magnitudes_are_torchvisions(v2, bins, size):
     )
     places, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
     for space, theirs in spaces:
-        assert space.kinds == tuple(theirs)
+        assert space.names == tuple(theirs)
         for kind, (magnitudes, signed) in theirs.items():
             number = KINDS.index(kind)
             expected = magnitudes(bins, *size)
@@ -104,7 +104,7 @@ def test_operations_are_torchvisions_on_pillow_images(v2, kind):
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
-    params = Ops(*operations(np.full((count, 1), number), magnitudes, sizes))
+    params = Ops(*TORCHVISION.operations(np.full((count, 1), number), magnitudes, sizes))
     draws = program(ours, params, sizes)
     results = compile_stage(T.Chain([ours]), device="cpu")(
         RaggedImages.from_arrays([np.asarray(picture)] * count), draws
@@ -128,7 +128,7 @@ def test_auto_augment_draws(v2, policy):
 def test_auto_augment_draws_both_operations_by_themselves():
     """The pair of a sample hangs together; whether each is done, and its sign, do not."""
     params = draw(T.AutoAugment("svhn"), 40_000)
-    _, probabilities, _ = policy_table("svhn")
+    *_, probabilities = policy(TORCHVISION, POLICIES["svhn"])
     done = params.codes != NOTHING
     assert abs(done.mean(axis=0) - probabilities.mean(axis=0)).max() < 0.01
     both = np.mean(probabilities[:, 0] * probabilities[:, 1])
@@ -181,8 +181,8 @@ def test_shifts_follow_the_size_of_each_image():
 
 
 def test_policies_are_taken_from_torchvisions_enum(v2):
-    for policy in v2.AutoAugmentPolicy:
-        assert T.AutoAugment(policy) == T.AutoAugment(policy.value)
+    for member in v2.AutoAugmentPolicy:
+        assert T.AutoAugment(member) == T.AutoAugment(member.value)
 
 
 def test_defaults_and_arguments_in_order():
@@ -287,7 +287,7 @@ def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ..
             counts.append(len(found))
     kinds = np.array([[KINDS.index(kind)] for kind, _ in made])
     magnitudes = np.array([[magnitude] for _, magnitude in made])
-    described_ = described(Ops(*operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1)))))
+    described_ = described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1)))))
     return [entry for (entry,) in described_], counts, np.array(weights)
 
 

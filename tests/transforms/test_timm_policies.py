@@ -17,7 +17,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.program.ops import FILTERS, NOTHING, OPS, Mixture, Ops
-from gpuload.transforms.timm_policies import CODES, NAMES, SETS, TABLE, _recipe
+from gpuload.transforms.timm_policies import SETS, TIMM
 
 POLICIES = ("original", "originalr", "v0", "v0r", "3a")
 
@@ -160,7 +160,7 @@ def test_from_timm(published):
 
 
 LEAST = 0.0005  # of 66 comparisons of magnitudes, one p-value below 0.01 is to be expected
-CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TABLE}
+CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TIMM.names}
 CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
 
 
@@ -259,14 +259,15 @@ def test_operations_are_timms(published, name, monkeypatch):
     picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     hparams = {"img_mean": (3, 90, 200), "translate_pct": 0.4}
     ours = T.TimmRandAugment("rand-mmax20", hparams)
-    number = NAMES.index(name.replace("Rel", ""))
+    number = TIMM.names.index(name.replace("Rel", ""))
     strengths = [0, 0.3, 1, 2.5, 3, 4, 5.5, 6, 7, 8, 9, 9.7, 10, 12, 20]
     rows = [(strength, sign, filter_) for strength in strengths for sign in (1, -1) for filter_ in (1, 2)]
     magnitudes = np.array([[strength] for strength, _, _ in rows], np.float64)
     negative = np.array([[0.9 if sign < 0 else 0.1] for _, sign, _ in rows])
     kinds, sizes = np.full((len(rows), 1), number), np.tile([[HEIGHT, WIDTH]], (len(rows), 1))
-    values = _recipe(ours.config, ours.hparams).strength.values(kinds, magnitudes, negative, sizes)
-    params = Ops(CODES[kinds], values, np.array([[filter_] for _, _, filter_ in rows]))
+    strengths = ours.strengths(kinds, magnitudes, negative, np.zeros((len(rows), 2)), sizes)
+    strengths = np.where(TIMM.signed[kinds] & (negative > 0.5), -strengths, strengths)
+    params = Ops(*TIMM.operations(kinds, strengths, sizes), np.array([[filter_] for _, _, filter_ in rows]))
     images = RaggedImages.from_arrays([np.asarray(picture)] * len(rows))
     results = compile_stage(T.Chain([ours]), device="cpu")(images, program(ours, params, sizes))
     operation = published.AugmentOp(name, hparams=hparams)
@@ -294,7 +295,7 @@ def test_draws_hang_on_the_position_alone():
 
 def test_weighted_operations_are_drawn_without_replacement():
     codes = draw(T.TimmRandAugment("rand-n15-p1-tweights"), 200).codes
-    assert (np.sort(codes, axis=1) == np.sort(CODES[[NAMES.index(name) for name in SETS["weights"]]])).all()
+    assert (np.sort(codes, axis=1) == np.sort(TIMM.codes[SETS["weights"][0]])).all()
     assert len(set(map(tuple, codes.tolist()))) > 150
 
 
