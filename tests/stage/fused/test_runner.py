@@ -218,7 +218,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     assert plan == prepared.plan
     assert plan.erases
     for name, parts in arrays.items():
-        expected = getattr(prepared, name).cpu().numpy()
+        expected = prepared.arrays[name].cpu().numpy()
         np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))
 
 
