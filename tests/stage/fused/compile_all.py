@@ -106,6 +106,8 @@ for capability, kind, all_of, column in (
     (90, jobs.RESIZE, plain, 1),
     (90, jobs.RESIZE, plain, 3),
     (90, jobs.RESIZE, whole, 1),
+    (90, jobs.RESIZE, plain, 0),
+    (90, jobs.COPY, whole, 0),
     (90, jobs.COPY, whole, 3),
 ):
     options = kernel.options_of(kind, warps=1)
