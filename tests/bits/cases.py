@@ -522,7 +522,7 @@ def quarter_turns(samples: Samples) -> dict[str, Any]:
         T.RandomRotate90(0.9),
         T.RandomResizedCrop((26, 20)),
         T.RandomTranspose(),
-        T.ColorJitter(0.3, 0.3),
+        T.RandomEqualize(),
         T.RandomCrop(18),
         T.RandomRotate90(),
         NORMALIZE,
