@@ -133,7 +133,7 @@ class Passes:
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`); each job is told where its own begin."""
+        (n, `VALUES`); each job gets where its own begin."""
         if not self._operations:
             return np.empty(0, np.int64), np.empty((0, VALUES))
         jobs, codes, values = self._operations[0]
@@ -197,8 +197,7 @@ class Passes:
             return
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
-            entries = which.nonzero()[0]
-            if not len(entries):
+            if (entries := _entries(which)) is None:
                 continue
             at, some = self._at(rows[entries])
             for axis, (step, length, place, sign, size) in enumerate(AXES):
