@@ -73,12 +73,7 @@ class Variant:
             raise
 
 
-def level_variants(
-    steps: Sequence[Sequence[Outline]],
-    *,
-    form: Form,
-    tile: Tile,
-) -> set[Variant]:
+def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile) -> set[Variant]:
     """What a run on levels may launch.
 
     Args:

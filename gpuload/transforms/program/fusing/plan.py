@@ -24,16 +24,7 @@ SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
 # Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
 MOST_PROGRAMS: Final = 2**31 - 1
 KINDS: Final = 8  # more than there are kinds of geometry
-ARRAYS: Final = (
-    "ints",
-    "floats",
-    "codes",
-    "values",
-    "places",
-    "boxes",
-    "counted",
-    "factors",
-)  # of a batch on the device
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
