@@ -28,10 +28,10 @@ from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
 from gpuload.rng import philox, streams
-from gpuload.stage import OutputPool, RaggedImages, accelerator
+from gpuload.stage import OutputPool, RaggedImages
+from gpuload.stage import device as devices
+from gpuload.stage.device import COPY, named, views_of
 from gpuload.stage.gathering import Gathered
-from gpuload.stage.ranges import COPY, named
-from gpuload.stage.upload import views_of
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
@@ -370,7 +370,7 @@ class Assembly:
             return self._placed(leaf)
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
-            return pin_memory() if self._options.pin_memory and accelerator.is_available() else leaf
+            return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
             return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
@@ -378,7 +378,7 @@ class Assembly:
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        if self._options.pin_memory and not self._transfer.asynchronous and accelerator.is_available():
+        if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
             return tensor.pin_memory()
         return self._transfer.place(tensor)
 

@@ -38,7 +38,7 @@ from gpuload.datasets.tree import (
 from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
 from gpuload.transforms import Chain, Program
 
 __all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]

@@ -22,9 +22,9 @@ from gpuload.errors import CollateError
 from gpuload.ring.columns import Column, Columns, ImageColumn, entry
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages
+from gpuload.stage.device import upload_together
 from gpuload.stage.gathering import Gathered, gather_records, groups_of, tile
 from gpuload.stage.masks import MaskStage, check_fill
-from gpuload.stage.upload import upload_together
 from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import image_table
 from gpuload.transforms.program.gathers import Paste, Tile

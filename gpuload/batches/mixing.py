@@ -17,7 +17,7 @@ import torch
 from gpuload.datasets.tree import flatten, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
 __all__ = ["Pairing", "find_labels", "partners_of", "soften"]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 from gpuload.errors import BackendError, CompilerError
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import PlanStep, make_plan
@@ -72,7 +72,7 @@ def compile_stage(
     """
     device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
     if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
-        device = accelerator.current_device()
+        device = devices.current_device()
     if runner is not None:
         _one_of("runner", runner, get_args(Runner))
     reference = TorchBackend(device, runner)
@@ -136,11 +136,11 @@ def check_stage(
     if cpu_threads is not None:
         whole("cpu_threads", cpu_threads, least=1)
     if device is None:
-        device = accelerator.usual_type()
+        device = devices.usual_type()
     device = torch.device(device)
-    if device.type not in ("cpu", *accelerator.KINDS):
+    if device.type not in ("cpu", *devices.KINDS):
         raise ValueError(f"device must be a CPU, a CUDA or an XPU device, got {device}")
-    if device.type != "cpu" and device.type != accelerator.usual_type():
+    if device.type != "cpu" and device.type != devices.usual_type():
         kind = device.type.upper()
         raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
     if chain.module is not None and ragged in ("list", "pad"):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpuload.stage.finished import Outputs
+from gpuload.stage.device import upload
+from gpuload.stage.finish import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, resize
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.gathers import Gather, Paste, Tile
 

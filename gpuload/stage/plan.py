@@ -1,17 +1,89 @@
-"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users."""
+"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users.
+
+`StageOptions` are the options of a `Loader` that say how and where images are made. The tables for notebooks have no
+colours and no fonts of their own, so that they are readable in dark and light themes, load nothing, and everything in
+them is escaped. Runs in the main process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
 
+import torch
+
+from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
-from gpuload.stage.html import paragraph, shortened, table
 from gpuload.transforms import Chain
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Outline
 
-__all__ = ["Plan", "PlanStep", "make_plan", "plan_line"]
+__all__ = [
+    "LONGEST",
+    "Plan",
+    "PlanStep",
+    "StageOptions",
+    "check_device",
+    "make_plan",
+    "paragraph",
+    "plan_line",
+    "shortened",
+    "table",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """Which transforms run where, and what they give; `check_stage` checks whether a backend can run them.
+
+    Args:
+        transforms, device, dtype, memory_format, backend: as for `Loader`.
+
+    Attributes:
+        transforms: a `Chain`.
+        device: None: chosen at the first `iter()`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    transforms: Chain
+    device: Any
+    dtype: str | None
+    memory_format: str
+    backend: str
+
+    def __post_init__(self) -> None:
+        given: Any = self.transforms
+        found = {
+            "transforms": given if isinstance(given, Chain) else Chain(given),
+            "device": None if self.device is None else check_device(self.device),
+            "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "memory_format": str(self.memory_format).removeprefix("torch."),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+
+def check_device(device: Any) -> torch.device:
+    """A CPU, a CUDA or an XPU device, whether it exists or not. A number means a device of the kind that torch was
+    built for; a CPU's number is dropped, as torch ignores it.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    text = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of these kinds, got {device!r}"
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise TypeError(text)
+    try:
+        found = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
+        raise ValueError(text) from None
+    if found.type not in ("cpu", *devices.KINDS):
+        raise ValueError(text)
+    return torch.device("cpu") if found.type == "cpu" else found
+
 
 REFERENCE = "torch"
 OWN = "own"  # calls of the user's own
@@ -185,3 +257,38 @@ def _shown(transform: Transform) -> str:
 def _row(shown: str, backend: str, reason: str | None, width: int) -> str:
     cut = shown if len(shown) <= width else shown[: width - 1] + "…"
     return f"  {cut:<{width}}  {backend:<6}  {reason or ''}"
+
+
+LONGEST = 100  # characters of a cell
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table. Without `heads` the first cell of each row is one; with them, what begins with a digit stands on the
+    right."""
+    lines = ["<table>"]
+    if caption:
+        lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
+    if heads:
+        lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
+    lines.append("<tbody>")
+    for row in rows:
+        cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
+        lines.append(f"<tr>{''.join(cells if heads else [_head(row[0]), *cells[1:]])}</tr>")
+    return "\n".join([*lines, "</tbody></table>"])
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def shortened(text: str) -> str:
+    """A text that fits a cell."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _head(text: str) -> str:
+    return f'<th style="text-align: left">{escape(text)}</th>'
+
+
+def _cell(text: str, *, right: bool) -> str:
+    return f'<td style="text-align: {"right" if right else "left"}">{escape(text)}</td>'

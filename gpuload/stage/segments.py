@@ -19,12 +19,11 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels, Planned
-from gpuload.stage.finish import UNCHANGED, Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs
 from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
-from gpuload.stage.own import cut_at_calls, run_call
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.user_code import cut_at_calls, run_call
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
@@ -105,7 +104,7 @@ class SegmentRunner:
         gathered: Sequence[Gathered] | None = None,
     ) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
-        `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
+        `gpuload.stage.finish.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
         3 are groups."""
         if isinstance(program, PlannedBatch):
             planned: Any = self._levels[0]  # as `fusing` found it

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend
+from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish
 from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
-from gpuload.stage.module import apply_module, note_input
 from gpuload.stage.plan import Plan
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.segments import SegmentRunner
-from gpuload.stage.upload import upload
+from gpuload.stage.user_code import apply_module, note_input
 from gpuload.transforms import Chain, RandomErasing
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat

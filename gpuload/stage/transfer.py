@@ -32,8 +32,8 @@ import torch
 
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, Slot, align
-from gpuload.stage import accelerator
-from gpuload.stage.timing import DeviceTimes
+from gpuload.stage import device as devices
+from gpuload.stage.device import DeviceTimes
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
@@ -138,7 +138,7 @@ class CudaTransfer(CpuTransfer):
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
-        self._device = accelerator.accelerator(device)
+        self._device = devices.accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
@@ -269,7 +269,7 @@ class CudaTransfer(CpuTransfer):
             self.pinned_bytes += slot.capacity_bytes
             return
         self.pinning_refused = True
-        if code != accelerator.NO_LOCKS:
+        if code != devices.NO_LOCKS:
             warnings.warn(
                 f"the CUDA driver refused to page-lock {slot.capacity_bytes:,} bytes (cudaHostRegister: error {code}); "
                 "batches are copied from pageable memory, which is slower and not asynchronous",
@@ -323,6 +323,6 @@ def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
     """The transfer for a device; ValueError if gpuload cannot use it."""
     if device.type == "cpu":
         return CpuTransfer(ring)
-    if device.type in accelerator.KINDS:
+    if device.type in devices.KINDS:
         return CudaTransfer(ring, device)
-    raise ValueError(f"device must be 'cpu' or one of {', '.join(map(repr, accelerator.KINDS))}, got {str(device)!r}")
+    raise ValueError(f"device must be 'cpu' or one of {', '.join(map(repr, devices.KINDS))}, got {str(device)!r}")

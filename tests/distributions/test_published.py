@@ -299,13 +299,10 @@ def test_draws_are_distributed_as_published(name):
 
 # Where the draws of others are held against what is published, or against the original that is installed.
 ELSEWHERE = {
-    "transforms/test_auto.py": ("AutoAugment", "RandAugment", "TrivialAugmentWide"),
-    "transforms/test_augmix.py": ("AugMix",),
-    "transforms/test_elastic.py": ("ElasticTransform",),
-    "transforms/test_jpeg.py": ("JPEG",),
-    "transforms/test_timm_policies.py": ("TimmAugMix", "TimmAutoAugment"),
-    "transforms/test_timm_randaugment.py": ("TimmRandAugment",),
-    "transforms/test_color_random.py": (
+    "transforms/test_policies.py": ("AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"),
+    "transforms/test_blur_noise.py": ("ElasticTransform", "JPEG"),
+    "transforms/test_timm_policies.py": ("TimmAugMix", "TimmAutoAugment", "TimmRandAugment"),
+    "transforms/test_colour.py": (
         *("RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomGrayscale", "RandomInvert"),
         *("RandomChannelPermutation", "RandomPosterize", "RandomSolarize"),
     ),

@@ -21,7 +21,7 @@ from gpuload import transforms as T
 from gpuload.batches.collate import BatchOptions
 from gpuload.loader.options import ARGUMENTS, Options, WorkerOptions
 from gpuload.order.options import OrderOptions
-from gpuload.stage.options import StageOptions
+from gpuload.stage.plan import StageOptions
 from gpuload.transforms import names as of_transforms
 
 # What groups hold of each other; it is no argument of a Loader.

@@ -10,7 +10,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import Box, Elastic, Mix, Mixture, Outline, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Mix, Mixture, Outline, Turn, Warp
 from gpuload.transforms.program.windows import rare_filter
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class DaliBackend(Backend):
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         if lacking := [f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING]:
             return lacking[0]
+        if outline.kind is Turn:
+            return "DALI transposes all images of a batch, or none"
         if outline.kind is Elastic:
             return "DALI has no elastic deformation"
         if outline.kind is Mixture:

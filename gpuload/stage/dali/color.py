@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.stage.dali.engine import ndd, numbers, own, types
-from gpuload.stage.reference.color import GUARD, LUMA, TINY
-from gpuload.stage.reference.points import posterize_step
+from gpuload.stage.reference.color import GUARD, LUMA, TINY, posterize_step
 
 __all__ = [
     "autocontrast",

@@ -1,6 +1,6 @@
 """Random erasing by DALI's `erase`: with one number for each channel, or with random ones.
 
-Random numbers are the reference's (`gpuload.stage.finished.random_numbers`), given to DALI as inputs: a box is erased
+Random numbers are the reference's (`gpuload.stage.finish.random_numbers`), given to DALI as inputs: a box is erased
 to 0, and an image of 0 with the numbers in that box is added.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from gpuload.stage.dali.engine import ndd
 from gpuload.stage.dali.images import Images, grouped
-from gpuload.stage.finished import random_numbers
+from gpuload.stage.finish import random_numbers
 from gpuload.transforms.program.ops import Erase
 from gpuload.transforms.program.windows import boxes_within
 

@@ -17,8 +17,7 @@ import torch
 from gpuload.stage.dali.engine import Engine, ndd, samples
 from gpuload.stage.dali.images import Images
 from gpuload.stage.dali.line import apply_program
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip

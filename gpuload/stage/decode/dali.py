@@ -21,11 +21,11 @@ import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES
 from gpuload.decode.native_messages import listen
-from gpuload.stage.accelerator import shares_its_memory
 from gpuload.stage.dali.engine import Engine, ndd, own, samples, types
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 from gpuload.stage.decode.nvimagecodec import OUT_OF_MEMORY, SHARED_POOL
 from gpuload.stage.decode.trial import complaint_about
+from gpuload.stage.device import shares_its_memory
 
 __all__ = ["CPU", "MIXED", "DaliDecoder"]
 

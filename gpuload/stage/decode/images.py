@@ -31,7 +31,7 @@ from gpuload.decode.orientation import FLIPPED_X, FLIPPED_Y, is_transposed, stor
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
 from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source
-from gpuload.stage.ranges import DECODE, named
+from gpuload.stage.device import DECODE, named
 from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:

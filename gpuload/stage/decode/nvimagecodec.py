@@ -27,7 +27,7 @@ import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
 from gpuload.decode.native_messages import listen
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 from gpuload.stage.decode.trial import complaint_about
 
@@ -90,7 +90,7 @@ class NvImageCodec:
         if device.type != "cpu":
             wanted = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
         missing: dict[str, str] = {}
-        if ENGINE in wanted and accelerator.shares_its_memory(device):
+        if ENGINE in wanted and devices.shares_its_memory(device):
             del wanted[ENGINE]
             missing[ENGINE] = SHARED_POOL
         self._params = {

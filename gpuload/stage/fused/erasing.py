@@ -23,13 +23,12 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.accelerator import device_of
-from gpuload.stage.finished import Outputs
+from gpuload.stage.device import device_of, upload
+from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.pixels import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.fusing import jobs
-from gpuload.transforms.program.fusing.jobs import KINDS, erased_boxes
+from gpuload.transforms.program.fusing.jobs import KINDS, TRANSPOSED_PIXEL, erased_boxes
 from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Erase
 
@@ -42,6 +41,7 @@ OPTIONS: Final = {"enable_fp_fusion": False}
 RECORD: Final = tl.constexpr(jobs.RECORD)
 _CONST: Final = tl.constexpr(KINDS.index("const"))
 _PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
+_TRANSPOSED_PIXEL: Final = tl.constexpr(TRANSPOSED_PIXEL)
 _PER_BLOCK: Final = tl.constexpr(PER_BLOCK)
 _COSINE: Final = tl.constexpr(ROTATION[0])
 _SINE: Final = tl.constexpr(ROTATION[1])
@@ -170,8 +170,10 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
                 # Numbers are counted channel by channel, within one row by row; a colour has one for each channel.
-                place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
-                plane = tl.where(kind == _PIXEL, height * width, 1)
+                down_step = tl.where(kind == _TRANSPOSED_PIXEL, 1, width)
+                across_step = tl.where(kind == _TRANSPOSED_PIXEL, height, 1)
+                place = tl.where(kind >= _PIXEL, y[:, None] * down_step + x[None, :] * across_step, 0) + first
+                plane = tl.where(kind >= _PIXEL, height * width, 1)
                 # The compiler does not know the number of rounds, so that it does one channel after the other: all at
                 # once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
                 channel = 0

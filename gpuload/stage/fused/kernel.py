@@ -30,6 +30,7 @@ from gpuload.stage.fused.pixels import (
     OUT_AT,
     OUT_CHANNEL,
     OUT_HEIGHT,
+    OUT_PIXEL,
     OUT_ROW,
     OUT_WIDTH,
     STATISTICS_AT,
@@ -77,7 +78,8 @@ def one_pass(
     first allow), jobs.
 
     All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; the columns of their
-    results are OUT_COLUMN numbers apart in memory. With FINISHED levels are multiplied by three factors, to which three
+    results are OUT_COLUMN numbers apart in memory, or as each job says, if it is 0: a chain may swap rows and columns
+    of some images. With FINISHED levels are multiplied by three factors, to which three
     summands are added, float32, at `constants_ptr`; without it results are levels. With ERASES boxes are erased then.
     """
     ints_ptr += tl.program_id(1) * JOB
@@ -117,10 +119,16 @@ def one_pass(
             red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
         there = (rows < height)[:, None] & (columns < width)[None, :]
         row_step = tl.load(ints_ptr + OUT_ROW)
-        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step + left * OUT_COLUMN
+        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step
         # Small enough for int32 within a tile.
         offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
-        offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
+        if OUT_COLUMN == 0:
+            column_step = tl.load(ints_ptr + OUT_PIXEL)
+            output_ptr += left * column_step
+            offsets += tl.arange(0, COLUMNS)[None, :] * column_step.to(tl.int32)
+        else:
+            output_ptr += left * OUT_COLUMN
+            offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
         if OUT_COLUMN != 1:
             offsets = tl.max_contiguous(offsets, [1, 2])  # see `gpuload.stage.fused.geometry`
         _write(output_ptr, offsets, red, there)

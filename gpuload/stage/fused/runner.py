@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.stage.accelerator import capability, device_of
 from gpuload.stage.backend import Form
-from gpuload.stage.finish import UNCHANGED, Finish
-from gpuload.stage.finished import Outputs, apply_late, neighbours
+from gpuload.stage.device import capability, device_of, upload_together
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs, apply_late, neighbours
 from gpuload.stage.fused.erasing import erase_images
 from gpuload.stage.fused.kernel import one_pass, options_of
 from gpuload.stage.fused.mixing import mix
@@ -29,11 +28,10 @@ from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.fused.statistics import JOB as COUNTED
 from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.variants import level_variants, operations_in
+from gpuload.stage.fused.variants import level_variants, operations_in, transposes_in
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
 from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erasing
@@ -63,13 +61,14 @@ class FusedRunner:
 
     Attributes:
         tile: how images are divided.
-        operates: whether all kernels can do operations: so a batch for which none was drawn needs no others.
+        operates, transposes: whether all kernels can do operations, and write rows as columns: so a batch for which
+            none was drawn needs no others.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)
-        self.operates = False
+        self.operates = self.transposes = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
@@ -94,7 +93,7 @@ class FusedRunner:
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Compiled` has it."""
-        self.operates = operations_in(steps)
+        self.operates, self.transposes = operations_in(steps), transposes_in(steps)
         return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
 
     def fusing(self, *, channels_last: bool) -> Fusing:
@@ -133,7 +132,7 @@ class FusedRunner:
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
         plan, arrays = prepared
-        operates = self.operates or plan.operates
+        operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         # What is not read is the pixels: a kernel takes a pointer of its type.
         pieces = [
@@ -172,7 +171,7 @@ class FusedRunner:
                     target,
                     CHANNELS=plan.channels,
                     OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
-                    OUT_COLUMN=target.stride(-1) if run.finished else plan.channels,
+                    OUT_COLUMN=plan.channels if not run.finished else 0 if transposes else target.stride(-1),
                     GEOMETRY=run.geometry,
                     OPERATES=operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
@@ -184,7 +183,7 @@ class FusedRunner:
 
 
 def change_finished(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images, in place; arguments as for `gpuload.stage.finished.apply_late`."""
+    """Apply what was drawn to finished images, in place; arguments as for `gpuload.stage.finish.apply_late`."""
     if outputs[0].shape[0] not in CHANNELS:
         return apply_late(outputs, late, partners=partners)
     for record in late.records:
@@ -222,12 +221,11 @@ def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 
-def _strides(outputs: Outputs) -> tuple[np.ndarray, tuple[Any, Any]]:
-    """Where each result begins, in elements from the first one, and the steps between channels and between rows."""
+def _strides(outputs: Outputs) -> tuple[np.ndarray, Sequence[Any]]:
+    """Where each result begins, in elements from the first one, and the steps between channels, rows and columns."""
     if isinstance(outputs, torch.Tensor):
-        step, channel, row, _ = outputs.stride()
-        return np.arange(len(outputs)) * step, (channel, row)
+        step, *steps = outputs.stride()
+        return np.arange(len(outputs)) * step, steps
     first, size = outputs[0].data_ptr(), outputs[0].element_size()
     starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
-    channels, rows, _ = np.array([output.stride() for output in outputs], np.int64).T
-    return starts, (channels, rows)
+    return starts, list(np.array([output.stride() for output in outputs], np.int64).T)

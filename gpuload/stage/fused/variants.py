@@ -28,7 +28,7 @@ from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.fusing.plan import Tile
-from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Warp
+from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
 
@@ -85,6 +85,7 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
     ended, going_on, counted = _passes(steps)
     own = {"ROWS": tile.rows, "COLUMNS": tile.columns}
     operates = operations_in(steps)
+    column = 0 if transposes_in(steps) else column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     found: set[Variant] = set()
     ways = [(kind, dtype, channels[1], column, dtype != U8, box) for kind in ended for box in erases]
@@ -106,6 +107,11 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
     """Whether records of a run may hold operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
+
+
+def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
+    """Whether records of a run may swap rows and columns."""
+    return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
 def late_variants(

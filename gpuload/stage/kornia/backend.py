@@ -12,7 +12,7 @@ from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import levels_of
-from gpuload.transforms.program.ops import Box, Elastic, Outline, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Outline, Turn, Warp
 
 __all__ = ["KorniaBackend"]
 
@@ -48,6 +48,8 @@ class KorniaBackend(Backend):
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE
+        if outline.kind is Turn:
+            return "Kornia turns by a warp, and has no transposition"
         if outline.kind is Elastic:
             return "Kornia draws its own fields"
         for operation in outline.operations:

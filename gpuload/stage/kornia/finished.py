@@ -11,7 +11,7 @@ import torch
 from kornia.enhance import add_weighted, normalize
 from kornia.geometry.bbox import bbox_to_mask
 
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
 
 __all__ = ["blended", "erased", "inside", "normalized", "weighted"]
 

@@ -35,11 +35,11 @@ from kornia.enhance import posterize as kornia_posterize
 from kornia.enhance import solarize as kornia_solarize
 from kornia.filters import filter2d, filter2d_separable, gaussian_blur2d, get_gaussian_kernel1d
 
+from gpuload.stage.device import upload, upload_together
 from gpuload.stage.kornia.finished import weighted
 from gpuload.stage.noise import batch_normals
 from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.color import LUMA
-from gpuload.stage.upload import upload, upload_together
 
 __all__ = [
     "autocontrast",

@@ -18,10 +18,9 @@ import torch
 from kornia.geometry.transform import crop_by_indices, hflip, remap, vflip
 from torch.nn.functional import pad
 
-from gpuload.stage.reference.batched import dense
+from gpuload.stage.device import upload
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.warp import mapped_points, nearest_pixels
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Box
 
 __all__ = ["cropped", "flipped", "sampled", "warped"]
@@ -62,7 +61,7 @@ def cropped(source: Source, record: Box, corners: np.ndarray, size_hw: tuple[int
     for number in range(len(sizes)):
         rows = np.flatnonzero(which.ravel() == number)
         some = source if len(sizes) == 1 else source.take(rows)
-        found = _padded_crop(dense(some), starts[rows], size_hw, mode, fill)
+        found = _padded_crop(some.dense(), starts[rows], size_hw, mode, fill)
         if len(sizes) == 1:
             return found
         if results is None:

@@ -1,6 +1,6 @@
 """Kornia on finished images: erases, flips and mixes them in place.
 
-The order and the random numbers are those of `gpuload.stage.finished`; the arithmetic is in float32, rounded to the
+The order and the random numbers are those of `gpuload.stage.finish`; the arithmetic is in float32, rounded to the
 batch's dtype once. Nothing is kept.
 """
 
@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpuload.stage.finished import Outputs, neighbours, random_numbers
+from gpuload.stage.device import upload
+from gpuload.stage.finish import Outputs, neighbours, random_numbers
 from gpuload.stage.kornia.finished import blended, erased, inside
 from gpuload.stage.kornia.geometry import FLIPS
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Record
 
@@ -28,7 +28,7 @@ Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
 
 def run_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finish.apply_late`."""
     for record in late.records:
         match record:
             case Flip():

@@ -12,12 +12,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.kornia import functions
 from gpuload.stage.kornia.finished import weighted
-from gpuload.stage.reference.mixture import GUARD
-from gpuload.stage.reference.operations import Operation
-from gpuload.stage.reference.points import permute
-from gpuload.stage.upload import upload
+from gpuload.stage.reference.color import permute
+from gpuload.stage.reference.operations import GUARD, Operation
 from gpuload.transforms.program.ops import Mixture, Ops
 
 __all__ = ["OPERATIONS", "mix"]
@@ -63,7 +62,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def mix(levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]) -> torch.Tensor:
-    """AugMix; arguments as for `gpuload.stage.reference.mixture.mix_batch`."""
+    """AugMix; arguments as for `gpuload.stage.reference.operations.mix_batch`."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
     for chain in range(record.codes.shape[1]):

@@ -12,14 +12,14 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.finish import Finish
 from gpuload.stage.kornia import operations
 from gpuload.stage.kornia.finished import erased, normalized
 from gpuload.stage.kornia.geometry import cropped, flipped, warped
-from gpuload.stage.reference.batched import BatchRunner, dense
+from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.ops import Box, Erase, Flip, Mixture
 from gpuload.transforms.program.windows import boxes_within
 
@@ -51,7 +51,7 @@ class KorniaRunner(BatchRunner):
     def _flip(self, source: Source, record: Flip) -> Source:
         if not record.flipped.any():
             return source
-        return Source.of_dense(flipped(dense(source), record.flipped, record.axis))
+        return Source.of_dense(flipped(source.dense(), record.flipped, record.axis))
 
     def _crop(self, source: Source, record: Box, corners: np.ndarray, size: tuple[int, int]) -> Source:
         return Source.of_dense(cropped(source, record, corners, size))

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, Late, Levels
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs, apply_late
+from gpuload.stage.finish import Finish, Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.single import SingleRunner

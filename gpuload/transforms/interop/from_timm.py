@@ -14,16 +14,13 @@ from typing import Any, Final, Literal
 from gpuload.transforms.arguments import finite, is_sequence, probability, size_pair, whole
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
-from gpuload.transforms.color import ColorJitter
-from gpuload.transforms.color_random import RandomGrayscale
+from gpuload.transforms.colour import ColorJitter, RandomGrayscale
 from gpuload.transforms.composite import RandomApply
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
-from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
-from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
-from gpuload.transforms.random_resized_crop import RandomResizedCrop
-from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
-from gpuload.transforms.timm_randaugment import TimmRandAugment
+from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
+from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
+from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
 
 __all__ = ["from_timm"]
 

@@ -3,6 +3,10 @@
 torchvision's objects are recognised by the names of their classes and modules and read by their attributes; neither
 torchvision nor torch is imported. What gpuload does not support is an error that names the transform and where it is,
 never a chain that means something else.
+
+The tables are for both `torchvision.transforms` and `torchvision.transforms.v2`, whose classes have the same names and,
+where both exist, the same attributes. Tests compare them with torchvision's signatures: an argument in no table would
+be lost silently.
 """
 
 from __future__ import annotations
@@ -13,25 +17,87 @@ import importlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from gpuload.transforms.arguments import is_sequence
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.geometry import CenterCrop, Resize
-from gpuload.transforms.interop.tables import (
-    ARGUMENTS,
-    MODULE,
-    NOTHING_TO_DO,
-    PRESET_RESIZE,
-    PRESETS,
-    REFUSED,
-    RENAMED,
-    TO_DTYPE,
-)
+from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
 
-__all__ = ["from_torchvision"]
+__all__ = ["ARGUMENTS", "PRESETS", "from_torchvision"]
+
+# Ours has the same name and arguments; theirs keeps each argument in an attribute of that name.
+ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "AugMix": ("severity", "mixture_width", "chain_depth", "alpha", "all_ops", "interpolation", "fill"),
+    "AutoAugment": ("policy", "interpolation", "fill"),
+    "CenterCrop": ("size",),
+    "ClampBoundingBoxes": ("clamping_mode",),
+    "ClampKeyPoints": (),
+    "ColorJitter": ("brightness", "contrast", "saturation", "hue"),
+    "ConvertBoundingBoxFormat": ("format",),
+    "CutMix": ("alpha", "num_classes", "labels_getter"),
+    "ElasticTransform": ("alpha", "sigma", "interpolation", "fill"),
+    "GaussianBlur": ("kernel_size", "sigma"),
+    "GaussianNoise": ("mean", "sigma", "clip"),
+    "Grayscale": ("num_output_channels",),
+    "JPEG": ("quality",),
+    "MixUp": ("alpha", "num_classes", "labels_getter"),
+    "Normalize": ("mean", "std", "inplace"),
+    "Pad": ("padding", "fill", "padding_mode"),
+    "RandAugment": ("num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"),
+    "RandomAdjustSharpness": ("sharpness_factor", "p"),
+    "RandomAffine": ("degrees", "translate", "scale", "shear", "interpolation", "fill", "center"),
+    "RandomAutocontrast": ("p",),
+    "RandomChannelPermutation": (),
+    "RandomCrop": ("size", "padding", "pad_if_needed", "fill", "padding_mode"),
+    "RandomEqualize": ("p",),
+    "RandomErasing": ("p", "scale", "ratio", "value", "inplace"),
+    "RandomGrayscale": ("p",),
+    "RandomHorizontalFlip": ("p",),
+    "RandomInvert": ("p",),
+    "RandomIoUCrop": ("min_scale", "max_scale", "min_aspect_ratio", "max_aspect_ratio", "sampler_options", "trials"),
+    "RandomPerspective": ("distortion_scale", "p", "interpolation", "fill"),
+    "RandomPhotometricDistort": ("brightness", "contrast", "saturation", "hue", "p"),
+    "RandomPosterize": ("bits", "p"),
+    "RandomResize": ("min_size", "max_size", "interpolation", "antialias"),
+    "RandomResizedCrop": ("size", "scale", "ratio", "interpolation", "antialias"),
+    "RandomRotation": ("degrees", "interpolation", "expand", "center", "fill"),
+    "RandomShortestSize": ("min_size", "max_size", "interpolation", "antialias"),
+    "RandomSolarize": ("threshold", "p"),
+    "RandomVerticalFlip": ("p",),
+    "RandomZoomOut": ("fill", "side_range", "p"),
+    "Resize": ("size", "interpolation", "max_size", "antialias"),
+    "SanitizeBoundingBoxes": ("min_size", "min_area", "labels_getter"),
+    "SanitizeKeyPoints": ("labels_getter",),
+    "ScaleJitter": ("target_size", "scale_range", "interpolation", "antialias"),
+    "UniformTemporalSubsample": ("num_samples",),
+    "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"),
+}
+
+# Arguments that they keep in an attribute of another name.
+RENAMED: Final[dict[tuple[str, str], str]] = {
+    ("CutMix", "labels_getter"): "_labels_getter",
+    ("MixUp", "labels_getter"): "_labels_getter",
+    ("RandomIoUCrop", "sampler_options"): "options",
+}
+
+# The presets of models' weights, in `torchvision.transforms._presets`, and what to write instead; but
+# ImageClassification becomes four transforms. Names in braces are attributes of the preset.
+PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # left out where resize_size is None
+PRESETS: Final[dict[str, str]] = {
+    "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
+    "OpticalFlow": (
+        "return both images in a sample, and write transforms=[T.ToDtype('float32', scale=True), "
+        "T.Normalize([0.5] * 3, [0.5] * 3)]"
+    ),
+    "SemanticSegmentation": (
+        f"write transforms=[{PRESET_RESIZE}T.ToDtype('float32', scale=True), "
+        "T.Normalize({mean}, {std})]; masks beside the image move with it"
+    ),
+    "VideoClassification": "it takes the frames of a video; do it in the dataset's __getitem__",
+}
 
 
 def from_torchvision(transforms: Any) -> list[Transform]:

@@ -10,9 +10,9 @@ from gpuload.stage.kornia.geometry import cropped, flipped, sampled, warped
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.warp import warp_batch
-from gpuload.transforms.matrices import rotation_coefficients
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
+from gpuload.transforms.warps import rotation_coefficients
 
 
 def noise(rng: np.random.Generator, *shape: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.stage.finished import apply_late
+from gpuload.stage.finish import apply_late
 from gpuload.stage.kornia.late import run_late
 from gpuload.transforms.program.draws import Program
 

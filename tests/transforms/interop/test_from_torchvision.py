@@ -19,7 +19,8 @@ from torch import nn
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.interop.tables import ARGUMENTS, NOTHING_TO_DO, PRESETS, REFUSED, TO_DTYPE
+from gpuload.transforms.interop.from_torchvision import ARGUMENTS, PRESETS
+from gpuload.transforms.names import NOTHING_TO_DO, REFUSED, TO_DTYPE
 
 vision = originals.torchvision()
 v1 = vision.transforms

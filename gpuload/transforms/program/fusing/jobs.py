@@ -15,7 +15,10 @@ import numpy as np
 from gpuload.transforms.program.ops import FILTERS, Erase
 from gpuload.transforms.program.windows import SUPPORT
 
-__all__ = ["COLUMNS", "COUNTED", "ERASED", "KINDS", "LINES_AT_ONCE", "TAPS_AT_ONCE", "erased_boxes", "place_tables"]
+__all__ = [
+    "COLUMNS", "COUNTED", "ERASED", "KINDS", "LINES_AT_ONCE", "TAPS_AT_ONCE", "TRANSPOSED_PIXEL", "erased_boxes",
+    "place_tables",
+]  # fmt: skip
 
 INTS: Final = 18
 FLOATS: Final = 12
@@ -36,14 +39,15 @@ WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = range(14, INTS)
 
 # The result: its size; its row r is row Y + r · STEP_Y of the geometry's result, its column c is X + c · STEP_X.
 OUT_HEIGHT, OUT_WIDTH, Y, STEP_Y, X, STEP_X = range(INTS, INTS + 6)
-# Where it is written, in elements: the first one, and the steps between channels and rows.
-OUT_AT, OUT_CHANNEL, OUT_ROW = range(INTS + 6, INTS + 9)
+# Where it is written, in elements: the first one, and the steps between channels, rows, and the pixels of a row. Where
+# rows are written as columns, the last two have changed places. Only kernels of chains that do so read OUT_PIXEL.
+OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = range(INTS + 6, INTS + 10)
 # Its operations: the index of the first one among all, and how many; the number of the table of its statistics.
-OPERATIONS_AT, OPERATIONS, STATISTICS_AT = range(INTS + 9, INTS + 12)
+OPERATIONS_AT, OPERATIONS, STATISTICS_AT = range(INTS + 10, INTS + 13)
 # The boxes that are erased in the end: the index of the first one among all, and how many.
-BOXES_AT, BOXES = range(INTS + 12, INTS + 14)
+BOXES_AT, BOXES = range(INTS + 13, INTS + 15)
 
-JOB: Final = INTS + 14  # int64 numbers of a job
+JOB: Final = INTS + 16  # int64 numbers of a job; an even number, so that each pass's begin at a multiple of 16 bytes
 
 # float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
 # the level of each channel outside the source.
@@ -74,6 +78,7 @@ COUNTED: Final = np.dtype([("base", "i8"), ("size_hw", "i8", 2), ("code", "i8")]
 ERASED: Final = np.dtype([("box_tlhw", "i8", 4), ("kind", "i8"), ("numbers", "i8", 3)])
 RECORD: Final = ERASED.itemsize // 8  # int64 numbers of it
 KINDS: Final = ("const", "rand", "pixel")  # of erasing
+TRANSPOSED_PIXEL: Final = len(KINDS)  # "pixel" in a result whose rows are written as columns
 
 # How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
 TAPS_AT_ONCE: Final = 2

@@ -27,11 +27,12 @@ from gpuload.transforms.program.ops import (
     Erase,
     Flip,
     Ops,
+    Turn,
     Warp,
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
+from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places, transposed_boxes
 
 __all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes", "nearest_ways", "scaled_pixels"]
 
@@ -86,6 +87,7 @@ class Passes:
         jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
             a pass reads and writes, except where the first one reads.
         last: int64 (B,), the number of each image's last pass.
+        transposed: bool (B,), whether the rows of its result are to be written as columns.
         tables: int32, of rows and columns, one after the other.
     """
 
@@ -95,6 +97,7 @@ class Passes:
         self.jobs = np.zeros((2, R.JOB, count), np.int64)
         self.floats = np.zeros((2, count, R.FLOATS))
         self.last = np.zeros(count, np.int64)
+        self.transposed = np.zeros(count, np.bool_)
         self.tables: list[np.ndarray] = []
         self._table_length = 0
         self._everything = np.arange(count)
@@ -153,6 +156,10 @@ class Passes:
             match record:
                 case Flip():
                     self._flip(rows[record.flipped], record.axis)
+                case Turn():
+                    self._transpose(rows[record.transposed])
+                    for axis in (0, 1):
+                        self._flip(rows[record.flipped[:, axis]], axis)
                 case Box(padding_mode=None):
                     self._resize(rows, record, before, after)
                 case Box(padding_mode=str(mode)):
@@ -169,7 +176,22 @@ class Passes:
 
     # -- records of the program ----------------------------------------------------------------------------------------
 
+    def _transpose(self, rows: np.ndarray) -> None:
+        """Swap rows and columns: where pixels are read, while they are only chosen, else where they are written."""
+        open_ = self._open[rows]
+        self.transposed[those(rows, ~open_)] ^= True
+        at, here = self._at(those(rows, open_))
+        for row, column in zip(*AXES, strict=True):
+            numbers = self.jobs[at, row, here].copy()
+            self.jobs[at, row, here] = self.jobs[at, column, here]
+            self.jobs[at, column, here] = numbers
+
     def _flip(self, rows: np.ndarray, axis: int) -> None:
+        transposed = self.transposed[rows]
+        self._mirror(those(rows, ~transposed), axis)
+        self._mirror(those(rows, transposed), 1 - axis)
+
+    def _mirror(self, rows: np.ndarray, axis: int) -> None:
         step, length, place, sign, size = AXES[axis]
         open_ = self._open[rows]
         for which, first, by, count in ((open_, R.BASE, step, length), (~open_, place, sign, size)):
@@ -184,6 +206,8 @@ class Passes:
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
         if before is after or (before == after).all():
             return
+        if (transposed := self.transposed[rows]).any():
+            before, after = transposed_boxes(before, transposed), transposed_boxes(after, transposed)
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
             if (entries := _entries(which)) is None:
@@ -363,7 +387,7 @@ class Passes:
 
     def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
         levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
-        for boxes in boxes_tlhw.transpose(1, 0, 2):
+        for boxes in transposed_boxes(boxes_tlhw, self.transposed[rows]).transpose(1, 0, 2):
             there = boxes[:, 2:].all(axis=1).nonzero()[0]
             if not len(there):
                 continue
@@ -421,6 +445,9 @@ class Passes:
         self._set(at, R.WHOLE, here, sizes)
         self._show_all(at, here)
         self._open[rows] = True
+        transposed = those(rows, self.transposed[rows])
+        self.transposed[transposed] = False  # the last pass wrote rows as rows: now they are read as columns
+        self._transpose(transposed)
 
     def _show_all(self, at: Any, here: Any) -> None:
         """Write all that is read, as it is."""

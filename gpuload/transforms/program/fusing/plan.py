@@ -16,7 +16,8 @@ import numpy as np
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import Passes
-from gpuload.transforms.program.ops import Erase, Ops
+from gpuload.transforms.program.ops import Erase, Ops, Turn
+from gpuload.transforms.program.windows import transposed_boxes
 
 __all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erasing", "portions"]
 
@@ -83,6 +84,7 @@ class Plan(NamedTuple):
         launches: in order.
         channels, out_channels: of pixels between passes, and of results.
         operates, erases: whether any pass does operations, and whether finished images are erased.
+        transposes: whether rows of a result may be written as columns.
         scratch_bytes: of both pieces of memory between passes.
     """
 
@@ -91,6 +93,7 @@ class Plan(NamedTuple):
     out_channels: int
     operates: bool
     erases: bool
+    transposes: bool
     scratch_bytes: tuple[int, int]
 
     def plain(self) -> tuple[Any, ...]:
@@ -121,7 +124,7 @@ class Plan(NamedTuple):
             images: `IMAGE` (B,).
             program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
             starts: where each result begins, int64 (B,), in elements from the first one.
-            steps: between channels and between rows of a result; int64 (B,), or one for all.
+            steps: between channels, rows and columns of a result; int64 (B,), or one for all.
             late: what is erased of all finished images.
             tile: how results are divided.
         """
@@ -130,12 +133,17 @@ class Plan(NamedTuple):
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
-        passes.set_last(zip((R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW), (starts, *steps), strict=True))
+        channel, *down_across = steps
+        if passes.transposed.any():
+            down_across = [np.where(passes.transposed, *both) for both in (down_across[::-1], down_across)]
+        places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
+        passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, late, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
         own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
+        transposes = any(isinstance(record, Turn) for record in program.records)
+        plan = cls(launches, max(channels), channels[-1], operates, bool(late), transposes, scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
 
 
@@ -166,7 +174,7 @@ class Fusing:
         if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
-        steps = (1, width * channels) if self.channels_last else (height * width, width)
+        steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
         starts = np.arange(count) * (channels * height * width)
         return Plan.of(images, levels, levels.windows_tlhw, starts, steps, erasing, self.tile)
 
@@ -218,6 +226,10 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
     if not late:
         return np.empty(0, np.int64)
     boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in late], axis=1)
+    if (transposed := passes.transposed).any():
+        drawn = boxes.view(R.ERASED)
+        drawn["box_tlhw"] = transposed_boxes(drawn["box_tlhw"], transposed)
+        drawn["kind"][transposed[:, None] & (drawn["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
     each = boxes.shape[1] // R.RECORD
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
     return boxes.ravel()

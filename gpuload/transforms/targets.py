@@ -1,4 +1,4 @@
-"""Transforms for the boxes of a sample: a crop that keeps some of them, and those that tidy boxes up.
+"""Transforms for the boxes and keypoints of a sample: a crop that keeps some boxes, and those that tidy up.
 
 Names, arguments, defaults and meaning are torchvision's. When a box is left out, so are its belongings: its label and
 what else `labels_getter` gives, and its instance mask (`gpuload.workers.box_fields`).
@@ -15,9 +15,16 @@ import numpy as np
 from gpuload.datasets.box_formats import format_name
 from gpuload.transforms.arguments import finite, is_sequence, whole
 from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, declaration
-from gpuload.transforms.program.ops import Box, Clamp, Record, Reformat, Tidy
+from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
-__all__ = ["ClampBoundingBoxes", "ConvertBoundingBoxFormat", "RandomIoUCrop", "SanitizeBoundingBoxes"]
+__all__ = [
+    "ClampBoundingBoxes",
+    "ClampKeyPoints",
+    "ConvertBoundingBoxFormat",
+    "RandomIoUCrop",
+    "SanitizeBoundingBoxes",
+    "SanitizeKeyPoints",
+]
 
 OPTIONS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 # torchvision goes on for ever. With its seven options, one of which always ends the search, a sample whose boxes can
@@ -237,3 +244,47 @@ class ConvertBoundingBoxFormat(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Reformat:
         return Reformat(self.format)
+
+
+@declaration
+class ClampKeyPoints(Transform):
+    """Move keypoints that are outside their image to its nearest pixel: x to 0 … width - 1, y to 0 … height - 1."""
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+    record: ClassVar[type[Record]] = ClampPoints
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> ClampPoints:
+        return ClampPoints()
+
+
+@declaration
+class SanitizeKeyPoints(Transform):
+    """Leave out keypoints outside their image, and what belongs to them. Of groups of keypoints, (N, …, 2), those of
+    which one is outside are left out as a whole.
+
+    A sample must have one leaf of `Keypoints`.
+
+    Args:
+        labels_getter: what belongs to the keypoints, with an entry for each (for each group). None: nothing.
+            ``"default"``, and a function: as for `SanitizeBoundingBoxes`.
+
+    Raises:
+        ValueError: the argument is invalid.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+    drops_points: ClassVar[bool] = True
+    record: ClassVar[type[Record]] = TidyPoints
+
+    # Not compared: it does not decide which keypoints are kept, and a function is another object in each process.
+    labels_getter: Callable[[Any], Any] | str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.labels_getter not in ("default", None) and not callable(self.labels_getter):
+            raise ValueError(
+                "SanitizeKeyPoints(labels_getter=…) must be 'default', None, or a function that takes a sample and "
+                f"gives what belongs to its keypoints, such as lambda s: s[1]['labels']; got {self.labels_getter!r}"
+            )
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:
+        return TidyPoints()

@@ -1,7 +1,10 @@
-"""ElasticTransform: the field, and what it does to images, masks, boxes and keypoints, against torchvision's."""
+"""ElasticTransform: the field, and what it does to images, masks, boxes and keypoints, against torchvision's.
+JPEG: what is drawn, what is refused, and that batches become what libjpeg makes of single images.
+"""
 
 from __future__ import annotations
 
+import io
 import re
 from itertools import pairwise
 
@@ -10,13 +13,15 @@ import originals
 import pytest
 import torch
 from pictures import smooth_image
+from PIL import Image
 from scipy import stats
 
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.elastic import _fields
+from gpuload.stage.reference.jpeg import compress
+from gpuload.stage.reference.warp import _fields
 from gpuload.transforms.program.fields import displaced
 from gpuload.transforms.program.targets import Trail, follow
 
@@ -157,3 +162,41 @@ def test_smoothing_makes_neighbours_alike():
     rough, smooth = (drawn(T.ElasticTransform(50.0, sigma), 2)[2] for sigma in (1.0, 6.0))
     steps = [float((f[:, :, 1:] - f[:, :, :-1]).abs().mean() / f.abs().mean()) for f in (rough, smooth)]
     assert all(one > 3 * other for one, other in pairwise(steps))
+
+
+def test_qualities_are_uniform():
+    chain = T.Chain([T.JPEG((30, 39))])
+    values = chain.draw(epoch_key(1, 0), np.arange(20_000), np.full((20_000, 2), 8)).records[0].values[:, 0, 0]
+    assert (np.bincount(values.astype(int), minlength=100)[30:40] > 1800).all()
+    assert set(values) == set(range(30, 40))
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 53), (28, 30), (16, 17), (9, 3), (5, 4), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_are_coded_as_by_libjpeg(size, channels):
+    rng = np.random.default_rng(3)
+    smooth = np.stack([smooth_image(*size, number) for number in range(3)])
+    noise = rng.integers(0, 256, (3, *size, 3), np.uint8)
+    images = np.concatenate([smooth, noise])[..., :channels]
+    for quality in (1, 7, 30, 50, 75, 96, 100):
+        levels = torch.from_numpy(images).permute(0, 3, 1, 2).float()
+        found = compress(levels, np.full((6, 8), quality, np.float64)).permute(0, 2, 3, 1).numpy()
+        for image, result in zip(images, found, strict=True):
+            file = io.BytesIO()
+            Image.fromarray(image[:, :, 0] if channels == 1 else image).save(file, "JPEG", quality=quality)
+            assert np.array_equal(np.asarray(Image.open(file)).reshape(image.shape), result), quality
+
+
+def test_four_channels_are_refused():
+    images = RaggedImages.from_arrays([np.zeros((8, 8, 4), np.uint8)])
+    for runner in ("single", "batched"):
+        chain = T.Chain([T.JPEG(50)])
+        program = chain.draw(epoch_key(1, 0), np.arange(1), np.full((1, 2), 8))
+        with pytest.raises(ValueError, match="JPEG takes images of 1 or 3 channels, but image 0 has 4"):
+            compile_stage(chain, device="cpu", runner=runner)(images, program)
+
+
+@pytest.mark.parametrize("quality", [0, 101, (20, 10), (1, 2, 3), (0, 5)])
+def test_wrong_qualities(quality):
+    with pytest.raises(ValueError, match=re.escape("JPEG(quality=…) must")):
+        T.JPEG(quality)

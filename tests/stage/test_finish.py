@@ -14,7 +14,7 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finished import _mix, _mix_at_once, random_numbers
+from gpuload.stage.finish import _mix, _mix_at_once, random_numbers
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
 
