@@ -27,7 +27,8 @@ from gpuload.stage.device import device_of, upload
 from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.pixels import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
-from gpuload.transforms.program.fusing.jobs import ERASED, KINDS, TRANSPOSED_PIXEL, erased_boxes
+from gpuload.transforms.program.fusing import jobs
+from gpuload.transforms.program.fusing.jobs import KINDS, TRANSPOSED_PIXEL, erased_boxes
 from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Erase
 
@@ -37,7 +38,7 @@ ROWS: Final = 16  # of a tile of images that are already written
 COLUMNS: Final = 64
 OPTIONS: Final = {"enable_fp_fusion": False}
 
-RECORD: Final = tl.constexpr(ERASED.itemsize // 8)  # int64 numbers of a box
+RECORD: Final = tl.constexpr(jobs.RECORD)
 _CONST: Final = tl.constexpr(KINDS.index("const"))
 _PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
 _TRANSPOSED_PIXEL: Final = tl.constexpr(TRANSPOSED_PIXEL)
@@ -68,14 +69,14 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
     ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
     around = np.concatenate([rows[some, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    told = erased_boxes(erase, channels)[some].view(np.int64)
+    drawn = erased_boxes(erase, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
         for own in portions(len(some), programs=down * across):
             _erase_images[down * across, len(some[own])](
                 outputs,
                 upload(around[own], device),
-                upload(told[own], device),
+                upload(drawn[own], device),
                 boxes.shape[1],
                 quantile_table(device),
                 across,

@@ -147,9 +147,9 @@ class FusedRunner:
                 statistics = pixels
                 if run.counted:
                     first, end = run.counted_first, run.counted_first + run.counted
-                    told = _part(arrays["told"], first * COUNTED, end * COUNTED)
+                    counted = _part(arrays["counted"], first * COUNTED, end * COUNTED)
                     factors = _part(arrays["factors"], first, end)
-                    statistics = tables(source, told, factors, run.counted_pixels, plan.channels)
+                    statistics = tables(source, counted, factors, run.counted_pixels, plan.channels)
                 ints = _part(arrays["ints"], run.first * JOB, (run.first + run.jobs) * JOB)
                 floats = _part(arrays["floats"], run.first * FLOATS, (run.first + run.jobs) * FLOATS)
                 weights = arrays["places"]

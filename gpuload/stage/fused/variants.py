@@ -73,12 +73,7 @@ class Variant:
             raise
 
 
-def level_variants(
-    steps: Sequence[Sequence[Outline]],
-    *,
-    form: Form,
-    tile: Tile,
-) -> set[Variant]:
+def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile) -> set[Variant]:
     """What a run on levels may launch.
 
     Args:
@@ -145,7 +140,7 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     wanted = list(dict.fromkeys(variants))
     if INTERPRETED.value or not wanted:
         return
-    begun, told = time.monotonic(), False
+    begun, shown = time.monotonic(), False
     index = torch.accelerator.current_device_index() if device.index is None else device.index
     for name in {variant.kernel for variant in wanted}:
         KERNELS[name].device_caches[index]  # made here: of two that threads make at once, Triton would lose one
@@ -157,13 +152,13 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1), "gpuload-compile") as pool:
         try:
             for done, _ in enumerate(as_completed([pool.submit(compiled, variant) for variant in wanted]), 1):
-                if (told or time.monotonic() - begun > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
-                    told = True
+                if (shown or time.monotonic() - begun > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
+                    shown = True
                     print(f"\rgpuload: compiling kernels, {done} of {len(wanted)}", end="", file=sys.stderr, flush=True)
         except BaseException:  # ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if told:
+    if shown:
         print(f" ({time.monotonic() - begun:.0f} s; they are kept on disk)", file=sys.stderr, flush=True)
 
 

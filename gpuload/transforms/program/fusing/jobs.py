@@ -133,7 +133,8 @@ def _whole(numbers: np.ndarray, unit: int) -> np.ndarray:
 
 
 def erased_boxes(erase: Erase, channels: int) -> np.ndarray:
-    """The boxes as `gpuload.stage.fused.erasing.erase` reads them: `ERASED` (B, n), of no height where there is none.
+    """Return the boxes as `gpuload.stage.fused.erasing.erase` reads them: `ERASED` (B, n) as int64 (B, n · `RECORD`),
+    of no height where there is none.
 
     Those of several `Erase` are joined along the second axis, in their order.
 
@@ -146,9 +147,9 @@ def erased_boxes(erase: Erase, channels: int) -> np.ndarray:
     found["box_tlhw"], found["kind"] = boxes, KINDS.index(erase.kind)
     if erase.kind == "const":
         found["numbers"] = np.array(erase.numbers, np.float32).view(np.int32)
-        return found
+        return found.view(np.int64)
     areas = boxes[:, :, 2:].prod(axis=2)
     counts = channels * (areas if erase.kind == "pixel" else areas > 0)
     found["numbers"][:, :, 0] = np.cumsum(counts, axis=1) - counts
     found["numbers"][:, :, 1:] = erase.keys[:, None]
-    return found
+    return found.view(np.int64)

@@ -38,20 +38,9 @@ __all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes", "near
 
 # The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
 POINTWISE: Final = (
-    "brightness",
-    "contrast",
-    "saturation",
-    "hue",
-    "solarize",
-    "posterize",
-    "equalize",
-    "autocontrast",
-    "invert",
-    "grayscale",
-    "permute",
-    "identity",
-    "solarize_add",
-)
+    "brightness", "contrast", "saturation", "hue", "solarize", "posterize", "equalize", "autocontrast", "invert",
+    "grayscale", "permute", "identity", "solarize_add",
+)  # fmt: skip
 STATISTICS: Final = ("contrast", "equalize", "autocontrast")
 # The code of an operation that is not in `OPS`: a box of levels is overwritten. Values: top, left, height and width in
 # the coordinates of the geometry's result, then the level of each channel.
@@ -136,7 +125,7 @@ class Passes:
 
     def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
         """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`); each job is told where its own begin."""
+        (n, `VALUES`); each job gets where its own begin."""
         if not self._operations:
             return np.empty(0, np.int64), np.empty((0, VALUES))
         jobs, codes, values = self._operations[0]
@@ -221,8 +210,7 @@ class Passes:
             before, after = transposed_boxes(before, transposed), transposed_boxes(after, transposed)
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
-            entries = which.nonzero()[0]
-            if not len(entries):
+            if (entries := _entries(which)) is None:
                 continue
             at, some = self._at(rows[entries])
             for axis, (step, length, place, sign, size) in enumerate(AXES):
@@ -441,7 +429,8 @@ class Passes:
         if not len(rows):
             return
         at, here = self._at(rows)
-        sizes = self._sizes(at, here)
+        sizes = self.jobs[at, R.OUT, here]
+        sizes = sizes.T if isinstance(here, slice) else sizes  # lists of indices come before what is between them
         if len(rows) < len(self.last):
             self._level = None
         elif self._level is not None:
@@ -464,11 +453,6 @@ class Passes:
         """Write all that is read, as it is."""
         self.jobs[at, R.OUT, here] = self.jobs[at, R.WHOLE, here]
         self.jobs[at, R.STEPS, here] = 1
-
-    def _sizes(self, at: Any, here: Any) -> np.ndarray:
-        """The sizes of the results of passes, (n, 2)."""
-        found = self.jobs[at, R.OUT, here]
-        return found.T if isinstance(here, slice) else found  # lists of indices come before what is between them
 
     def _set(self, at: Any, columns: slice, here: Any, numbers: np.ndarray) -> None:
         """Set two numbers of jobs, from (n, 2)."""

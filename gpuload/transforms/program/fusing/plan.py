@@ -1,4 +1,4 @@
-"""All that the fused kernels are told of a batch: its jobs, and how they are launched.
+"""A batch as the fused kernels get it: its jobs, and how they are launched.
 
 Made from images' places and a program, without a look at pixels: in the main process, or by a worker. Nothing is kept
 from batch to batch.
@@ -25,7 +25,7 @@ SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
 # Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
 MOST_PROGRAMS: Final = 2**31 - 1
 KINDS: Final = 8  # more than there are kinds of geometry
-ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
@@ -226,21 +226,22 @@ def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.nda
     if not late:
         return np.empty(0, np.int64)
     boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in late], axis=1)
-    kinds, transposed = boxes["kind"], passes.transposed
-    boxes["box_tlhw"] = transposed_boxes(boxes["box_tlhw"], transposed)
-    kinds[transposed[:, None] & (kinds == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
-    each = boxes.shape[1]
+    if (transposed := passes.transposed).any():
+        drawn = boxes.view(R.ERASED)
+        drawn["box_tlhw"] = transposed_boxes(drawn["box_tlhw"], transposed)
+        drawn["kind"][transposed[:, None] & (drawn["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
+    each = boxes.shape[1] // R.RECORD
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
-    return boxes.reshape(-1).view(np.int64)
+    return boxes.ravel()
 
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
     """The launches, in order; the numbers of their jobs, in the same order, pass by pass: int64 and float64; and what
-    makes the tables of statistics: what is told of each, and factors."""
+    makes the tables of statistics: `COUNTED` of each image, and factors."""
     launches, ints, floats, first = [], [], [], 0
-    told: list[np.ndarray] = []
+    counted: list[np.ndarray] = []
     factors: list[np.ndarray] = []
     tables = 0
     for number in range(passes.count):
@@ -256,31 +257,30 @@ def _launches(
             spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
         heights, widths = jobs[R.OUT]
         tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
-        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
+        counting = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
             most = int(tiles[start:end].max())
             for own in portions(end - start, start, programs=most):
-                these, pixels = counted, 0
-                if len(counted):
-                    these = counted[slice(*counted.searchsorted((own.start, own.stop)))]
-                if len(these):
-                    places = jobs[R.OPERATIONS_AT, these]  # what needs it comes first in a pass
-                    told.append(_told(jobs, these, codes[places]))
+                at, to = counting.searchsorted((own.start, own.stop)).tolist() if len(counting) else (0, 0)
+                pixels = 0
+                if to > at:
+                    places = jobs[R.OPERATIONS_AT, counting[at:to]]  # what needs it comes first in a pass
+                    counted.append(_counted(jobs, counting[at:to], codes[places]))
                     factors.append(values[places, 0])
-                    pixels = int(jobs[R.WHOLE, these].prod(axis=0).max())
-                needed = tables, len(these), pixels, *R.place_tables(jobs[:, own].T, kind, tile.rows)
+                    pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
+                needed = tables, to - at, pixels, *R.place_tables(jobs[:, own].T, kind, tile.rows)
                 launches.append(Launch(first, own.stop - own.start, most, number, kind, bool(finished), *needed))
                 first += own.stop - own.start
-                tables += len(these)
+                tables += to - at
         ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), [ints, floats], [told, factors]
+    return tuple(launches), [ints, floats], [[own.view(np.int64) for own in counted], factors]
 
 
-def _told(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """What makes the tables of some jobs of a launch, `COUNTED` as int64; each job is told which one is its own."""
+def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """What makes the tables of some jobs of a launch, `COUNTED`; each job gets the number of its own."""
     jobs[R.STATISTICS_AT, these] = np.arange(len(these))
-    told = np.empty(len(these), R.COUNTED)
-    told["base"], told["size_hw"], told["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
-    return told.view(np.int64)
+    counted = np.empty(len(these), R.COUNTED)
+    counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
+    return counted
