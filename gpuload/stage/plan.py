@@ -2,7 +2,8 @@
 
 `StageOptions` are the options of a `Loader` that say how and where images are made. The tables for notebooks have no
 colours and no fonts of their own, so that they are readable in dark and light themes, load nothing, and everything in
-them is escaped. Runs in the main process."""
+them is escaped. Runs in the main process.
+"""
 
 from __future__ import annotations
 
