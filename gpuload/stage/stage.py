@@ -329,15 +329,14 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
         yield from _with_children(child)
 
 
-def _intra_op_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
-    """Let torch use this many threads for an operation; afterwards as many as before."""
-    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
-    return NOTHING if count is None or count == torch.get_num_threads() else _threads(count)
-
-
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _intra_op_threads(count: int | None) -> Iterator[None]:
+    """Let torch use this many threads for an operation; afterwards as many as before."""
     before = torch.get_num_threads()
+    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
+    if count in (None, before):
+        yield
+        return
     torch.set_num_threads(count)
     try:
         yield
