@@ -277,11 +277,11 @@ class Space:
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins."""
-        found = _magnitudes(self, count)[kinds, bins]
+        magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
-            found[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
-        return found
+            magnitudes[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
+        return magnitudes
 
 
 @lru_cache(maxsize=32)
