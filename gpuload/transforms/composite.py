@@ -174,7 +174,7 @@ class RandomApply(_Branching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "p", probability("RandomApply(p=…)", self.p))
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
