@@ -18,7 +18,8 @@ that reads it and keeps the memory until then.
 
 A range of the profiler (`named`) costs microseconds even where nobody records it, so there is one only while a profiler
 runs: four names, each at most a few times a batch, in the thread that iterates. NVIDIA's tools get them by
-``emit_nvtx``. Runs in the main process."""
+``emit_nvtx``. Runs in the main process.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ for uint16; those of float32 are any numbers, which nothing rounds, clamps or sc
 
 `apply_late` erases, flips and mixes finished images in place: it applies the late records of a program one after the
 other to the whole batch, in its memory, on its device; nothing is kept. Other backends leave to it what they lack. The
-arithmetic is in float32, rounded to the batch's dtype once."""
+arithmetic is in float32, rounded to the batch's dtype once.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,7 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Erase, Flip, Mix, Numbers
 from gpuload.transforms.program.windows import boxes_within
 
-__all__ = [
-    "TOPS",
-    "UNCHANGED",
-    "Finish",
-    "Outputs",
-    "apply_late",
-    "erase_levels",
-    "neighbours",
-    "random_numbers",
-]
+__all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels", "neighbours", "random_numbers"]
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype

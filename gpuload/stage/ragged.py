@@ -1,20 +1,16 @@
-"""The images of a batch: in one flat tensor, the input of a stage, and in groups of rows that go together.
+"""A batch of decoded regions of all sizes in one flat tensor: the input of a stage; and which rows of a batch go
+together.
 
-`RaggedImages` are decoded regions of all sizes. Layout: image i is H×W×C, contiguous, from ``offsets[i]`` on in
-`pixels`, which are of the images' dtype. On the CPU `pixels` is the whole ring of shared memory, which is never copied;
-on CUDA it is the batch's bytes. A stage only reads it, and is done with it when the call returns (on CUDA: when the
-stream has reached that point).
-
-Images are changed in groups: `rows_by_key` says which rows of a batch have the same filter, operation or size,
-`changed_by_key` changes images so, and `Branches` takes those of a record's rows out of the batch. Whatever holds
-images does that, if it has `take` and `merged` (`Rows`).
+Layout: image i is H×W×C, contiguous, from ``offsets[i]`` on in `pixels`, which are of the images' dtype. On the CPU
+`pixels` is the whole ring of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads
+it, and is done with it when the call returns (on CUDA: when the stream has reached that point).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +18,7 @@ import torch
 from gpuload.datasets.sample import PIXELS
 from gpuload.transforms.program.draws import Program, image_table
 
-__all__ = ["Branches", "RaggedImages", "Rows", "changed_by_key", "rows_by_key"]
+__all__ = ["RaggedImages", "rows_by_key"]
 
 
 @dataclass(slots=True)
@@ -111,20 +107,6 @@ class RaggedImages:
         return cls(torch.from_numpy(flat).to(device), table, labels, dtype)
 
 
-class Rows(Protocol):
-    """Images of some rows of a batch."""
-
-    def take(self, rows: np.ndarray) -> Self:
-        """Return the images at these places, int64 (n,)."""
-        ...
-
-    @classmethod
-    def merged(cls, parts: Sequence[tuple[np.ndarray, Self]]) -> Self:
-        """Return the images of several parts, each with the places, ascending, that its images get."""
-        ...
-
-
-Images = TypeVar("Images", bound=Rows)
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -139,53 +121,3 @@ def rows_by_key(keys: Iterable[Key]) -> dict[Key, np.ndarray]:
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
     return {key: np.array(own, np.int64) for key, own in rows.items()}
-
-
-def changed_by_key(images: Images, keys: np.ndarray, change: Callable[[Images, np.ndarray, Any], Images]) -> Images:
-    """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
-    rows = rows_by_key(keys.tolist())
-    if len(rows) == 1:
-        [(key, everyone)] = rows.items()
-        return change(images, everyone, key)
-    return images.merged([(own, change(images.take(own), own, key)) for key, own in rows.items()])
-
-
-class Branches(Generic[Images]):
-    """The images of a batch in groups, each with its rows: a branch of a chain is a group as long as its records have
-    the same rows.
-
-    Args:
-        images: of the whole batch.
-        count: how many there are.
-    """
-
-    def __init__(self, images: Images, count: int) -> None:
-        self._everyone = np.arange(count)
-        self._groups: list[tuple[np.ndarray, Images]] = [(self._everyone, images)]
-
-    def change(self, rows: np.ndarray | None, change: Callable[[Images], Images]) -> None:
-        """Take the images of some rows (ascending; None means all) out of their groups, and put them back changed."""
-        rows = self._everyone if rows is None else rows
-        if len(rows):
-            images = change(self._taken(rows))
-            self._groups.append((rows, images))
-
-    def whole(self) -> Images:
-        """Return the images of the batch; there are no groups after that."""
-        return self._taken(self._everyone)
-
-    def _taken(self, rows: np.ndarray) -> Images:
-        groups, self._groups = self._groups, []
-        taken: list[tuple[np.ndarray, Images]] = []
-        for own, images in groups:
-            inside = np.isin(own, rows, assume_unique=True)
-            if inside.all():
-                taken.append((own, images))
-            elif inside.any():
-                taken.append((own[inside], images.take(np.flatnonzero(inside))))
-                self._groups.append((own[~inside], images.take(np.flatnonzero(~inside))))
-            else:
-                self._groups.append((own, images))
-        if len(taken) == 1:
-            return taken[0][1]
-        return taken[0][1].merged([(np.searchsorted(rows, own), images) for own, images in taken])

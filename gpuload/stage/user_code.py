@@ -5,7 +5,8 @@ On the CPU a class is called with a few images at a time, so that what it makes 
 
 A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
 and restored after it, so what it draws depends on the loader's seed, the epoch and the batch alone. Runs in the process
-of the stage, on its stream."""
+of the stage, on its stream.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,11 @@ import torch
 
 from gpuload.stage.device import generator_of, upload
 from gpuload.stage.finish import Outputs
+from gpuload.stage.ragged import rows_by_key
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Call, in_params
 
-__all__ = [
-    "apply_module",
-    "cut_at_calls",
-    "generators_kept",
-    "note_input",
-    "run_call",
-    "seed_generators",
-]
+__all__ = ["apply_module", "cut_at_calls", "generators_kept", "note_input", "run_call", "seed_generators"]
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
@@ -109,7 +104,10 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
         return
     own, device = record.own, images[0].device
     widens = own.float_levels and method == "apply" and images[0].dtype == torch.uint8
-    call, params = getattr(own, method), in_params(record.params, lambda array: _on_device(array, device))
+    call = getattr(own, method)
+    params = in_params(
+        record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
+    )
     wide = torch.empty(0, dtype=torch.float32, device=device)
     with generators_kept(device) as generators:
         for some in _pieces(images, rows, own):
@@ -150,9 +148,7 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
             step = max(1, PIECE_BYTES // max(1, 4 * first.numel()))
         yield from (slice(start, min(start + step, len(rows))) for start in range(0, len(rows), step))
         return
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for number, row in enumerate(rows.tolist()):
-        groups.setdefault(tuple(images[row].shape), []).append(number)
+    groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
     if own.per == "batch" and len(groups) > 1:
         one, other = list(groups)[:2]
         raise ValueError(
@@ -162,9 +158,9 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
         )
     for numbers in groups.values():
         if own.per == "images" and first.device.type == "cpu":
-            yield from (slice(number, number + 1) for number in numbers)
+            yield from (slice(number, number + 1) for number in numbers.tolist())
         else:
-            yield np.array(numbers, np.int64)
+            yield numbers
 
 
 def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
@@ -187,10 +183,6 @@ def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.
         return
     for row, image in zip(rows.tolist(), found, strict=True):
         images[row].copy_(image)
-
-
-def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
 
 
 def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, shown, whole
+from gpuload.transforms.arguments import Fill, antialias_flag, interpolation_name, shown, whole
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -143,6 +143,14 @@ class Transform:
         images for it; None: it has to be drawn."""
         return None
 
+    def check(self, check: Callable[..., Any], *names: str, optional: bool = False, **options: Any) -> None:
+        """Put in the place of these arguments what a function of `gpuload.transforms.arguments` makes of them: it takes
+        an argument's name, for messages, the argument, and `options`. If `optional`, None stays."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None or not optional:
+                object.__setattr__(self, name, check(f"{type(self).__name__}({name}=…)", value, **options))
+
     @property
     def outline(self) -> tuple[Outline, ...]:
         """The records that it and its children may draw."""
@@ -228,6 +236,10 @@ class Resampling(Transform):
     @property
     def _names(self) -> tuple[str, ...]:
         return filter_names(self.interpolation, antialias=self.antialias)
+
+    def check_filter(self) -> None:
+        self.check(interpolation_name, "interpolation", resizing=True)
+        self.check(antialias_flag, "antialias", interpolation=self.interpolation)
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""

@@ -14,6 +14,7 @@ import numpy as np
 from gpuload.transforms.arguments import (
     fill_values,
     finite,
+    flag,
     interpolation_name,
     interval,
     is_sequence,
@@ -48,11 +49,8 @@ class GaussianBlur(OneOperation):
     sigma: float | tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        sizes = size_pair("GaussianBlur(kernel_size=…)", self.kernel_size)
-        if not all(size % 2 for size in sizes):
-            raise ValueError(f"GaussianBlur(kernel_size=…) must be odd, so that it has a middle, got {sizes}")
-        object.__setattr__(self, "kernel_size", sizes)
-        object.__setattr__(self, "sigma", _sigmas(self.sigma))
+        self.check(_odd, "kernel_size")
+        self.check(_sigmas, "sigma")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
@@ -61,8 +59,14 @@ class GaussianBlur(OneOperation):
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
 
-def _sigmas(value: Any) -> tuple[float, float]:
-    name = "GaussianBlur(sigma=…)"
+def _odd(name: str, value: Any) -> tuple[int, int]:
+    sizes = size_pair(name, value)
+    if not all(size % 2 for size in sizes):
+        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
+    return sizes
+
+
+def _sigmas(name: str, value: Any) -> tuple[float, float]:
     if is_sequence(value) and len(value) == 1:
         value = value[0]
     if is_sequence(value):
@@ -94,13 +98,10 @@ class GaussianNoise(OneOperation):
     clip: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", finite("GaussianNoise(mean=…)", self.mean))
-        sigma = finite("GaussianNoise(sigma=…)", self.sigma)
-        if sigma < 0:
-            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {sigma:g}")
-        object.__setattr__(self, "sigma", sigma)
-        if not isinstance(self.clip, bool):
-            raise TypeError(f"GaussianNoise(clip=…) must be True or False, got {self.clip!r}")
+        self.check(finite, "mean", "sigma")
+        if self.sigma < 0:
+            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {self.sigma:g}")
+        self.check(flag, "clip")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
@@ -174,16 +175,14 @@ class ElasticTransform(Transform):
     fill: Any = 0
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "sigma"):
-            object.__setattr__(self, name, _pair(f"ElasticTransform({name}=…)", getattr(self, name)))
+        self.check(_pair, "alpha", "sigma")
         if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
             raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
-        name = "ElasticTransform(interpolation=…)"
-        interpolation = interpolation_name(name, self.interpolation)
-        if interpolation == "bicubic":
-            raise ValueError(f"{name} must be one of 'nearest', 'bilinear', got {self.interpolation!r}")
-        object.__setattr__(self, "interpolation", interpolation)
-        object.__setattr__(self, "fill", fill_values("ElasticTransform(fill=…)", self.fill))
+        given = self.interpolation
+        self.check(interpolation_name, "interpolation")
+        if self.interpolation == "bicubic":
+            raise ValueError(f"ElasticTransform(interpolation=…) must be one of 'nearest', 'bilinear', got {given!r}")
+        self.check(fill_values, "fill")
 
     @property
     def outline(self) -> tuple[Outline, ...]:

@@ -25,7 +25,7 @@ from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
 from gpuload.transforms.base import ClipTransform, Standing, Transform
-from gpuload.transforms.composite import Identity, MultiView, RandomChoice, flat, wrapped
+from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrapped
 from gpuload.transforms.line import Line
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
@@ -69,13 +69,15 @@ class Chain:
     lines: tuple[Line, ...]
     module: Any = None
 
-    def __init__(self, transforms: Iterable[Any] | None = ()) -> None:
+    def __init__(self, transforms: Iterable[Any] | Compose | None = ()) -> None:
         if is_torchvisions(transforms):
             raise TypeError(
                 f"transforms must be a list of gpuload's, got one {_name(transforms)} of torchvision's; write "
                 "transforms=T.from_torchvision(…), where T is gpuload.transforms"
             )
-        if isinstance(transforms, Transform) or is_module(transforms):
+        if isinstance(transforms, Compose):
+            transforms = transforms.transforms
+        elif isinstance(transforms, Transform) or is_module(transforms):
             raise TypeError(f"transforms must be a list, got one {type(transforms).__name__}; write [{transforms!r}]")
         try:
             found = list(transforms or ())
@@ -85,10 +87,10 @@ class Chain:
         for number, entry in enumerate(found):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        found = wrapped(found)
+        found = flat(wrapped(found))
         if found and found[-1].record is Call and found[-1].per == "batch":
             self.module = found.pop().fn
-        self.transforms = tuple(flat(found))
+        self.transforms = tuple(found)
         lines = _lines(self.transforms)
         for line in lines:
             check_order(line.transforms)

@@ -6,6 +6,7 @@ exactly what they become in Pillow: they stay whole numbers in 0 … 255 after e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -155,11 +156,9 @@ class Grayscale(OneOperation):
     num_output_channels: int = 1
 
     def __post_init__(self) -> None:
-        name = "Grayscale(num_output_channels=…)"
-        number = whole(name, self.num_output_channels, least=1)
-        if number not in (1, 3):
-            raise ValueError(f"{name} must be 1 or 3, got {number}")
-        object.__setattr__(self, "num_output_channels", number)
+        self.check(whole, "num_output_channels", least=1)
+        if self.num_output_channels not in (1, 3):
+            raise ValueError(f"Grayscale(num_output_channels=…) must be 1 or 3, got {self.num_output_channels}")
 
     def output_channels(self, channels: int) -> int:
         return self.num_output_channels
@@ -173,7 +172,7 @@ class _Sometimes(OneOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+        self.check(probability, "p")
 
 
 @declaration
@@ -227,12 +226,13 @@ class RandomSolarize(OneOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        name = "RandomSolarize(threshold=…)"
-        threshold = finite(name, self.threshold)
-        if not 0 <= threshold <= 255:
-            raise ValueError(f"{name} is in levels of a uint8 image and must lie in 0 … 255, got {threshold:g}")
-        object.__setattr__(self, "threshold", threshold)
-        object.__setattr__(self, "p", probability("RandomSolarize(p=…)", self.p))
+        self.check(finite, "threshold")
+        if not 0 <= self.threshold <= 255:
+            raise ValueError(
+                "RandomSolarize(threshold=…) is in levels of a uint8 image and must lie in 0 … 255, got "
+                f"{self.threshold:g}"
+            )
+        self.check(probability, "p")
 
     def standing(self, where: Standing) -> Transform:
         if where.state == "float" and where.unit > 1 and self.threshold <= 1:
@@ -266,11 +266,10 @@ class RandomPosterize(OneOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        bits = whole("RandomPosterize(bits=…)", self.bits, least=0)
-        if bits > 8:
-            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {bits}: a level has 8 bits")
-        object.__setattr__(self, "bits", bits)
-        object.__setattr__(self, "p", probability("RandomPosterize(p=…)", self.p))
+        self.check(whole, "bits", least=0)
+        if self.bits > 8:
+            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: a level has 8 bits")
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
@@ -295,12 +294,12 @@ class RandomAdjustSharpness(OneOperation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        name = "RandomAdjustSharpness(sharpness_factor=…)"
-        factor = finite(name, self.sharpness_factor)
-        if factor < 0:
-            raise ValueError(f"{name} must not be negative, got {factor:g}")
-        object.__setattr__(self, "sharpness_factor", factor)
-        object.__setattr__(self, "p", probability("RandomAdjustSharpness(p=…)", self.p))
+        self.check(finite, "sharpness_factor")
+        if self.sharpness_factor < 0:
+            raise ValueError(
+                f"RandomAdjustSharpness(sharpness_factor=…) must not be negative, got {self.sharpness_factor:g}"
+            )
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
@@ -314,6 +313,13 @@ class RandomChannelPermutation(OneOperation):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
+
+
+def _factors(name: str, value: Any, *, least: float, greatest: float) -> tuple[float, float]:
+    low, high = interval(name, value)
+    if low < least or high > greatest:
+        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
+    return low, high
 
 
 @declaration
@@ -343,14 +349,9 @@ class RandomPhotometricDistort(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        for adjustment in ADJUSTMENTS:
-            name = f"RandomPhotometricDistort({adjustment}=…)"
-            low, high = interval(name, getattr(self, adjustment))
-            least, greatest = (-0.5, 0.5) if adjustment == "hue" else (0.0, np.inf)
-            if low < least or high > greatest:
-                raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
-            object.__setattr__(self, adjustment, (low, high))
-        object.__setattr__(self, "p", probability("RandomPhotometricDistort(p=…)", self.p))
+        self.check(_factors, *ADJUSTMENTS[:3], least=0.0, greatest=math.inf)
+        self.check(_factors, "hue", least=-0.5, greatest=0.5)
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(13)

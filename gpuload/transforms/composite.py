@@ -32,11 +32,18 @@ class Identity(Transform):
 class Compose(Transform):
     """Transforms, one after the other; in a chain the same as writing them there.
 
+    It is taken wherever a list of transforms is: `Loader(transforms=Compose([…]))`, `RandomApply(Compose([…]))`.
+
     Args:
         transforms: a list of transforms.
 
     Raises:
         TypeError: it is not a list of transforms.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> T.Chain(T.Compose([T.Resize(256), T.CenterCrop(224)])) == T.Chain([T.Resize(256), T.CenterCrop(224)])
+        True
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -167,7 +174,7 @@ class RandomApply(_Branching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "p", probability("RandomApply(p=…)", self.p))
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
@@ -251,6 +258,8 @@ def wrapped(transforms: Iterable[Any]) -> list[Any]:
 
 def held(own: str, transforms: Any) -> tuple[Transform, ...]:
     """The transforms that a transform is given to hold, checked."""
+    if isinstance(transforms, Compose):
+        return held(own, transforms.transforms)
     if isinstance(transforms, Transform) or not is_sequence(transforms):
         raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(wrapped(transforms))
@@ -261,7 +270,7 @@ def held(own: str, transforms: Any) -> tuple[Transform, ...]:
             raise TypeError(
                 f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
             )
-        if type(child).__name__ == "MultiView":
+        if own != "Compose" and any(type(inner).__name__ == "MultiView" for inner in flat([child])):
             raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
     return children
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence, whole
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
 from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, declaration, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
@@ -56,8 +56,7 @@ class ToDtype(Transform):
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
         masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
         object.__setattr__(self, "mask_dtype", masks)
-        if not isinstance(self.scale, bool):
-            raise TypeError(f"ToDtype(scale=…) must be True or False, got {self.scale!r}")
+        self.check(flag, "scale")
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -173,5 +172,4 @@ class UniformTemporalSubsample(ClipTransform):
     num_samples: int
 
     def __post_init__(self) -> None:
-        number = whole("UniformTemporalSubsample(num_samples=…)", self.num_samples, least=1)
-        object.__setattr__(self, "num_samples", number)
+        self.check(whole, "num_samples", least=1)

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from gpuload.transforms.arguments import (
-    antialias_flag,
     depends_on_epoch,
     fill_values,
-    interpolation_name,
+    flag,
     interval,
     is_sequence,
     probability,
@@ -79,7 +78,7 @@ class Resize(Resampling):
         if depends_on_epoch(size):
             each = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
             object.__setattr__(self, "size", each)
-            self._check_filter()
+            self.check_filter()
             return
         if is_sequence(size):
             pair = size_pair("Resize(size=…)", size)
@@ -101,12 +100,7 @@ class Resize(Resampling):
             raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "max_size", max_size)
-        self._check_filter()
-
-    def _check_filter(self) -> None:
-        name = "Resize(interpolation=…)"
-        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, resizing=True))
-        object.__setattr__(self, "antialias", antialias_flag("Resize(antialias=…)", self.antialias, self.interpolation))
+        self.check_filter()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         filters = self.filters(uniforms(1)[:, 0] if self.interpolation == "random" else None)
@@ -152,7 +146,7 @@ class FixedSizeCrop(Padding):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", size_pair(f"{type(self).__name__}(size=…)", self.size))
+        self.check(size_pair, "size")
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
@@ -209,12 +203,10 @@ class RandomCrop(FixedSizeCrop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.padding is not None:
-            object.__setattr__(self, "padding", sides_of("RandomCrop(padding=…)", self.padding, least=0))
-        object.__setattr__(self, "fill", fill_values("RandomCrop(fill=…)", self.fill))
-        padding_mode_of("RandomCrop(padding_mode=…)", self.padding_mode)
-        if not isinstance(self.pad_if_needed, bool):
-            raise TypeError(f"RandomCrop(pad_if_needed=…) must be True or False, got {self.pad_if_needed!r}")
+        self.check(sides_of, "padding", optional=True, least=0)
+        self.check(fill_values, "fill")
+        self.check(padding_mode_of, "padding_mode")
+        self.check(flag, "pad_if_needed")
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -268,7 +260,7 @@ class _RandomFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Flip:
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
@@ -378,13 +370,9 @@ class RandomResizedCrop(Resampling):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        own = "RandomResizedCrop"
-        object.__setattr__(self, "size", size_pair(f"{own}(size=…)", self.size))
-        object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale, positive=True))
-        object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
-        name = f"{own}(interpolation=…)"
-        object.__setattr__(self, "interpolation", interpolation_name(name, self.interpolation, resizing=True))
-        object.__setattr__(self, "antialias", antialias_flag(f"{own}(antialias=…)", self.antialias, self.interpolation))
+        self.check(size_pair, "size")
+        self.check(interval, "scale", "ratio", positive=True)
+        self.check_filter()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))
@@ -454,9 +442,9 @@ class Pad(Padding):
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "padding", sides_of("Pad(padding=…)", self.padding, least=None))
-        object.__setattr__(self, "fill", fill_values("Pad(fill=…)", self.fill))
-        padding_mode_of("Pad(padding_mode=…)", self.padding_mode)
+        self.check(sides_of, "padding", least=None)
+        self.check(fill_values, "fill")
+        self.check(padding_mode_of, "padding_mode")
 
     @property
     def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -512,12 +500,11 @@ class RandomZoomOut(Padding):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", fill_values("RandomZoomOut(fill=…)", self.fill))
-        sides = interval("RandomZoomOut(side_range=…)", self.side_range)
-        if sides[0] < 1:
-            raise ValueError(f"RandomZoomOut(side_range=…) must not be less than 1, got {sides}")
-        object.__setattr__(self, "side_range", sides)
-        object.__setattr__(self, "p", probability("RandomZoomOut(p=…)", self.p))
+        self.check(fill_values, "fill")
+        self.check(interval, "side_range")
+        if self.side_range[0] < 1:
+            raise ValueError(f"RandomZoomOut(side_range=…) must not be less than 1, got {self.side_range}")
+        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)

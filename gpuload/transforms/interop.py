@@ -100,20 +100,20 @@ class _Reader:
         self._floats: ToDtype | None = None
 
     def chain(self, transforms: Any) -> list[Transform]:
-        found: list[Transform] = []
+        chain: list[Transform] = []
         for transform in self._read_all(transforms, "transforms"):
             if not isinstance(transform, ToDtype) or not transform.makes:
-                found.append(transform)
+                chain.append(transform)
             elif self._floats is None:
                 self._floats = transform
-                found.append(transform)
+                chain.append(transform)
             else:
                 # Floats to floats: only the width changes, which the first ToDtype can set.
-                number = found.index(self._floats)
+                number = chain.index(self._floats)
                 masks = transform.mask_dtype or self._floats.mask_dtype
                 self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
-                found[number] = self._floats
-        return found
+                chain[number] = self._floats
+        return chain
 
     def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
         for inner, at in _flat(entry, path):

@@ -38,15 +38,15 @@ AS_THEY_ARE: Final = (
 # albumentations' that gpuload does not have.
 IN_THE_DATASET: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
-    "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "D4", "Defocus", "Emboss",
+    "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
     "FDA", "FancyPCA", "FrequencyMasking", "FromFloat", "GlassBlur", "GridDistortion", "GridDropout",
     "GridElasticDeform", "HEStain", "HistogramMatching", "ISONoise", "Illumination", "MaskDropout", "MedianBlur",
     "Morphological", "MotionBlur", "MultiplicativeNoise", "OpticalDistortion", "OverlayElements", "PiecewiseAffine",
     "PixelDistributionAdaptation", "PixelDropout", "PlanckianJitter", "PlasmaBrightnessContrast", "PlasmaShadow",
     "RGBShift", "RandomCropFromBorders", "RandomCropNearBBox", "RandomFog", "RandomGamma", "RandomGravel",
     "RandomGridShuffle", "RandomRain", "RandomShadow", "RandomSnow", "RandomSunFlare", "RandomToneCurve",
-    "RingingOvershoot", "SaltAndPepper", "ShotNoise", "Spatter", "SquareSymmetry", "Superpixels", "TextImage",
-    "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "Transpose", "UnsharpMask", "XYMasking", "ZoomBlur",
+    "RingingOvershoot", "SaltAndPepper", "ShotNoise", "Spatter", "Superpixels", "TextImage",
+    "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "UnsharpMask", "XYMasking", "ZoomBlur",
 )  # fmt: skip
 
 OF_YOUR_OWN: Final = "a transform of your own is a subclass of Custom, or Lambda(function)"
@@ -101,6 +101,7 @@ TRANSFORMS: Final = {
     "Crop": "write CenterCrop(size) or RandomCrop(size)",
     "Cutout": "write RandomErasing(p, scale, ratio=(1, 1))",
     "Downscale": "write RandomApply([Resize(small), Resize(large)], p=…)",
+    "D4": "write RandomRotate90(p=1) and RandomTranspose()",
     "DualTransform": OF_YOUR_OWN,
     "Equalize": "write RandomEqualize(p)",
     "Erasing": "write RandomErasing(p, scale, ratio)",
@@ -115,7 +116,6 @@ TRANSFORMS: Final = {
     "OneOrOther": "write RandomChoice([first, second], p=[…])",
     "PadIfNeeded": "write CenterCropOrPad(size), or RandomCrop(size, pad_if_needed=True)",
     "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {WITH_RANDOM_APPLY}",
-    "RandomRotate90": "write RandomChoice([Identity(), *(RandomRotation((angle, angle)) for angle in (90, 180, 270))])",
     "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
     "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
     "RandomSizedCrop": "write RandomResizedCrop(size, scale)",
@@ -128,10 +128,12 @@ TRANSFORMS: Final = {
     "SmallestMaxSize": "write Resize(size), whose one number is the shorter side",
     "SelectiveChannelTransform": "write a Custom, which gets all channels",
     "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
+    "SquareSymmetry": "write RandomRotate90(p=1) and RandomTranspose()",
     "ToFloat": "write ToDtype('float32', scale=True)",
     "ToGray": "write RandomGrayscale(p), or Grayscale(3)",
     "ToRGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
     "ToTensorV2": TENSORS,
+    "Transpose": "write RandomTranspose(p)",
     # FFCV
     "CenterCropRGBImageDecoder": "write CenterCropOrPad(size), or Resize(size) and CenterCrop(size)",
     "Convert": "write ToDtype('float16'), or gpuload.Loader(dtype='float16')",

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.arguments import Interpolation, fill_values, finite, interpolation_name, whole
+from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
 from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Outline, Record, code
 from gpuload.transforms.program.windows import FILTERS
@@ -277,11 +277,11 @@ class Space:
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins."""
-        found = _magnitudes(self, count)[kinds, bins]
+        magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
-            found[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
-        return found
+            magnitudes[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
+        return magnitudes
 
 
 @lru_cache(maxsize=32)
@@ -361,10 +361,8 @@ class TorchvisionAugment(AutomaticAugment):
     fill: Any
 
     def __post_init__(self) -> None:
-        own = type(self).__name__
-        object.__setattr__(self, "interpolation", interpolation_name(f"{own}(interpolation=…)", self.interpolation))
-        if self.fill is not None:
-            object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill, uint8=True))
+        self.check(interpolation_name, "interpolation")
+        self.check(fill_values, "fill", optional=True, uint8=True)
 
     @property
     def kinds(self) -> np.ndarray:
@@ -450,16 +448,14 @@ class RandAugment(TorchvisionAugment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "num_ops", whole("RandAugment(num_ops=…)", self.num_ops, least=0))
-        bins = whole("RandAugment(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
-        magnitude = whole("RandAugment(magnitude=…)", self.magnitude, least=0)
-        if magnitude >= bins:
+        self.check(whole, "num_ops", "magnitude", least=0)
+        self.check(whole, "num_magnitude_bins", least=2)
+        bins = self.num_magnitude_bins
+        if self.magnitude >= bins:
             raise ValueError(
                 f"RandAugment(magnitude=…) is one of the {bins} bins of num_magnitude_bins, 0 … {bins - 1}, "
-                f"got {magnitude}"
+                f"got {self.magnitude}"
             )
-        object.__setattr__(self, "num_magnitude_bins", bins)
-        object.__setattr__(self, "magnitude", magnitude)
 
     @property
     def recipe(self) -> Recipe:
@@ -491,8 +487,7 @@ class TrivialAugmentWide(TorchvisionAugment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bins = whole("TrivialAugmentWide(num_magnitude_bins=…)", self.num_magnitude_bins, least=2)
-        object.__setattr__(self, "num_magnitude_bins", bins)
+        self.check(whole, "num_magnitude_bins", least=2)
 
     @property
     def recipe(self) -> Recipe:
@@ -534,19 +529,14 @@ class AugMix(TorchvisionAugment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        severity = whole("AugMix(severity=…)", self.severity, least=1)
-        if severity > BINS:
-            raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {severity}")
-        alpha = finite("AugMix(alpha=…)", self.alpha)
-        if alpha <= 0:
-            raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {alpha:g}")
-        if not isinstance(self.all_ops, bool | np.bool_):
-            raise TypeError(f"AugMix(all_ops=…) must be True or False, got {self.all_ops!r}")
-        width = whole("AugMix(mixture_width=…)", self.mixture_width, least=1)
-        depth = whole("AugMix(chain_depth=…)", self.chain_depth, least=-(2**31))
-        for name, value in (("severity", severity), ("mixture_width", width), ("chain_depth", depth), ("alpha", alpha)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "all_ops", bool(self.all_ops))
+        self.check(whole, "severity", "mixture_width", least=1)
+        if self.severity > BINS:
+            raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {self.severity}")
+        self.check(finite, "alpha")
+        if self.alpha <= 0:
+            raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {self.alpha:g}")
+        self.check(flag, "all_ops")
+        self.check(whole, "chain_depth", least=None)
 
     @property
     def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import (
-    antialias_flag,
     fill_values,
     finite,
+    flag,
     interpolation_name,
     interval,
     is_sequence,
@@ -64,14 +64,6 @@ class _Resizing(Resampling):
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
 
-    def _check(self) -> None:
-        """Check the arguments that all of them have."""
-        own: Any = self
-        name = type(self).__name__
-        filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, resizing=True)
-        object.__setattr__(self, "interpolation", filters)
-        object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias, own.interpolation))
-
 
 @declaration
 class ScaleJitter(_Resizing):
@@ -95,12 +87,11 @@ class ScaleJitter(_Resizing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        name = "ScaleJitter(target_size=…)"
         if not is_sequence(self.target_size) or len(self.target_size) != 2:
-            raise TypeError(f"{name} must be (height, width), got {self.target_size!r}")
-        object.__setattr__(self, "target_size", size_pair(name, self.target_size))
-        object.__setattr__(self, "scale_range", interval("ScaleJitter(scale_range=…)", self.scale_range, positive=True))
-        self._check()
+            raise TypeError(f"ScaleJitter(target_size=…) must be (height, width), got {self.target_size!r}")
+        self.check(size_pair, "target_size")
+        self.check(interval, "scale_range", positive=True)
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         low, high = self.scale_range
@@ -134,9 +125,8 @@ class RandomShortestSize(_Resizing):
         if not len(given):
             raise ValueError(f"{name} must be a length or several, got {self.min_size!r}")
         object.__setattr__(self, "min_size", tuple(whole(name, length, least=1) for length in given))
-        if self.max_size is not None:
-            object.__setattr__(self, "max_size", whole("RandomShortestSize(max_size=…)", self.max_size, least=1))
-        self._check()
+        self.check(whole, "max_size", optional=True, least=1)
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = np.array(self.min_size, np.int64)
@@ -167,14 +157,13 @@ class RandomResize(_Resizing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "min_size", whole("RandomResize(min_size=…)", self.min_size, least=1))
-        object.__setattr__(self, "max_size", whole("RandomResize(max_size=…)", self.max_size, least=1))
+        self.check(whole, "min_size", "max_size", least=1)
         if self.max_size <= self.min_size:
             raise ValueError(
                 f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the longest "
                 "side that is drawn is one less than max_size"
             )
-        self._check()
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = self.min_size + (numbers * (self.max_size - self.min_size)).astype(np.int64)
@@ -214,20 +203,14 @@ class ResizeKeepRatio(Resampling):
     random_aspect_range: tuple[float, float] = (0.9, 1.11)
 
     def __post_init__(self) -> None:
-        own = "ResizeKeepRatio"
-        object.__setattr__(self, "size", size_pair(f"{own}(size=…)", self.size))
-        longest = finite(f"{own}(longest=…)", self.longest)
-        if not 0 <= longest <= 1:
-            raise ValueError(f"{own}(longest=…) must lie in 0 … 1, got {longest}")
-        object.__setattr__(self, "longest", longest)
-        filter_name = interpolation_name(f"{own}(interpolation=…)", self.interpolation, resizing=True)
-        object.__setattr__(self, "interpolation", filter_name)
-        for name in ("random_scale_prob", "random_aspect_prob"):
-            object.__setattr__(self, name, probability(f"{own}({name}=…)", getattr(self, name)))
-        for name in ("random_scale_range", "random_aspect_range"):
-            object.__setattr__(self, name, interval(f"{own}({name}=…)", getattr(self, name), positive=True))
-        if not isinstance(self.random_scale_area, bool):
-            raise TypeError(f"{own}(random_scale_area=…) must be True or False, got {self.random_scale_area!r}")
+        self.check(size_pair, "size")
+        self.check(finite, "longest")
+        if not 0 <= self.longest <= 1:
+            raise ValueError(f"ResizeKeepRatio(longest=…) must lie in 0 … 1, got {self.longest}")
+        self.check(interpolation_name, "interpolation", resizing=True)
+        self.check(probability, "random_scale_prob", "random_aspect_prob")
+        self.check(interval, "random_scale_range", "random_aspect_range", positive=True)
+        self.check(flag, "random_scale_area")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
@@ -261,9 +244,8 @@ class _CropOrPad(FixedSizeCrop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = type(self).__name__
-        object.__setattr__(self, "fill", fill_values(f"{own}(fill=…)", self.fill))
-        padding_mode_of(f"{own}(padding_mode=…)", self.padding_mode)
+        self.check(fill_values, "fill")
+        self.check(padding_mode_of, "padding_mode")
 
 
 @declaration
@@ -313,7 +295,7 @@ class TrimBorder(Padding):
     border_size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "border_size", whole("TrimBorder(border_size=…)", self.border_size, least=0))
+        self.check(whole, "border_size", least=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left = sizes_hw - 2 * self.border_size

@@ -70,17 +70,16 @@ class RandomIoUCrop(Padding):
     def __post_init__(self) -> None:
         own = "RandomIoUCrop"
         for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
-            least, most = (finite(f"{own}({name}=…)", getattr(self, name)) for name in (low, high))
+            self.check(finite, low, high)
+            least, most = getattr(self, low), getattr(self, high)
             if not 0 < least <= most:
                 raise ValueError(f"{own} needs 0 < {low} ≤ {high}, got {least:g} and {most:g}")
-            object.__setattr__(self, low, least)
-            object.__setattr__(self, high, most)
         options = OPTIONS if self.sampler_options is None else self.sampler_options
         if not is_sequence(options) or not len(options):
             raise TypeError(f"{own}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
         options = tuple(finite(f"{own}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
-        object.__setattr__(self, "trials", whole(f"{own}(trials=…)", self.trials, least=1))
+        self.check(whole, "trials", least=1)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
@@ -144,6 +143,22 @@ def _overlaps(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return np.divide(both, union, out=np.zeros(both.shape), where=union > 0)
 
 
+def _size(name: str, value: Any) -> float:
+    number = finite(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number:g}")
+    return number
+
+
+def _getter(name: str, value: Any, *, of: str) -> Any:
+    if value not in ("default", None) and not callable(value):
+        raise ValueError(
+            f"{name} must be 'default', None, or a function that takes a sample and gives what belongs to its {of}, "
+            f"such as lambda s: s[1]['labels']; got {value!r}"
+        )
+    return value
+
+
 @declaration
 class SanitizeBoundingBoxes(Transform):
     """Leave out boxes that are too small or reach beyond the image, and their belongings.
@@ -173,16 +188,8 @@ class SanitizeBoundingBoxes(Transform):
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("min_size", "min_area"):
-            number = finite(f"SanitizeBoundingBoxes({name}=…)", getattr(self, name))
-            if number < 1:
-                raise ValueError(f"SanitizeBoundingBoxes({name}=…) must be at least 1, got {number:g}")
-            object.__setattr__(self, name, number)
-        if self.labels_getter not in ("default", None) and not callable(self.labels_getter):
-            raise ValueError(
-                "SanitizeBoundingBoxes(labels_getter=…) must be 'default', None, or a function that takes a sample and "
-                f"gives what belongs to its boxes, such as lambda s: s[1]['labels']; got {self.labels_getter!r}"
-            )
+        self.check(_size, "min_size", "min_area")
+        self.check(_getter, "labels_getter", of="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
         return Tidy(self.min_size, self.min_area)
@@ -240,7 +247,7 @@ class ConvertBoundingBoxFormat(Transform):
     format: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", format_name("ConvertBoundingBoxFormat(format=…)", self.format))
+        self.check(format_name, "format")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Reformat:
         return Reformat(self.format)
@@ -280,11 +287,7 @@ class SanitizeKeyPoints(Transform):
     labels_getter: Callable[[Any], Any] | str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.labels_getter not in ("default", None) and not callable(self.labels_getter):
-            raise ValueError(
-                "SanitizeKeyPoints(labels_getter=…) must be 'default', None, or a function that takes a sample and "
-                f"gives what belongs to its keypoints, such as lambda s: s[1]['labels']; got {self.labels_getter!r}"
-            )
+        self.check(_getter, "labels_getter", of="keypoints")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:
         return TidyPoints()

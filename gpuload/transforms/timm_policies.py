@@ -175,40 +175,39 @@ def _checked(own: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
         return ()
     if not isinstance(hparams, Mapping | tuple):
         raise TypeError(f"{own}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
-    given, found = dict(hparams), {}
-    for name, value in sorted(given.items()):
+    checked: dict[str, Any] = {}
+    for name, value in sorted(dict(hparams).items()):
         shown = f"{own}(hparams[{name!r}])"
         if name not in HPARAMS:
             raise ValueError(f"{own}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
         if name == "img_mean":
-            found[name] = fill_values(shown, value, uint8=True)
+            checked[name] = fill_values(shown, value, uint8=True)
         elif name == "interpolation":
-            several = ("bilinear", "bicubic") if value == "random" else value
-            several = several if is_sequence(several) else (several,)
-            found[name] = tuple(interpolation_name(shown, entry) for entry in several)
+            filters = filter_names("random") if value == "random" else value if is_sequence(value) else (value,)
+            checked[name] = tuple(interpolation_name(shown, entry) for entry in filters)
         elif name == "magnitude_max" and value is None:
             continue  # timm's word for its default
         else:
             number = math.inf if name == "magnitude_std" and value == math.inf else finite(shown, value)
             if number < 0:
                 raise ValueError(f"{shown} must not be negative, got {number:g}")
-            found[name] = number
-    return tuple(found.items())
+            checked[name] = number
+    return tuple(checked.items())
 
 
 @lru_cache(maxsize=32)
 def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
     """See `TimmAugment.parts`."""
-    own, (head, *parts), found = method.__name__, config.split("-"), dict(method.defaults)
+    own, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
     shown = f"{own}(config={config!r})"
     if head not in method.heads:
         heads = ", ".join(map(repr, method.heads))
         heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
         raise ValueError(f"{own}(config=…) must begin with {heads}, got {config!r}")
-    found[""] = head
+    numbers[""] = head
     for part in parts:
-        if "t" in found and part.startswith("t"):
-            found["t"] = part[1:]
+        if "t" in numbers and part.startswith("t"):
+            numbers["t"] = part[1:]
             if part[1:] not in SETS:
                 known = ", ".join("t" + name for name in SETS)
                 raise ValueError(f"{shown} names an unknown set of operations, {part!r}; there are {known}")
@@ -216,7 +215,7 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
         match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
         if match is None or match[1] not in method.defaults:
             known = "known are " + ", ".join(method.defaults) + ", with a number"
-            if "t" in found:
+            if "t" in numbers:
                 known = "parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
             raise ValueError(f"{shown} has a part that is not understood, {part!r}; {known}")
         key, number = match[1], float(match[2])
@@ -224,8 +223,8 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
             raise ValueError(f"{shown}: p is a probability and must lie in 0 … 1, got {match[2]}")
         if key not in ("p", "a", "mstd") and not number.is_integer():
             raise ValueError(f"{shown}: {key} must be a whole number, got {match[2]}")
-        found[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
-    return found
+        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
+    return numbers
 
 
 @declaration

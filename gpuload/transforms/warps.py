@@ -14,7 +14,15 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
+from gpuload.transforms.arguments import (
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    probability,
+)
 from gpuload.transforms.base import Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import Outline, Warp
 
@@ -179,10 +187,8 @@ class _Warping(Transform):
 
     def _check(self) -> None:
         """Check the arguments that all warps have."""
-        own: Any = self
-        name = type(self).__name__
-        object.__setattr__(self, "interpolation", interpolation_name(f"{name}(interpolation=…)", own.interpolation))
-        object.__setattr__(self, "fill", fill_values(f"{name}(fill=…)", own.fill))
+        self.check(interpolation_name, "interpolation")
+        self.check(fill_values, "fill")
 
 
 @declaration
@@ -211,10 +217,9 @@ class RandomRotation(_Warping):
     fill: Any = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "degrees", _angles("RandomRotation(degrees=…)", self.degrees))
-        if not isinstance(self.expand, bool):
-            raise TypeError(f"RandomRotation(expand=…) must be True or False, got {self.expand!r}")
-        object.__setattr__(self, "center", _point("RandomRotation(center=…)", self.center))
+        self.check(_angles, "degrees")
+        self.check(flag, "expand")
+        self.check(_point, "center", optional=True)
         self._check()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
@@ -253,18 +258,11 @@ class RandomAffine(_Warping):
     center: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "degrees", _angles("RandomAffine(degrees=…)", self.degrees))
-        name = "RandomAffine(translate=…)"
-        if self.translate is not None:
-            fractions = _point(name, self.translate)
-            if not all(0 <= fraction <= 1 for fraction in fractions or ()):
-                raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {self.translate!r}")
-            object.__setattr__(self, "translate", fractions)
-        if self.scale is not None:
-            object.__setattr__(self, "scale", interval("RandomAffine(scale=…)", self.scale, positive=True))
-        if self.shear is not None:
-            object.__setattr__(self, "shear", _shears("RandomAffine(shear=…)", self.shear))
-        object.__setattr__(self, "center", _point("RandomAffine(center=…)", self.center))
+        self.check(_angles, "degrees")
+        self.check(_fractions, "translate", optional=True)
+        self.check(interval, "scale", optional=True, positive=True)
+        self.check(_shears, "shear", optional=True)
+        self.check(_point, "center", optional=True)
         self._check()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
@@ -306,11 +304,10 @@ class RandomPerspective(_Warping):
     fill: Any = 0
 
     def __post_init__(self) -> None:
-        distortion = finite("RandomPerspective(distortion_scale=…)", self.distortion_scale)
-        if not 0 <= distortion <= 1:
-            raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {distortion:g}")
-        object.__setattr__(self, "distortion_scale", distortion)
-        object.__setattr__(self, "p", probability("RandomPerspective(p=…)", self.p))
+        self.check(finite, "distortion_scale")
+        if not 0 <= self.distortion_scale <= 1:
+            raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {self.distortion_scale:g}")
+        self.check(probability, "p")
         self._check()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
@@ -346,9 +343,14 @@ def _shears(name: str, value: Any) -> tuple[float, ...]:
     return _angles(name, value)
 
 
-def _point(name: str, value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
+def _fractions(name: str, value: Any) -> tuple[float, float]:
+    fractions = _point(name, value)
+    if not all(0 <= fraction <= 1 for fraction in fractions):
+        raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {value!r}")
+    return fractions
+
+
+def _point(name: str, value: Any) -> tuple[float, float]:
     if not is_sequence(value) or len(value) != 2:
         raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
     return finite(name, value[0]), finite(name, value[1])

@@ -81,6 +81,41 @@ def test_compose_is_the_same_as_writing_its_transforms_in_the_chain():
     assert chain.lines[0].lanes == (0, 1, 2)
 
 
+FLAT = torch.nn.Flatten()
+PLAIN = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
+COMPOSED = {
+    "alone": (T.Compose(PLAIN), PLAIN),
+    "nested": (T.Compose([T.Compose(T.Compose(PLAIN[:1])), *PLAIN[1:]]), PLAIN),
+    "held": (
+        [T.RandomApply(T.Compose(PLAIN[:2]), 0.3), T.Resize((8, 8))],
+        [T.RandomApply(PLAIN[:2], 0.3), T.Resize((8, 8))],
+    ),
+    "chosen": (T.Compose([T.RandomChoice(T.Compose(PLAIN[:2]), [1, 2])]), [T.RandomChoice(PLAIN[:2], [1, 2])]),
+    "ordered": ([T.RandomOrder(T.Compose(PLAIN[:2]))], [T.RandomOrder(PLAIN[:2])]),
+    "views": (
+        T.Compose([T.Resize(40), T.MultiView([T.Compose(PLAIN[:2]), PLAIN[0]]), NORMALIZE]),
+        [T.Resize(40), T.MultiView([PLAIN[:2], PLAIN[0]]), NORMALIZE],
+    ),
+    "a module at the end": (T.Compose([PLAIN[0], T.Compose([PLAIN[1], FLAT])]), [*PLAIN[:2], FLAT]),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_compose_is_taken_as_the_list_that_it_holds(name):
+    composed, plain = COMPOSED[name]
+    options = {"batch_size": 4, "num_workers": 0, "device": "cpu", "seed": 3}
+    images = [gl.Image(np.random.default_rng(number).integers(0, 256, (50, 60, 3), np.uint8)) for number in range(4)]
+    found = []
+    for transforms in (composed, plain):
+        with gl.Loader(images, transforms=transforms, **options) as loader:
+            batch = next(iter(loader))
+            found.append((T.Chain(transforms), repr(loader), str(loader.plan()), loader.state_dict(), batch))
+    ours, theirs = found
+    assert ours[:4] == theirs[:4]
+    for one, other in zip(ours[4], theirs[4], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_transforms_inside_draw_from_lanes_of_their_own():
     chain = T.Chain([T.RandomApply([T.RandomHorizontalFlip(), T.Compose([T.RandomVerticalFlip()])], p=1), NORMALIZE])
     assert chain.lines[0].lanes == (0, 4)
@@ -122,6 +157,16 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
             "RandomChoice cannot hold Compose, which turns levels",
         ),
         (lambda: T.RandomApply([T.MultiView([[T.Identity()]])]), ValueError, "RandomApply cannot hold a MultiView"),
+        (
+            lambda: T.RandomApply([T.Compose([T.MultiView([[T.Identity()]])])]),
+            ValueError,
+            "RandomApply cannot hold a MultiView",
+        ),
+        (
+            lambda: T.Chain(T.Compose([3])),
+            TypeError,
+            "Compose(transforms=…)[0] is no transform of gpuload: got 3 (int)",
+        ),
         (
             lambda: T.Chain([NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.ColorJitter(0.4)])]),
             ValueError,

@@ -1,4 +1,4 @@
-"""Borders around images: their arguments, sizes and windows, and what is drawn."""
+"""Borders around images, and quarter turns: their arguments, sizes and windows, and what is drawn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.base import DrawError
@@ -122,3 +123,74 @@ def test_zooming_out_is_torchvisions():
     assert stats.spearmanr(rest_down, rest_across).pvalue > 0.01
     assert (found["left"] + width <= found["width"]).all()
     assert T.Chain([T.Resize((8, 8)), T.RandomZoomOut()]).output_size_hw is None
+
+
+# Whether numpy's rot90 swaps rows and columns, then mirrors upside down and left to right, by the number of turns.
+TURNS = {(False, False, False): 0, (True, True, False): 1, (False, True, True): 2, (True, False, True): 3}
+
+
+def turns_of(program) -> np.ndarray:
+    [record] = program.records
+    return np.array(
+        [TURNS[swapped, *both] for swapped, both in zip(record.transposed, map(tuple, record.flipped), strict=True)]
+    )
+
+
+def test_a_quarter_of_the_turned_images_is_turned_each_way():
+    turns = turns_of(draw(T.RandomRotate90(1.0), 5, 7))
+    assert stats.chisquare(np.bincount(turns, minlength=4)).pvalue > 0.01
+    turns = turns_of(draw(T.RandomRotate90(0.4), 5, 7))
+    assert stats.chisquare(np.bincount(turns), np.array([0.7, 0.1, 0.1, 0.1]) * N).pvalue > 0.01
+    assert not turns_of(draw(T.RandomRotate90(0.0), 5, 7)).any()
+    assert turns_of(draw(T.RandomRotate90(), 5, 7)).any()
+
+
+def test_transposing_is_a_coin():
+    [record] = draw(T.RandomTranspose(0.3), 5, 7).records
+    assert stats.binomtest(int(record.transposed.sum()), N, 0.3).pvalue > 0.01
+    assert not record.flipped.any()
+
+
+@pytest.mark.parametrize("turn", [T.RandomRotate90, T.RandomTranspose])
+def test_height_and_width_change_places(turn):
+    drawn = draw(turn(0.5), 50, 60)
+    sizes = np.where(drawn.records[0].transposed[:, None], [60, 50], [50, 60])
+    np.testing.assert_array_equal(drawn.results_hw, sizes)
+    assert 0 < (sizes[:, 0] == 60).sum() < N
+    assert T.Chain([T.CenterCrop(8), turn()]).output_size_hw == (8, 8)
+    assert T.Chain([T.CenterCrop((8, 9)), turn()]).output_size_hw is None
+    assert T.Chain([turn()]).output_size_hw is None
+    assert T.Chain([turn(), T.Resize((8, 9))]).output_size_hw == (8, 9)
+
+
+def test_a_crop_behind_a_turn_decodes_no_more_than_it_shows():
+    chain, n = T.Chain([T.RandomRotate90(1.0), T.RandomTranspose(), T.RandomCrop((8, 5))]), 400
+    regions = chain.regions(KEY, np.arange(n), np.tile([[40, 30]], (n, 1)))
+    assert {tuple(size) for size in regions[:, 2:].tolist()} == {(8, 5), (5, 8)}
+    assert regions[:, :2].min() == 0
+    assert (regions[:, :2] + regions[:, 2:]).max(axis=0).tolist() == [40, 30]
+
+
+@pytest.mark.parametrize("turn", [T.RandomRotate90, T.RandomTranspose])
+def test_a_turn_comes_before_images_are_finished(turn):
+    name = turn.__name__
+    T.Chain([T.ToDtype("float32", scale=True), turn(), T.Normalize([0.5], [0.5]), T.RandomErasing()])
+    with pytest.raises(ValueError, match=f"{name} \\(number 2\\) cannot come after Normalize"):
+        T.Chain([T.Normalize([0.5], [0.5]), turn()])
+    with pytest.raises(ValueError, match=f"{name} \\(number 3\\) cannot come after Lambda"):
+        T.Chain([T.ToDtype("float32", scale=True), T.Lambda(abs), turn()])
+    with pytest.raises(ValueError, match=re.escape(f"{name}(p=…) is a probability and must lie in 0 … 1, got 2")):
+        turn(2)
+
+
+def test_images_that_a_turn_leaves_of_different_sizes_are_named():
+    images = [gl.Image(np.zeros((8, 6, 3), np.uint8))] * 16
+    with (
+        gl.Loader(images, 16, transforms=[T.RandomRotate90(1.0)], num_workers=0, device="cpu") as loader,
+        pytest.raises(ValueError, match=r"has 6×8, sample 2 has 8×6 \(RandomRotate90 swaps .* end with a crop or a"),
+    ):
+        next(iter(loader))
+    with gl.Loader(
+        images, 16, transforms=[T.RandomRotate90(1.0)], ragged="list", num_workers=0, device="cpu"
+    ) as loader:
+        assert {tuple(image.shape) for image in next(iter(loader))} == {(3, 8, 6), (3, 6, 8)}

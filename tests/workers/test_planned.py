@@ -111,7 +111,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         plan, found = FUSING(table, program)
         arrays: dict[Any, Any] = {**found}
         assert batch.planned.plan == plan.plain()
-        assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
+        assert arrays.keys() >= {"ints", "floats", "codes", "values", "counted", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
         data = batch.planned.data

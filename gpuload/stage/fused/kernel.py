@@ -11,12 +11,14 @@ nothing in between is written to memory. Device functions of Triton; nothing is 
 
 from __future__ import annotations
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
+import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.erasing import erase
+from gpuload.stage.fused.erasing import RECORD, erase
 from gpuload.stage.fused.geometry import geometry
 from gpuload.stage.fused.pixels import (
     BOXES,
@@ -34,18 +36,17 @@ from gpuload.stage.fused.pixels import (
     STATISTICS_AT,
     STEP_X,
     STEP_Y,
+    WARP,
     X,
     Y,
     round_to,
 )
 from gpuload.stage.fused.pointwise import operate
-from gpuload.transforms.program.fusing.jobs import RECORD
 from gpuload.transforms.program.ops import VALUES
 
-__all__ = ["one_pass"]
+__all__ = ["one_pass", "options_of"]
 
 _VALUES: Final = tl.constexpr(VALUES)
-_RECORD: Final = tl.constexpr(RECORD)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
 
 
@@ -113,7 +114,7 @@ def one_pass(
                 green = green * tl.load(constants_ptr + 1) + tl.load(constants_ptr + 4)
                 blue = blue * tl.load(constants_ptr + 2) + tl.load(constants_ptr + 5)
         if ERASES:
-            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * _RECORD
+            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * RECORD
             count = tl.load(ints_ptr + BOXES)
             red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
         there = (rows < height)[:, None] & (columns < width)[None, :]
@@ -146,3 +147,15 @@ def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
 @triton.jit
 def _write(output_ptr, offsets, numbers, there):
     tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), there)
+
+
+@cache
+def options_of(geometry: int, warps: int) -> dict[str, Any]:
+    """The compiler's options for the kernel of a kind of geometry.
+
+    Without a limit it takes so many registers that few programs run at once; with these limits none is spilled.
+    """
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    if torch.version.hip is None:
+        options["maxnreg"] = 128 if geometry == WARP.value else 80
+    return options

@@ -58,7 +58,7 @@ from gpuload.stage.fused.pixels import (
     read,
 )
 from gpuload.transforms.program.fusing import jobs
-from gpuload.transforms.program.fusing.jobs import COLUMNS, Tables
+from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.windows import PRECISION_BITS
 
 __all__ = ["OPTIONS", "blur", "make_tables", "resize"]
@@ -118,17 +118,7 @@ def _filtered(
         )
     else:
         red, green, blue = _separable(
-            source_ptr,
-            weights_ptr,
-            ints_ptr,
-            channel_step,
-            column_step,
-            tile,
-            columns,
-            CHANNELS,
-            ROWS,
-            CURVE,
-            False,
+            source_ptr, weights_ptr, ints_ptr, channel_step, column_step, tile, columns, CHANNELS, ROWS, CURVE, False
         )
     return red, green, blue
 
@@ -276,11 +266,11 @@ def _finished(total, CURVE: tl.constexpr):
 
 
 def make_tables(
-    ints: torch.Tensor, floats: torch.Tensor, count: int, tables: Tables, kind: int, rows: int
+    ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, rows: int
 ) -> torch.Tensor:
-    """The tables, int32, of the first `count` jobs; the rest as for `place_tables`."""
-    weights = torch.empty(tables.size, dtype=torch.int32, device=ints.device)
-    _weigh[tables.programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
+    """The tables, int32, of the first `count` jobs; the rest as `place_tables` takes and returns it."""
+    weights = torch.empty(size, dtype=torch.int32, device=ints.device)
+    _weigh[programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
     return weights
 
 

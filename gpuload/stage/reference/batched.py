@@ -1,13 +1,13 @@
 """The reference on CUDA: a program applied to many images at once, with batched tensor operations.
 
-A record takes its rows out of the batch and puts them back (`gpuload.stage.ragged.Branches`). If images that go through
+A record takes its rows out of the batch and puts them back (`Branches`). If images that go through
 a record together differ in size, all are taken one by one. Everything is issued on the current stream; numbers go to
 the device as small arrays. Nothing is kept from call to call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Final
@@ -17,7 +17,7 @@ import torch
 
 from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
-from gpuload.stage.ragged import Branches, RaggedImages, changed_by_key, rows_by_key
+from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
 from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels, mix_batch
 from gpuload.stage.reference.resample import on_grid
@@ -41,7 +41,7 @@ from gpuload.transforms.program.ops import (
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS
 
-__all__ = ["BatchRunner"]
+__all__ = ["BatchRunner", "Branches", "changed_by_key"]
 
 PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
 USUAL_CHANNELS: Final = 4  # with more of them fewer images
@@ -90,7 +90,7 @@ class BatchRunner:
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
-        branches = Branches(Source.of_ragged(images, rows, windows[0]), len(rows))
+        branches = Branches(Source.of_ragged(images, rows, windows[0]))
         for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
             if isinstance(record, CHANGES_PIXELS):
                 own = slice(None) if record.rows is None else record.rows
@@ -213,3 +213,52 @@ def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
 def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
     """The size of all windows."""
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
+
+
+def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
+    """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
+    rows = rows_by_key(keys.tolist())
+    if len(rows) == 1:
+        [(key, everyone)] = rows.items()
+        return change(images, everyone, key)
+    return Source.merged([(own, change(images.take(own), own, key)) for key, own in rows.items()])
+
+
+class Branches:
+    """The images of a batch in groups, each with its rows: a branch of a chain is a group as long as its records have
+    the same rows.
+
+    Args:
+        images: of the whole batch.
+    """
+
+    def __init__(self, images: Source) -> None:
+        self._everyone = np.arange(len(images.base))
+        self._groups = [(self._everyone, images)]
+
+    def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
+        """Take the images of some rows (ascending; None means all) out of their groups, and put them back changed."""
+        rows = self._everyone if rows is None else rows
+        if len(rows):
+            images = change(self._taken(rows))
+            self._groups.append((rows, images))
+
+    def whole(self) -> Source:
+        """Return the images of the batch; there are no groups after that."""
+        return self._taken(self._everyone)
+
+    def _taken(self, rows: np.ndarray) -> Source:
+        groups, self._groups = self._groups, []
+        taken: list[tuple[np.ndarray, Source]] = []
+        for own, images in groups:
+            inside = np.isin(own, rows, assume_unique=True)
+            if inside.all():
+                taken.append((own, images))
+            elif inside.any():
+                taken.append((own[inside], images.take(np.flatnonzero(inside))))
+                self._groups.append((own[~inside], images.take(np.flatnonzero(~inside))))
+            else:
+                self._groups.append((own, images))
+        if len(taken) == 1:
+            return taken[0][1]
+        return Source.merged([(np.searchsorted(rows, own), images) for own, images in taken])

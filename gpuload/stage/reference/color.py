@@ -17,7 +17,8 @@ comparisons and `where` 90 and 60 µs, so they are not used).
 floats. Comparisons and masks of bytes take many bytes an instruction (224×224×3: 10 µs each); numpy's look-up turns
 bytes into 64-bit indices first, so tables go through `bytes.translate` (20 µs a plane, a third of numpy's time).
 
-Runs in the process of the stage, one thread."""
+Runs in the process of the stage, one thread.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ In a mixture, levels are multiplied by their shares and summed up in float32, th
 and truncated, as in torchvision; for one image and for batches by the same products and sums, so results are equal.
 With `GUARD` an image mixed with itself stays as it is, even if its shares' sum is below 1 by the last bit.
 
-Runs in the process of the stage, one thread."""
+Runs in the process of the stage, one thread.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ once, at the end. Taps of no weight are left out, so a NaN reaches as far as the
 `gpuload.stage.reference.gather` does the same to batches, with the same bits.
 
 Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and must not be shared between
-threads; a result is valid until the next call."""
+threads; a result is valid until the next call.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +31,7 @@ from gpuload.stage.finish import TOPS
 from gpuload.stage.reference.canvas import planes
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
-__all__ = [
-    "Resampler",
-    "exact",
-    "image_on_grid",
-    "on_grid",
-    "resampled",
-]
+__all__ = ["Resampler", "exact", "image_on_grid", "on_grid", "resampled"]
 
 # As called by torch.nn.functional.interpolate(antialias=True); through torch.ops a call takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {

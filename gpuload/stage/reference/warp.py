@@ -18,7 +18,8 @@ Elastic deformation (`deform`) shows in each pixel what lies at a smooth random 
 an image's field does not depend on its batch. Sampling is torch's `grid_sample`, borders as by torchvision: outside is
 the fill, and a filtered pixel next to the border is mixed with it.
 
-Nothing is kept from call to call."""
+Nothing is kept from call to call.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +33,14 @@ from torch.nn.functional import grid_sample
 
 from gpuload.stage.device import upload
 from gpuload.stage.noise import philox_words
+from gpuload.stage.ragged import rows_by_key
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import padded_places
 
-__all__ = [
-    "deform",
-    "mapped_points",
-    "nearest_pixels",
-    "warp_batch",
-    "warp_image",
-]
+__all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -171,14 +167,13 @@ def nearest_pixels(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The pixels that are shown, y and x, int64 (N, H'·W'); outside the image if none is."""
     scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
+    groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
+    if len(groups) == 1:
+        return NEAREST[min(groups)](like, coefficients, size_hw, corners)
     found = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
-    for which, find in ((scaling, _scaled), (fixed, _fixed), (~scaling & ~fixed, _floating)):
-        rows = np.flatnonzero(which)
-        if len(rows) == len(which):
-            return find(like, coefficients, size_hw, corners)
-        if len(rows):
-            index = upload(rows, like.device)
-            found[0, index], found[1, index] = find(like, coefficients[rows], size_hw, corners[rows])
+    for way, rows in groups.items():
+        index = upload(rows, like.device)
+        found[0, index], found[1, index] = NEAREST[way](like, coefficients[rows], size_hw, corners[rows])
     return found[0], found[1]
 
 
@@ -209,6 +204,9 @@ def _floating(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = mapped_points(like, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
+
+
+NEAREST: Final = (_scaled, _fixed, _floating)
 
 
 def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Arithmetic in kernels rounds as torch's does, in the interpreter too."""
+"""Kernels read jobs as the host writes them; their arithmetic rounds as torch's does, in the interpreter too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ import triton
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportArgumentType=false
 import triton.language as tl
 
+from gpuload.stage.fused import pixels
 from gpuload.stage.fused.pixels import multiply_add, round_to
+from gpuload.transforms.program.fusing import jobs
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_the_numbers_of_a_job_are_those_of_the_host():
+    constants = {name: value.value for name, value in vars(pixels).items() if isinstance(value, tl.constexpr)}
+    assert constants.pop("INTERPRETED") in (True, False)
+    assert constants.keys() >= {"JOB", "BASE", "TAPS", "OUT_ROW", "BOXES", "FIXED_POINT"}
+    assert constants == {name: getattr(jobs, name) for name in constants}
 
 
 @triton.jit

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from gpuload.stage.fused import pixels as R
 from gpuload.stage.fused.separable import make_tables
+from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import filter_weights, source_windows
@@ -18,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = 8
 
 
-def records(jobs: list[dict[Any, int]]) -> np.ndarray:
+def records(jobs: list[dict[int, int]]) -> np.ndarray:
     numbers = np.zeros((len(jobs), R.JOB), np.int64)
     for row, job in enumerate(jobs):
         for place, number in job.items():
@@ -26,20 +24,19 @@ def records(jobs: list[dict[Any, int]]) -> np.ndarray:
     return numbers
 
 
-def made(jobs: list[dict[Any, int]], sigmas: list[tuple[float, float]] | None = None):
+def made(jobs: list[dict[int, int]], sigmas: list[tuple[float, float]] | None = None):
     """Of each job what all pixels of the source weigh in its columns, (columns, width), and rows, (rows, height)."""
     ints = records(jobs)
     kind = int(ints[0, R.KIND])
     floats = np.zeros((len(jobs), R.FLOATS))
     if sigmas:
-        floats[:, [R.SIGMA_Y.value, R.SIGMA_X.value]] = sigmas
-    tables = place_tables(ints, kind, ROWS)
-    assert tables is not None
+        floats[:, [R.SIGMA_Y, R.SIGMA_X]] = sigmas
+    size, programs = place_tables(ints, kind, ROWS)
     numbers = make_tables(
-        torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE), len(jobs), tables, kind, ROWS
+        torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE), len(jobs), size, programs, kind, ROWS
     )
     numbers = numbers.cpu().numpy()
-    assert len(numbers) == tables.size
+    assert len(numbers) == size > 0
     return [(columns_of(numbers, own), rows_of(numbers, own)) for own in ints]
 
 
@@ -76,7 +73,7 @@ def rows_of(numbers: np.ndarray, own: np.ndarray) -> np.ndarray:
 
 def resizing(
     box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], name: str
-) -> dict[Any, Any]:
+) -> dict[int, int]:
     """A job whose source is what the window needs of the box."""
     codes = np.array([FILTERS.index(name)])
     source = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[0].tolist()
@@ -100,7 +97,7 @@ def resizing(
     }
 
 
-def expected(job: dict[Any, int], axis: int, name: str) -> np.ndarray:
+def expected(job: dict[int, int], axis: int, name: str) -> np.ndarray:
     """By the reference: (places, pixels of the source)."""
     box, size, corner, length, start, count = (
         int(job[keys[axis]])
@@ -177,4 +174,4 @@ def test_weights_of_a_blur_are_those_of_a_mirrored_image(shape, kernel, sigma):
 
 
 def test_a_kind_that_is_no_filter_has_no_tables():
-    assert place_tables(records([{R.KIND: R.WARP}]), R.WARP.value, ROWS) is None
+    assert place_tables(records([{R.KIND: R.WARP}]), R.WARP, ROWS) == (0, 0)

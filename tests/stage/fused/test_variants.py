@@ -122,6 +122,12 @@ CHAINS = {
         T.RandomChoice([T.RandAugment(2), T.TrivialAugmentWide(), T.RandomCrop(16, padding=4)]),
     ],
     "sharpness first": [T.RandomAdjustSharpness(2), T.RandomEqualize(), T.Resize((9, 12)), T.RandomPosterize(3)],
+    "quarter turns": [
+        T.RandomApply([T.RandomRotate90()]),
+        T.RandomResizedCrop(16),
+        T.RandomTranspose(),
+        T.RandomEqualize(),
+    ],
     "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
 }
 ENDS = {

@@ -1,4 +1,4 @@
-"""Dense levels are read where they lie, and are gathered where they lie otherwise."""
+"""Levels are read where they lie, or gathered where they lie otherwise; images of a batch are changed in groups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpuload.stage import RaggedImages
+from gpuload.stage.reference.batched import Branches, changed_by_key
 from gpuload.stage.reference.gather import Source
 
 
@@ -35,3 +36,49 @@ def test_all_else_is_gathered(channels):
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
     ragged = Source.of_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
     assert torch.equal(ragged.dense(), levels)
+
+
+def letters(text: str) -> Source:
+    """Images of one pixel, each a letter."""
+    return Source.of_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+
+
+def text(images: Source) -> str:
+    return bytes(images.dense().flatten().tolist()).decode()
+
+
+def upper(images: Source) -> Source:
+    return letters(text(images).upper())
+
+
+def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
+    branches = Branches(letters("abcdef"))
+    branches.change(np.array([1, 3, 5]), upper)
+    branches.change(np.array([], np.int64), upper)
+    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
+    branches.change(None, lambda images: letters(text(images).replace("F", "x")))
+    assert text(branches.whole()) == "cBaDex"
+
+
+def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
+    merges, real = [], Source.merged
+    monkeypatch.setattr(Source, "merged", staticmethod(lambda parts: merges.append(parts) or real(parts)))
+    branches = Branches(letters("abcd"))
+    for _ in range(3):
+        branches.change(np.array([1, 2]), upper)
+        branches.change(np.array([0, 3]), lambda images: images)
+    assert not merges
+    assert text(branches.whole()) == "aBCd"
+    assert len(merges) == 1
+
+
+def test_images_of_equal_keys_are_changed_together():
+    seen = []
+
+    def change(images: Source, rows: np.ndarray, key: int) -> Source:
+        seen.append((text(images), rows.tolist(), key))
+        return upper(images) if key == 7 else images
+
+    assert text(changed_by_key(letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
+    assert seen == [("ac", [0, 2], 7), ("bd", [1, 3], 2)]
+    assert text(changed_by_key(letters("ab"), np.array([7, 7]), change)) == "AB"
