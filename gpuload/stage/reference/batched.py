@@ -70,10 +70,15 @@ class BatchRunner:
         self._top = TOPS[finish.levels]
         self._constants = finish.constants(device)
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
-        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
+        """As `gpuload.stage.backend.Levels`; all of `late` is still to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
@@ -86,6 +91,7 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
+        return late
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
