@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import Record
 
 __all__ = ["CopyPaste", "Mosaic"]
-
-WORDS: Final = 2.0**32
 
 
 @declaration
@@ -143,4 +141,4 @@ class CopyPaste(_Gathering):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)
-        return Gather(numbers[:, 0] < self.p, keys=(numbers[:, 1:] * WORDS).astype(np.uint64))
+        return Gather(numbers[:, 0] < self.p, keys=np.floor(numbers[:, 1:] * 2.0**32).astype(np.uint64))
