@@ -57,6 +57,8 @@ class Mosaic(_Gathering):
     other leaves, such as an ``image_id``, stay those of the sample itself. A sample must have targets, or the labels of
     three others would be lost.
 
+    A chain has at most one.
+
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
     Args:

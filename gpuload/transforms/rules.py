@@ -131,7 +131,7 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
         )
     _check_once(lines[0], "a chain")
     for other in mixing[1:]:
-        for argument in ("num_classes", "labels_getter"):
+        for argument in ("num_classes", "labels_getter", "label_smoothing"):
             one, two = getattr(mixing[0], argument), getattr(other, argument)
             if one != two:
                 raise ValueError(
