@@ -2,7 +2,7 @@
 
 torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
 epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. The main process pairs the rows (`gpuload.batches.mixing`).
+number of ranks. The main process pairs the rows (`gpuload.batches.mixing`), otherwise where samples are repeated.
 """
 
 from __future__ import annotations
