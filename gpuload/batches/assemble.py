@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from gpuload.batches.collate import BatchOptions, Finished, collate, converted, outline_of, samples_of
 from gpuload.batches.gathering import target_stage
-from gpuload.batches.mixing import Pairing, partners_of, soften
+from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
@@ -237,7 +237,8 @@ class Assembly:
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
         finished = Finished(chain.views, cells, self._numbers(batch, columns))
         if chain.mixing is not None:
-            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers))
+            samples = columns.positions // self._options.repeats
+            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
         lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
         loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
         start = perf_counter()
@@ -331,8 +332,11 @@ class Assembly:
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
         """Return the numbers that say which samples are neighbours."""
-        alone = self._options.planned or self._options.chain.group[1] == 1
-        return columns.positions if alone else planned_rows(batch, columns)
+        repeats, (_, group) = self._options.repeats, self._options.chain.group
+        if group == 1 or (self._options.planned and repeats == 1):
+            return columns.positions
+        rows = planned_rows(batch, columns)
+        return rows if repeats == 1 else half_apart(rows, len(batch.spec.positions))
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
         """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first

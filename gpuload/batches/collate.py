@@ -58,8 +58,9 @@ class BatchOptions:
 
     Args:
         collate_fn, ragged, pin_memory: as for `Loader`.
-        chain, seed, single, planned: from other groups: the transforms, the seed of their draws, whether samples come
-            one by one, whether gpuload itself decides which sample is at which position.
+        chain, seed, single, planned, repeats: from other groups: the transforms, the seed of their draws, whether
+            samples come one by one, whether gpuload itself decides which sample is at which position, and how many
+            positions in a row have the same one.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -72,6 +73,7 @@ class BatchOptions:
     seed: int
     single: bool
     planned: bool
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if self.collate_fn is not None and not callable(self.collate_fn):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,7 @@ __all__ = ["GatheredTargets", "target_stage"]
 
 @dataclass(slots=True)
 class Scene:
-    """The targets of one sample on their way: boxes and points (see `Trail`), masks and what else belongs to boxes, by
-    leaf."""
+    """The targets of one sample on their way: boxes and points, and by leaf masks and what else belongs to boxes."""
 
     trail: Trail
     masks: dict[int, torch.Tensor]
@@ -58,13 +58,12 @@ class GatheredTargets(TargetStage):
 
     def __call__(self, columns: Columns, finished: Finished, pixels_of: Callable[[ImageColumn], RaggedImages]) -> None:
         """Move the targets of a batch, into the cells of `finished`, and set in the records that put images together
-        what they need for the images.
+        what the stage needs for the images.
 
         Raises:
             CollateError: samples that are put together do not have the same targets.
         """
-        if unlike := next(self._unlike(columns), None):
-            row, what = unlike
+        for row, what in self._unlike(columns):
             first = 0 if row else min(1, len(columns) - 1)
             raise CollateError(
                 f"{self._name} puts the samples of a batch together, but {columns.name(first)} and {columns.name(row)} "
@@ -79,14 +78,15 @@ class GatheredTargets(TargetStage):
             values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
             scenes.append(Scene(trail_of([own[row] for own in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
+        gathers = [[one for one in each.records if isinstance(one, Gather)] for each, *_ in finished.programs]
         program, first = finished.drawn[0], 0
-        for number, record in enumerate([*program.records, None]):
-            if not (record is None or isinstance(record, Gather)):
-                continue
+        for record in [*gathers[0], None]:
+            number = len(program.records) if record is None else program.records.index(record)
             part = program.part(first, number)
             if first:
-                pixels = {leaf: _ragged([scene.masks[leaf] for scene in scenes]) for leaf in scenes[0].masks}
-            for leaf, (ragged, kinds) in pixels.items() if part.records or not first else ():
+                leaves = scenes[0].masks if part.records else ()
+                pixels = {leaf: _ragged([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
+            for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             follow(part, [scene.trail for scene in scenes])
@@ -95,7 +95,9 @@ class GatheredTargets(TargetStage):
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
                 scenes = (_tiled if record.keys is None else _pasted)(record, scenes, fields, owned)
-        _set_for_others(finished)
+        for record, *others in zip(*gathers, strict=True):
+            for other in others:  # of the second, … images of each sample
+                other.groups, other.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
             own = {leaf: values[row] for leaf, values in points.items()}
             finished.cells[row] |= moved_results(own, scene.trail) | scene.masks | scene.values
@@ -103,38 +105,23 @@ class GatheredTargets(TargetStage):
             finished.whole.pop(leaf, None)
 
     def _unlike(self, columns: Columns) -> Iterator[tuple[int, str]]:
-        """Give a row that cannot be put together with others, and why."""
+        """Give rows that cannot be put together with others, and why."""
         rows = range(len(columns))
         for row in rows:
             if columns.structure(row) != columns.structure(0):
                 yield row, "have different structures"
-        for column, what, unlike in [
-            *((own, "have different numbers of images", own.rows is not None) for own in columns.images),
-            *((own, "have their masks at different leaves", own.leaf is None) for own in columns.masks),
-            *(
-                (own, "have other targets", own.rows is not None or len(set(map(type, own.values))) > 1)
-                for own in columns.points.values()
-            ),
-        ]:
-            if unlike:  # named is the first row without an entry; 1 if all have one
-                yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), what
+        unlike: list[tuple[Any, bool, str]]
+        unlike = [(own, own.rows is not None, "have different numbers of images") for own in columns.images]
+        unlike += [(own, own.leaf is None, "have their masks at different leaves") for own in columns.masks]
+        for own in columns.points.values():
+            unlike.append((own, own.rows is not None or len({*map(type, own.values)}) > 1, "have other targets"))
+        for column, _, what in filter(itemgetter(1), unlike):  # the first row without an entry; 1 if all have one
+            yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), what
         for row, own in enumerate(columns.fields):
             if own != columns.fields[0]:
                 one, two = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], own))
-                yield (
-                    row,
-                    f"have other leaves that belong to their boxes (numbers {one} and {two}); give {self._name} a "
-                    "labels_getter= that names them",
-                )
-
-
-def _set_for_others(finished: Finished) -> None:
-    """Set what the first images of the samples need for the second, … too, if these have draws of their own."""
-    first = [record for record in finished.drawn[0].records if isinstance(record, Gather)]
-    for program, *_ in finished.programs[1:]:
-        others = [record for record in program.records if isinstance(record, Gather)]
-        for record, other in zip(first, others, strict=True):
-            other.groups, other.covered = record.groups, record.covered
+                what = f"(numbers {one} and {two}); give {self._name} a labels_getter= that names them"
+                yield row, f"have other leaves that belong to their boxes {what}"
 
 
 def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
@@ -144,11 +131,10 @@ def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) ->
         left, scene.trail.left = scene.trail.left, None
         if left is not None:
             places += [(own, leaf, left) for own in (scene.masks, scene.values) for leaf in own.keys() & fields]
-            scene.trail.points = [
-                points[left] if own else points for points, own in zip(scene.trail.points, owned, strict=True)
-            ]
-    found = taken((own[leaf], left) for own, leaf, left in places)
-    for (own, leaf, _), value in zip(places, found, strict=True):
+            pairs = zip(scene.trail.points, owned, strict=True)
+            scene.trail.points = [points[left] if goes else points for points, goes in pairs]
+    values = taken((own[leaf], left) for own, leaf, left in places)
+    for (own, leaf, _), value in zip(places, values, strict=True):
         own[leaf] = value
 
 
@@ -176,19 +162,19 @@ def _joined(parts: Sequence[Any]) -> Any:
 def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Return the scenes, each with those of its group."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
-    found, kept_of = list(scenes), {}
+    results, left_of = list(scenes), {}
     for row in np.flatnonzero(record.gathered).tolist():
         four = [scenes[other] for other in rows[row].tolist()]
         parts = [_quadrant(*part, owned) for part in zip(four, corners[row], shown[row].tolist(), strict=True)]
-        kept_of[row], boxes, points = zip(*parts, strict=True)
-        pairs = list(zip(four, kept_of[row], strict=True))
-        found[row] = _of_parts(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
+        left_of[row], boxes, points = zip(*parts, strict=True)
+        pairs = list(zip(four, left_of[row], strict=True))
+        results[row] = _of_parts(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
-        made = _instances(record, masks, kept_of) if leaf in fields else _semantic(record, masks)
-        for row, mask in made.items():
-            found[row].masks[leaf] = mask
-    return found
+        moved = _instances(record, masks, left_of) if leaf in fields else _semantic(record, masks)
+        for row, mask in moved.items():
+            results[row].masks[leaf] = mask
+    return results
 
 
 def _quadrant(
@@ -201,41 +187,33 @@ def _quadrant(
     seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
     kept = seen[0] if seen else np.arange(0)
     points = [(dots[kept] if goes else dots) + shift for dots, goes in zip(scene.trail.points, owned, strict=True)]
-    return kept, [boxes[rest] for boxes, rest in zip(moved, seen, strict=True)], points
+    return kept, [boxes[rows] for boxes, rows in zip(moved, seen, strict=True)], points
 
 
 def _instances(
-    record: Gather, masks: Sequence[torch.Tensor], kept_of: dict[int, Sequence[np.ndarray]]
+    record: Gather, masks: Sequence[torch.Tensor], left_of: dict[int, Sequence[np.ndarray]]
 ) -> dict[int, torch.Tensor]:
-    """Return masks of instances, of the rows that become a mosaic: each on a plane of its own, 0 outside its image.
-
-    Args:
-        kept_of: for these rows which of the instances of each quadrant's image are left.
-    """
+    """Return masks of instances, each on a plane of its own, 0 outside its image, for the rows that become a mosaic;
+    `left_of` says which ones of each quadrant's image are left."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
-    found = {}
-    parts = taken(
-        (masks[other], kept)
-        for row, four in kept_of.items()
-        for other, kept in zip(rows[row].tolist(), four, strict=True)
-    )
-    for row, four in kept_of.items():
-        sizes = list(map(len, four))
-        dtype = next((masks[other].dtype for other, n in zip(rows[row], sizes, strict=True) if n), masks[row].dtype)
-        found[row] = result = masks[row].new_zeros((sum(sizes), *record.after_hw[row].tolist()), dtype=dtype)
-        for planes, (y, x), (down, across, h, w) in zip(
-            result.split(sizes), corners[row].tolist(), shown[row].tolist(), strict=True
-        ):
-            part = next(parts)[:, down - y : down - y + h, across - x : across - x + w]
-            planes[:, down : down + h, across : across + w] = part
-    return found
+    sources = {row: [masks[other] for other in rows[row].tolist()] for row in left_of}
+    planes = taken(pair for row, left in left_of.items() for pair in zip(sources[row], left, strict=True))
+    results = {}
+    for row, left in left_of.items():
+        counts = list(map(len, left))
+        dtype = next((mask.dtype for mask, n in zip(sources[row], counts, strict=True) if n), masks[row].dtype)
+        results[row] = masks[row].new_zeros((sum(counts), *record.after_hw[row].tolist()), dtype=dtype)
+        parts = zip(results[row].split(counts), corners[row].tolist(), shown[row].tolist(), strict=True)
+        for part, (y, x), (down, across, h, w) in parts:
+            seen = next(planes)[:, down - y : down - y + h, across - x : across - x + w]
+            part[:, down : down + h, across : across + w] = seen
+    return results
 
 
 def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return masks of whole images, put together as these are."""
-    assert record.groups is not None
-    for row, (mask, group) in enumerate(zip(masks, record.groups.tolist(), strict=True)):
-        for other in group:
+    for row, group in enumerate(record.groups.tolist()):
+        for mask, other in ((masks[row], other) for other in group):
             if (masks[other].dtype, masks[other].shape[:-2]) != (mask.dtype, mask.shape[:-2]):
                 raise CollateError(
                     f"{record.name} puts masks together that differ: row {row} of the batch has {mask.dtype} of shape "
@@ -243,11 +221,10 @@ def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.
                     "give masks of whole images one dtype and number, and those of instances beside their boxes"
                 )
     check_fill(record.name, record.mask_fill, np.dtype(str(masks[0].dtype).removeprefix("torch.")))
-    found = [
-        mask.new_empty((*mask.shape[:-2], *size)) for mask, size in zip(masks, record.after_hw.tolist(), strict=True)
-    ]
-    tile(record, masks, full_windows(record.after_hw), found, (record.mask_fill,))
-    return dict(enumerate(found))
+    sizes = zip(masks, record.after_hw.tolist(), strict=True)
+    results = [mask.new_empty((*mask.shape[:-2], *size)) for mask, size in sizes]
+    tile(record, masks, full_windows(record.after_hw), results, (record.mask_fill,))
+    return dict(enumerate(results))
 
 
 # -- CopyPaste --------------------------------------------------------------------------------------------------------
@@ -255,83 +232,70 @@ def _semantic(record: Gather, masks: Sequence[torch.Tensor]) -> dict[int, torch.
 
 def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> list[Scene]:
     """Return the scenes, each with instances of its partner; sets where these are in the record."""
-    assert record.groups is not None
-    found, partners = list(scenes), record.groups[:, 1].tolist()
+    partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     chosen = _chosen(record, partners, scenes)
-    covered: list[torch.Tensor | None] = [None] * len(scenes)
-    coming: dict[int, torch.Tensor] = {}  # the masks that are pasted, in the size of the image
-    pasted = taken((scenes[partners[row]].masks[leaf], some) for row, some in chosen.items())
-    for row, masks in zip(chosen, pasted, strict=True):
-        coming[row] = _nearest(masks, record.sizes_hw[row])
-        covered[row] = coming[row].ne(0).any(dim=0)
-    remains = _remains({row: (scenes[row].masks[leaf], covered[row]) for row in chosen})
-    kept_of = [np.flatnonzero(left) for _, left, _ in remains]
-    staying = taken((scenes[row].masks[leaf], kept) for row, kept in zip(chosen, kept_of, strict=True))
-    for (row, some), kept, (lost, _, around), rest in zip(chosen.items(), kept_of, remains, staying, strict=True):
+    masks = taken((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
+    coming = {row: _nearest(next(masks), sizes[row]) for row in chosen}  # the masks that are pasted
+    covered = {row: mask.ne(0).any(dim=0) for row, mask in coming.items()}
+    remains = _remains([(scenes[row].masks[leaf], under) for row, under in covered.items()])
+    staying = taken((scenes[row].masks[leaf], left) for row, (left, _, _) in zip(chosen, remains, strict=True))
+    results = list(scenes)
+    for (row, entries), (left, cut, around), remaining in zip(chosen.items(), remains, staying, strict=True):
         own, partner, under = scenes[row], scenes[partners[row]], covered[row]
-        assert under is not None
-        ratio = record.sizes_hw[row, ::-1] / record.sizes_hw[partners[row], ::-1]
-        boxes = np.where(lost[:, None], around, own.trail.boxes[0])[kept]
-        points = [
-            [mine[kept], theirs[some] * ratio] if goes else [mine]
-            for mine, theirs, goes in zip(own.trail.points, partner.trail.points, owned, strict=True)
-        ]
-        both = [boxes, partner.trail.boxes[0][some] * np.tile(ratio, 2)]
-        found[row] = _of_parts(own, [(own, kept), (partner, some)], [both], points)
+        ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
+        boxes = np.where(cut[:, None], around, own.trail.boxes[0])[left]
+        pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
+        dots = zip(own.trail.points, partner.trail.points, owned, strict=True)
+        points = [[mine[left], theirs[entries] * ratio] if goes else [mine] for mine, theirs, goes in dots]
+        results[row] = _of_parts(own, [(own, left), (partner, entries)], [[boxes, pasted]], points)
         for other, mask in own.masks.items():
             if other == leaf:
-                mine = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), rest)
-                found[row].masks[other] = _joined([mine, coming[row].to(mask.dtype)])
+                seen = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining)
+                results[row].masks[leaf] = _joined([seen, coming[row].to(mask.dtype)])
             else:
-                theirs = _nearest(partner.masks[other], record.sizes_hw[row])
-                found[row].masks[other] = torch.where(under, theirs, mask)
-    record.covered = covered
-    return found
+                results[row].masks[other] = torch.where(under, _nearest(partner.masks[other], sizes[row]), mask)
+    record.covered = [covered.get(row) for row in range(len(scenes))]
+    return results
 
 
 def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) -> dict[int, np.ndarray]:
     """Choose, for each image that something is pasted onto, instances of its partner that have an area."""
     assert record.keys is not None
-    found = {}
+    chosen = {}
     for row in np.flatnonzero(record.gathered).tolist():
         boxes = scenes[partners[row]].trail.boxes[0]
-        if partners[row] == row or not len(boxes):
-            continue
-        key = philox.Key(*record.keys[row].tolist())
-        drawn = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
-        some = np.unique((drawn * len(boxes)).astype(np.int64))
-        some = some[(boxes[some, 2:] > boxes[some, :2]).all(axis=1)]
-        if len(some):
-            found[row] = some
-    return found
+        if partners[row] != row and len(boxes):
+            key = philox.Key(*record.keys[row].tolist())
+            numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, len(boxes))[0]
+            entries = np.unique((numbers * len(boxes)).astype(np.int64))
+            chosen[row] = entries[(boxes[entries, 2:] > boxes[entries, :2]).all(axis=1)]
+    return {row: entries for row, entries in chosen.items() if len(entries)}
 
 
-def _remains(covered: dict[int, tuple[torch.Tensor, Any]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return, for masks and where they are covered, which instances lose pixels, which have some left, and the smallest
-    boxes around these, int64 (n, 4). One copy from the device for all of them."""
+def _remains(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return, for masks and where they are covered, which instances have pixels left, int64 (m,); of all of them which
+    lose some, bool (n,); and the smallest boxes around those left, int64 (n, 4). One copy from the device."""
     numbers = []
-    for masks, under in covered.values():
-        there = masks.ne(0)
-        rest = there & ~under
-        down, across = rest.any(dim=2).to(torch.uint8), rest.any(dim=1).to(torch.uint8)
-        height, width = masks.shape[1:]
+    for instances, under in masks:
+        there = instances.ne(0)
+        seen = there & ~under
+        down, across = seen.any(dim=2).to(torch.uint8), seen.any(dim=1).to(torch.uint8)
+        height, width = instances.shape[1:]
         ends = width - across.flip(1).argmax(dim=1), height - down.flip(1).argmax(dim=1)
-        marks = (there & under).flatten(1).any(dim=1).long(), down.any(dim=1).long()
+        marks = down.any(dim=1).long(), (there & under).flatten(1).any(dim=1).long()
         numbers.append(torch.stack([*marks, across.argmax(dim=1), down.argmax(dim=1), *ends], dim=1))
-    if not numbers:
-        return []
-    whole, ends = torch.cat(numbers).cpu().numpy(), np.cumsum([*map(len, numbers)])[:-1]
-    return [(part[:, 0] != 0, part[:, 1] != 0, part[:, 2:]) for part in np.split(whole, ends)]
+    table = torch.cat(numbers).cpu().numpy() if numbers else np.empty((0, 6), np.int64)
+    parts = np.split(table, np.cumsum([*map(len, numbers)])[:-1]) if numbers else []
+    return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 
 def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
     """Return masks …×H×W in a size, by Pillow's nearest pixel."""
     if list(masks.shape[-2:]) == size_hw.tolist():
         return masks
-    places = [
-        nearest_indices(length, size, 0, size) for length, size in zip(masks.shape[-2:], size_hw.tolist(), strict=True)
-    ]
+    sizes = zip(masks.shape[-2:], size_hw.tolist(), strict=True)
+    places = [nearest_indices(length, size, 0, size) for length, size in sizes]
     rows, columns = upload_together(places, masks.device)
     return masks.index_select(-2, rows).index_select(-1, columns)
 

@@ -45,14 +45,12 @@ def gather(
     late: Program | None = None,
 ) -> Program | None:
     """Apply the record of a program that puts images together, as a runner does (`gpuload.stage.backend.Levels`);
-    `images` are whole. Where nobody has set the groups, rows 4k … 4k + 3 are one."""
+    `images` are whole."""
     [record] = [record for record in program.records if isinstance(record, Gather)]
     levels = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels).permute(2, 0, 1)
         for offset, (height, width, channels) in zip(images.offsets.tolist(), images.shapes.tolist(), strict=True)
     ]
-    if record.groups is None:
-        record.groups = groups_of(np.arange(len(images)), 4)
     if record.keys is None:
         tile(record, levels, windows_tlhw[-1], outputs, record.fill)
         return late
@@ -83,17 +81,14 @@ def tile(
     """
     rows, corners, shown = record.quadrants(windows_tlhw)
     full = (shown[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
-    level: torch.Tensor | None = None
+    colour = np.array(fill, np.float32)[:, None, None]
+    level = None if len(fill) == 1 or all(full) else upload(colour, outputs[0].device)
     for row, (output, (top, left, height, width)) in enumerate(zip(outputs, windows_tlhw.tolist(), strict=True)):
         if not record.gathered[row]:
             output.copy_(images[row][..., top : top + height, left : left + width])
             continue
-        if not full[row] and len(fill) == 1:
-            output.fill_(fill[0])
-        elif not full[row]:
-            if level is None:
-                level = upload(np.array(fill, np.float32)[:, None, None], output.device)
-            output.copy_(level)
+        if not full[row]:
+            output.fill_(fill[0]) if level is None else output.copy_(level)
         quadrants = zip(rows[row].tolist(), corners[row].tolist(), shown[row].tolist(), strict=True)
         for other, (y, x), (down, across, h, w) in quadrants:
             if h and w:

@@ -87,7 +87,7 @@ class Chain:
         for number, entry in enumerate(found):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        found = flat(wrapped(found))
+        found: list[Any] = flat(wrapped(found))
         if found and found[-1].record is Call and found[-1].per == "batch":
             self.module = found.pop().fn
         self.transforms = tuple(found)
@@ -527,7 +527,7 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
         )
     _check_once(lines[0], "a chain")
     for other in mixing[1:]:
-        for argument in ("num_classes", "labels_getter"):
+        for argument in ("num_classes", "labels_getter", "label_smoothing"):
             one, two = getattr(mixing[0], argument), getattr(other, argument)
             if one != two:
                 raise ValueError(

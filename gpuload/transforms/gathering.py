@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import Record
 
 __all__ = ["CopyPaste", "Mosaic"]
-
-WORDS: Final = 2.0**32
 
 
 @declaration
@@ -58,6 +56,8 @@ class Mosaic(_Gathering):
     image, and joined; boxes of which nothing is seen are left out. Masks of the whole image become a mosaic too. All
     other leaves, such as an ``image_id``, stay those of the sample itself. A sample must have targets, or the labels of
     three others would be lost.
+
+    A chain has at most one.
 
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
@@ -143,4 +143,4 @@ class CopyPaste(_Gathering):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)
-        return Gather(numbers[:, 0] < self.p, keys=(numbers[:, 1:] * WORDS).astype(np.uint64))
+        return Gather(numbers[:, 0] < self.p, keys=np.floor(numbers[:, 1:] * 2.0**32).astype(np.uint64))

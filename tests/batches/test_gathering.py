@@ -497,6 +497,12 @@ def test_masks_of_whole_images_must_be_alike():
         next(iter(made))
 
 
+def test_repeats_are_not_put_together():
+    text = "repeats=2 does not go with Mosaic, which puts together the samples at neighbouring positions: they would be"
+    with pytest.raises(ValueError, match=text):
+        loader([T.Mosaic(40)], repeats=2, shuffle=True)
+
+
 @pytest.mark.parametrize(
     ("size", "transform", "text"),
     [

@@ -23,9 +23,9 @@ __all__ = ["Gather"]
 class Gather(Record):
     """The images of a group are put into each image; a program has the record for all rows.
 
-    With `keys` (CopyPaste) instances of the partner, at position p XOR 1, are pasted onto the image, at their places.
-    Without (Mosaic) four images meet at a centre: each quadrant shows one, its corner at the centre, cut where the
-    result ends.
+    With `keys`, and no `order` and `centre_yx` (CopyPaste), instances of the partner, at position p XOR 1, are pasted
+    onto the image, at their places. Else (Mosaic) four images meet at a centre: each quadrant shows one, its corner at
+    the centre, cut where the result ends.
 
     Attributes:
         gathered: bool (n,), which images are changed at all.
@@ -45,12 +45,12 @@ class Gather(Record):
 
     gathered: np.ndarray
     size_hw: np.ndarray | None = None
-    order: np.ndarray | None = None
-    centre_yx: np.ndarray | None = None
+    order: np.ndarray = None  # pyright: ignore[reportAssignmentType]
+    centre_yx: np.ndarray = None  # pyright: ignore[reportAssignmentType]
     keys: np.ndarray | None = None
     fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
-    groups: np.ndarray | None = None
+    groups: np.ndarray = None  # pyright: ignore[reportAssignmentType]
     covered: Sequence[Any] = ()
 
     @property
@@ -71,9 +71,6 @@ class Gather(Record):
             (n, 4, 2), which may lie outside; and the parts of the result where they are seen, int64 (n, 4, 4), with
             height or width 0 where they are not.
         """
-        assert self.groups is not None
-        assert self.order is not None
-        assert self.centre_yx is not None
         rows = np.take_along_axis(self.groups, self.order, axis=1)
         sizes = self.sizes_hw[rows]
         after = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
