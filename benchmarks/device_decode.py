@@ -34,7 +34,7 @@ from gpuload.stage.decode.nvimagecodec import REGIONS_RIGHT, NvImageCodec, load_
 
 __all__ = ["Case", "differences", "main"]
 
-WAYS: Final = {"whole images, cropped": {name: () for name in REGIONS_RIGHT}, "regions alone": REGIONS_RIGHT}
+WAYS: Final = {"whole images, cropped": dict.fromkeys(REGIONS_RIGHT, ()), "regions alone": REGIONS_RIGHT}
 
 
 class Recorder:
@@ -105,7 +105,7 @@ def photographs(count: int, size_hw: tuple[int, int]) -> list[bytes]:
     for _ in range(count):
         file = io.BytesIO()
         coarse = Image.fromarray(rng.integers(0, 256, (4, 6, 3), np.uint8))
-        coarse.resize(size_hw[::-1], Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        coarse.resize((size_hw[1], size_hw[0]), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
         files.append(file.getvalue())
     return files
 
@@ -128,7 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if case.codec.regions != (way == "regions alone"):
                 print(f"{way}: not with this version ({case.codec.note})")
                 continue
-            case.own(), case.bare()
             found[way] = differences(case, given.pairs, given.images)
         finally:
             case.close()
