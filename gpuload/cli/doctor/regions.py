@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gpuload.stage import device as devices
-from gpuload.stage.decode.backend import DeviceDecoder, Refused, Source, fetch
+from gpuload.stage.decode.backend import Refused, Source, fetch
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, REGIONS_RIGHT, NvImageCodec, load_library
 
 __all__ = ["find_fault", "try_regions"]
@@ -47,7 +47,7 @@ def try_regions() -> dict[str, Any]:
     return {"version": library.__version__, "device": str(device), "faults": faults, "used": used}
 
 
-def find_fault(decoder: DeviceDecoder, device: torch.device) -> str:
+def find_fault(decoder: NvImageCodec, device: torch.device) -> str:
     """Return what is wrong with the regions of a decoder that decodes them; "" if nothing is. Each must have the bits
     of that part of the whole picture, many in one call. Pictures of which it refuses the whole do not count."""
     for data, grey in _pictures():

@@ -1,4 +1,4 @@
-"""What a decoder on a device is to gpuload: files in, regions of pixels out, or the reason why not. It knows nothing of
+"""What a decoder on a device takes and gives: files, and regions of pixels or the reason why not. It knows nothing of
 batches and faults, which belong to `gpuload.stage.decode.images`."""
 
 from __future__ import annotations
@@ -6,15 +6,17 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from gpuload.decode.header import upright
 
-__all__ = ["DeviceDecoder", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
+__all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
 
+# Where a region is to be: its upright shape H×W×C, the orientation of EXIF that is undone, its first byte.
+PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
 MAX_LEVELS: Final = 4.0  # by which two decoders may differ on average: more is another picture
 
 
@@ -36,7 +38,7 @@ class Source(NamedTuple):
     height: int
     width: int
     grey: bool
-    region_tlhw: tuple[int, int, int, int]
+    region_tlhw: Sequence[int]
 
 
 class Pixels(NamedTuple):
@@ -61,56 +63,16 @@ class Refused(NamedTuple):
     why: str
 
 
-class DeviceDecoder(Protocol):
-    """Decodes on one device, on its current stream, from one thread.
-
-    Attributes:
-        names: its decoders, as `Stats.decoders` names them, in the order in which they try.
-        note: what a user should know of them; else "".
-        regions: memory is taken for regions alone; else, for some images at least, for the whole image.
-    """
-
-    names: tuple[str, ...]
-    note: str
-    regions: bool
-
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """Return a result for each image, in their order.
-
-        Raises:
-            NoRoom: the device has no memory for all of them.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give memory back."""
-        ...
-
-
-def copy_crops(
-    pixels: Sequence[Pixels],
-    shapes_hwc: np.ndarray,
-    orientations: np.ndarray,
-    starts: np.ndarray,
-    target: torch.Tensor,
-) -> None:
-    """Copy regions to their places in one memory, uint8, each turned upright. On a device that is one kernel, on the
-    current stream; the owners have to live until it is done.
-
-    Args:
-        pixels: N regions.
-        shapes_hwc: int64 (N, 3), upright.
-        orientations: int64 (N,), of EXIF.
-        starts: int64 (N,), each region's first byte in `target`.
-    """
+def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
+    """Copy regions to their places, `PLACE` (N,), in one memory, uint8, each turned upright. On a device that is one
+    kernel, on the current stream; the owners have to live until it is done."""
     if target.device.type != "cpu":
         from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
-        launch(pixels, shapes_hwc, orientations, starts, target)
+        launch(pixels, places, target)
         return
     memory = target.numpy()
-    places = zip(pixels, shapes_hwc.tolist(), orientations.tolist(), starts.tolist(), strict=True)
-    for (region, _, _, _), shape, orientation, start in places:
+    for (region, _, _, _), (shape, orientation, start) in zip(pixels, places.tolist(), strict=True):
         place = memory[start : start + region.size].reshape(shape)
         place[:] = region if orientation == 1 else upright(region, orientation)
 
@@ -119,7 +81,7 @@ def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
     """Return a decoded region on the host, H×W×C, as stored."""
     shape = (*source.region_tlhw[2:], 1 if source.grey else 3)
     levels = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
-    copy_crops([pixels], np.array([shape]), np.ones(1, np.int64), np.zeros(1, np.int64), levels)
+    copy_crops([pixels], np.array([(shape, 1, 0)], PLACE), levels)
     return levels.cpu().numpy().reshape(shape)
 
 

@@ -17,7 +17,6 @@ import torch
 
 from gpuload.decode import Decode
 from gpuload.errors import one_line
-from gpuload.stage.decode.backend import DeviceDecoder
 from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
 
 __all__ = ["Choice", "choose", "find_decoder"]
@@ -36,7 +35,7 @@ class Choice(NamedTuple):
         warning: what to tell the user once, if the device was to decode and cannot.
     """
 
-    decoder: DeviceDecoder | None
+    decoder: NvImageCodec | None
     share: float
     text: str | None
     warning: str = ""
@@ -62,7 +61,7 @@ def choose(options: Decode, device: torch.device, threads: int) -> Choice:
     return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
 
 
-def find_decoder(device: torch.device, threads: int) -> DeviceDecoder:
+def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
     """Return the decoder of a device.
 
     Raises:

@@ -18,11 +18,10 @@ columns, and `benchmarks/device_decode.py` measures the rest.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +32,9 @@ from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
 from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
-from gpuload.ring.columns import EncodedImage, ImageColumn, entry
-from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source, copy_crops
+from gpuload.ring.columns import EncodedImage, entry
+from gpuload.stage.decode.backend import PLACE, NoRoom, Pixels, Refused, Source, copy_crops
+from gpuload.stage.decode.nvimagecodec import NvImageCodec
 from gpuload.stage.device import DECODE, named
 from gpuload.workers.protocol import record_of
 
@@ -47,27 +47,22 @@ MOST_IMAGES: Final = 512  # at once, however small they are
 MOST_REASONS, MAX_REASON = 10, 100  # that are told apart; characters
 
 
-@dataclass(slots=True)
-class _Images:
+class _Images(NamedTuple):
     """The encoded images of a batch, as columns.
 
     Attributes:
         sources: what is decoded.
         entries: each image's part, and its `EncodedImage` as a plain tuple.
-        shapes_hwc: of the wanted regions, upright.
-        orientations: of EXIF, those that are to be undone.
-        starts: where each region goes in the batch's decoded memory.
+        places: `gpuload.stage.decode.backend.PLACE`, of each region in the batch's decoded memory.
         nbytes: that the decoder takes for each.
         part_bytes: the decoded bytes of each part.
     """
 
-    sources: list[Source] = field(default_factory=list)
-    entries: list[tuple[Part, Sequence[Any]]] = field(default_factory=list)
-    shapes_hwc: Any = field(default_factory=list)
-    orientations: Any = field(default_factory=list)
-    starts: Any = field(default_factory=list)
-    nbytes: Any = field(default_factory=list)
-    part_bytes: list[int] = field(default_factory=list)
+    sources: list[Source]
+    entries: list[tuple[Part, Sequence[Any]]]
+    places: np.ndarray
+    nbytes: np.ndarray
+    part_bytes: list[int]
 
 
 class ImageDecoder:
@@ -88,7 +83,7 @@ class ImageDecoder:
         limit_bytes: that what the decoder gives may take at a time; peak_bytes: the most that it took.
     """
 
-    def __init__(self, decoder: DeviceDecoder, options: Decode, device: torch.device, transfer: Any) -> None:
+    def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
         self._decoder, self._device, self._transfer = decoder, device, transfer
         self._cpu = Decoder(options)
         self._on_device = Counter(dict.fromkeys(decoder.names, 0))
@@ -127,16 +122,17 @@ class ImageDecoder:
             nbytes = int(ends[at + count - 1] - before)
             if (decoded := self._by_device(images.sources[at : at + count], nbytes)) is None:
                 continue
-            rows = np.array([row for row, one in enumerate(decoded, at) if type(one) is Pixels], np.int64)
-            pixels: Any = decoded if len(rows) == count else [decoded[row - at] for row in rows]
-            copy_crops(pixels, images.shapes_hwc[rows], images.orientations[rows], images.starts[rows], memory)
+            rows = [row for row, one in enumerate(decoded, at) if isinstance(one, Pixels)]
+            pixels = [one for one in decoded if isinstance(one, Pixels)]
+            copy_crops(pixels, images.places[rows], memory)
             self._on_device.update(one.decoder for one in pixels)
             if (event := self._transfer.mark()) is not None:
                 self._copying.append((event, nbytes, pixels))
-            for row in sorted({*range(at, at + count)}.difference(rows.tolist())) if len(rows) < count else ():
-                self._refuse(decoded[row - at].why)  # pyright: ignore[reportAttributeAccessIssue]
-                if (error := self._by_cpu(images, row, memory)) is not None:
-                    failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
+            for row, one in enumerate(decoded, at):
+                if isinstance(one, Refused):
+                    self._refuse(one.why)
+                    if (error := self._by_cpu(images, row, memory)) is not None:
+                        failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
             at += count
         self.images += len(images.sources)
         if failed or batch.errors:
@@ -197,7 +193,7 @@ class ImageDecoder:
             asked = content.rows[of_sample]
             where = part.batch.spec.epoch, part.positions[asked], part.indices[asked]
             return of_sample, record_of(*where, source, error, places_of(content.structure(of_sample))[leaf])
-        start = int(images.starts[row])
+        start = int(images.places["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None
 
@@ -205,51 +201,40 @@ class ImageDecoder:
 def _gather(parts: Sequence[Part], *, regions: bool) -> _Images:
     """Collect the encoded images of a batch, and enter into the tables of their parts where the stage will find them:
     one after the other, as if behind the part's own bytes. `regions`: the decoder takes memory for regions alone."""
-    images, base = _Images(), 0
+    sources, entries, part_bytes, end = [], [], [], 0
+    places, image_bytes = [], []
     for part in parts:
+        begin = end
         assert part.content is not None
-        begin = base
         for number, column in enumerate(part.content.images):
             column.table = column.table.copy()  # what was read from a message is read-only
-            entries = [encoded for encoded in part.content.encoded if encoded[0] == number]
-            if entries:
-                nbytes = _gather_column(images, part, column, entries, base, regions)
-                column.table["offset"][[row for _, row, *_ in entries]] = part.host_end + nbytes[:-1] + (base - begin)
-                base += int(nbytes[-1])
-        images.part_bytes.append(base - begin)
-    for name in ("shapes_hwc", "orientations", "starts", "nbytes"):
-        setattr(images, name, np.concatenate(getattr(images, name)))
-    return images
+            encoded = [one for one in part.content.encoded if one[0] == number]
+            if not encoded:
+                continue
+            rows = [row for _, row, *_ in encoded]
+            table = column.table[rows]
+            nbytes = table["shape"].prod(axis=1)
+            place = np.empty(len(rows), PLACE)
+            place["shape"], place["start"] = table["shape"], end + nbytes.cumsum() - nbytes
+            place["orientation"] = [orientation for *_, orientation, _, _ in encoded]
+            column.table["offset"][rows] = part.host_end + place["start"] - begin
+            end += int(nbytes.sum())
+            sources += _sources(part.data, encoded, table)
+            entries += zip(repeat(part), encoded)
+            places.append(place)
+            image_bytes.append(nbytes if regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
+        part_bytes.append(end - begin)
+    return _Images(sources, entries, np.concatenate(places), np.concatenate(image_bytes), part_bytes)
 
 
-def _gather_column(
-    images: _Images, part: Part, column: ImageColumn, entries: Sequence[Sequence[Any]], base: int, regions: bool
-) -> np.ndarray:
-    """Collect the images of a column, from byte `base` on; return where each begins behind that, and the end."""
-    _, rows, offsets, lengths, orientations, greys, _ = zip(*entries, strict=True)
-    table = column.table[list(rows)]
-    sizes_hw, regions_tlhw, shapes = table["size_hw"], table["region_tlhw"].tolist(), table["shape"]
-    stored_hw = sizes_hw.tolist()
-    orientation = np.array(orientations, np.int64)
-    for row in np.flatnonzero(orientation != 1).tolist():
-        upright_hw = tuple(stored_hw[row])
-        regions_tlhw[row] = stored_region(tuple(regions_tlhw[row]), orientations[row], upright_hw)
-        stored_hw[row] = upright_hw[::-1] if is_transposed(orientations[row]) else upright_hw
-    data: Any = part.data
-    images.sources += [
-        Source(data[offset : offset + nbytes], height, width, bool(grey), tuple(region))
-        for offset, nbytes, (height, width), grey, region in zip(
-            offsets, lengths, stored_hw, greys, regions_tlhw, strict=True
-        )
-    ]
-    images.entries += zip(repeat(part), entries)
-    region_bytes = shapes.prod(axis=1)
-    ends = np.concatenate([[0], region_bytes.cumsum()])
-    images.shapes_hwc.append(shapes)
-    images.orientations.append(orientation)
-    images.starts.append(base + ends[:-1])
-    images.nbytes.append(region_bytes if regions else sizes_hw.prod(axis=1) * shapes[:, 2])
-    return ends
+def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
+    """Yield what is decoded for each image: the tables have upright sizes and regions."""
+    rows = zip(encoded, table["size_hw"].tolist(), table["region_tlhw"].tolist(), strict=True)
+    for (_, _, offset, nbytes, orientation, grey, _), (height, width), region in rows:
+        if orientation != 1:
+            region = stored_region(tuple(region), orientation, (height, width))
+            height, width = (width, height) if is_transposed(orientation) else (height, width)
+        yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
 def _leave_out(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:

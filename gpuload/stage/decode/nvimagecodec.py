@@ -58,16 +58,15 @@ def load_library() -> Any:
     try:
         library: Any = importlib.import_module("nvidia.nvimgcodec")
     finally:
-        if before is None:
-            del os.environ[VERBOSITY]
-        else:
+        del os.environ[VERBOSITY]
+        if before is not None:
             os.environ[VERBOSITY] = before
     check_version(library)
     return library
 
 
 class NvImageCodec:
-    """Decodes on one device.
+    """Decodes on one device, on its current stream, from one thread.
 
     Args:
         device: where.
@@ -75,6 +74,11 @@ class NvImageCodec:
         library: the module ``nvidia.nvimgcodec``.
         regions_right: see `REGIONS_RIGHT`.
         only: the name of the decoder that is used alone; "": all.
+
+    Attributes:
+        names: its decoders, as `Stats.decoders` names them, in the order in which they try.
+        note: what a user should know of them; else "".
+        regions: memory is taken for regions alone; else, for some images at least, for the whole image.
 
     Raises:
         RuntimeError: none of its decoders works here; the text says what each complained about.
@@ -134,6 +138,7 @@ class NvImageCodec:
         return library.Decoder(device_id=here, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
+        """Return a result for each image, in their order; NoRoom if the device has no memory for all of them."""
         found: list[Pixels | Refused] = [NOTHING] * len(sources)
         rest = list(range(len(sources)))
         for name, decoder in self._decoders.items():
@@ -148,6 +153,7 @@ class NvImageCodec:
         return found
 
     def close(self) -> None:
+        """Give memory back."""
         self._decoders = {}
 
     def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
