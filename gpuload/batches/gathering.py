@@ -111,10 +111,11 @@ class GatheredTargets(TargetStage):
             if columns.structure(row) != columns.structure(0):
                 yield row, "have different structures"
         unlike: list[tuple[Any, bool, str]]
-        unlike = [(own, own.rows is not None, "have different numbers of images") for own in columns.images]
-        unlike += [(own, own.leaf is None, "have their masks at different leaves") for own in columns.masks]
-        for own in columns.points.values():
-            unlike.append((own, own.rows is not None or len({*map(type, own.values)}) > 1, "have other targets"))
+        unlike = [(images, images.rows is not None, "have different numbers of images") for images in columns.images]
+        unlike += [(masks, masks.leaf is None, "have their masks at different leaves") for masks in columns.masks]
+        for points in columns.points.values():
+            kinds = set(map(type, points.values))
+            unlike.append((points, points.rows is not None or len(kinds) > 1, "have other targets"))
         for column, _, what in filter(itemgetter(1), unlike):  # the first row without an entry; 1 if all have one
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), what
         for row, own in enumerate(columns.fields):
@@ -238,7 +239,7 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
     masks = taken((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
     coming = {row: _nearest(next(masks), sizes[row]) for row in chosen}  # the masks that are pasted
     covered = {row: mask.ne(0).any(dim=0) for row, mask in coming.items()}
-    remains = _remains([(scenes[row].masks[leaf], under) for row, under in covered.items()])
+    remains = _remains([(scenes[row].masks[leaf], under) for row, under in covered.items()]) if chosen else []
     staying = taken((scenes[row].masks[leaf], left) for row, (left, _, _) in zip(chosen, remains, strict=True))
     results = list(scenes)
     for (row, entries), (left, cut, around), remaining in zip(chosen.items(), remains, staying, strict=True):
@@ -276,7 +277,7 @@ def _chosen(record: Gather, partners: Sequence[int], scenes: Sequence[Scene]) ->
 def _remains(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return, for masks and where they are covered, which instances have pixels left, int64 (m,); of all of them which
     lose some, bool (n,); and the smallest boxes around those left, int64 (n, 4). One copy from the device."""
-    numbers = []
+    numbers: list[torch.Tensor] = []
     for instances, under in masks:
         there = instances.ne(0)
         seen = there & ~under
@@ -285,8 +286,8 @@ def _remains(masks: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[n
         ends = width - across.flip(1).argmax(dim=1), height - down.flip(1).argmax(dim=1)
         marks = down.any(dim=1).long(), (there & under).flatten(1).any(dim=1).long()
         numbers.append(torch.stack([*marks, across.argmax(dim=1), down.argmax(dim=1), *ends], dim=1))
-    table = torch.cat(numbers).cpu().numpy() if numbers else np.empty((0, 6), np.int64)
-    parts = np.split(table, np.cumsum([*map(len, numbers)])[:-1]) if numbers else []
+    table = torch.cat(numbers).cpu().numpy()
+    parts = np.split(table, np.cumsum([*map(len, numbers)])[:-1])
     return [(np.flatnonzero(part[:, 0]), part[:, 1] != 0, part[:, 2:]) for part in parts]
 
 

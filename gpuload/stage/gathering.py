@@ -81,8 +81,9 @@ def tile(
     """
     rows, corners, shown = record.quadrants(windows_tlhw)
     full = (shown[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
-    colour = np.array(fill, np.float32)[:, None, None]
-    level = None if len(fill) == 1 or all(full) else upload(colour, outputs[0].device)
+    level: torch.Tensor | None = None
+    if len(fill) > 1 and not all(full):
+        level = upload(np.array(fill, np.float32)[:, None, None], outputs[0].device)
     for row, (output, (top, left, height, width)) in enumerate(zip(outputs, windows_tlhw.tolist(), strict=True)):
         if not record.gathered[row]:
             output.copy_(images[row][..., top : top + height, left : left + width])
@@ -101,6 +102,6 @@ def _resized(images: RaggedImages, row: int, size_hw: np.ndarray) -> torch.Tenso
     box = images.shapes[row : row + 1, :2]
     source = Source.of_ragged(images, np.array([row]), images.regions_tlhw[row : row + 1])
     window = np.array([[0, 0, *size_hw]], np.int64)
-    found = resize(source, np.zeros((1, 2), np.int64), box, size_hw[None], window, "bilinear")[0]
+    result = resize(source, np.zeros((1, 2), np.int64), box, size_hw[None], window, "bilinear")[0]
     dtype = images.pixels.dtype
-    return found if dtype.is_floating_point or found.dtype == dtype else found.round().to(dtype)
+    return result if dtype.is_floating_point or result.dtype == dtype else result.round().to(dtype)
