@@ -67,6 +67,13 @@ def test_other_devices_are_refused():
         find_decoder(torch.device("xpu", 0), 1)
 
 
+def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
+    monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
+    choice = choose(DEVICE, CUDA, 1)
+    assert choice.decoder is None
+    assert "crops are copied by a kernel of Triton's, which is not installed; pip install triton" in choice.warning
+
+
 def broken(*args: Any, **given: Any) -> Any:
     raise RuntimeError("nvImageCodec (GPU): it gave no image and no reason")
 

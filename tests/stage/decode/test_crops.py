@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from simulated.runtime import simulated
 
@@ -55,3 +59,27 @@ def test_crops_of_all_orientations_get_to_their_places():
 def test_nothing_is_launched_for_no_crops():
     with simulated("eager"):
         assert run("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
+
+
+PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gpuload.stage.decode import crops
+types = {"crops_ptr": "*i64", "target_ptr": "*u8", "BLOCK": "constexpr"}
+for capability in (75, 80, 90):
+    made = triton.compile(ASTSource(crops._copy, types, {(2,): crops.BLOCK}), target=GPUTarget("cuda", capability, 32))
+    print("st.global" in made.asm["ptx"], "ld.global" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_kernel_compiles_for_cuda(tmp_path):
+    """In a process of its own: the interpreter takes much that the compiler does not, an address for a pointer too."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["True"] * 9

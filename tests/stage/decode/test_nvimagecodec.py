@@ -249,6 +249,7 @@ def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(gpu):
 
     decoder = gpu.decoder(engine=engine, gpu=pictures)
     assert decoder.names == (ENGINE, GPU)
+    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0: whole images"  # as long as the list does not have them
     found = decoder.decode([source(photo(0)), source(photo(1)), source(photo(2))])
     assert [one.decoder for one in found if isinstance(one, Pixels)] == [ENGINE, GPU, ENGINE]
     assert decoder._library.made == [
