@@ -70,8 +70,8 @@ class MixUp(_Mixing):
     iterable dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the
     end of an epoch or next to one that was skipped, stays as it is. Must come after `ToDtype` or `Normalize`.
 
-    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a batch of all ranks apart,
-    so that no sample is mixed with a repeat of itself; where a batch is too small for that, it stays as it is.
+    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a batch of all ranks
+    apart, so that no sample is mixed with a repeat of itself; where a batch is too small for that, it stays as it is.
 
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
 
