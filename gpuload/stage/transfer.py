@@ -297,9 +297,12 @@ def _fill(memory: torch.Tensor, batch: Batch, starts: Sequence[int], *, pinned: 
     so that the host goes on."""
     for part, start in zip(batch.copied_parts, starts, strict=True):
         if part.data is not None and part.used_bytes > part.encoded_bytes:
-            source = torch.from_numpy(part.data[part.encoded_bytes : part.used_bytes])
+            source = part.data[part.encoded_bytes : part.used_bytes]
             target = memory[start + part.encoded_bytes : start + part.used_bytes]
-            target.copy_(source, non_blocking=pinned and part.slot is not None)
+            if memory.is_cpu:
+                target.numpy()[:] = source  # not by torch, which would wait in a fork for threads that it has not there
+            else:
+                target.copy_(torch.from_numpy(source), non_blocking=pinned and part.slot is not None)
         if (decoded := part.decoded) is not None:
             begin = start + align(part.used_bytes, ALIGN)
             memory[begin : begin + len(decoded)].copy_(decoded)
