@@ -266,6 +266,7 @@ class Options:
             seed=order.seed,
             single=order.single,
             planned=order.planned,
+            repeats=order.repeats,
         )
         return cls(order=order, stage=stage, batches=batches, workers=workers)
 
