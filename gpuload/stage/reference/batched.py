@@ -19,7 +19,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels, mix_batch
+from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
 from gpuload.stage.reference.resample import on_grid
 from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
@@ -196,7 +196,9 @@ class BatchRunner:
                     levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
-        return levels if record.channels is None else in_channels(levels, record.channels)
+        if record.channels in (None, levels.shape[1]):
+            return levels
+        return levels[:, :1].expand(-1, record.channels, -1, -1)  # of grey ones
 
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
