@@ -19,7 +19,7 @@ import torch
 
 from gpuload.stage.finish import UNCHANGED, Outputs
 from gpuload.stage.ragged import RaggedImages, rows_by_key
-from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
+from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
 from gpuload.stage.user_code import run_call
 from gpuload.transforms.program.draws import Program
@@ -37,8 +37,8 @@ class MaskStage:
     """
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
-        self._levels = reference_runner(UNCHANGED, device, runner).levels
         self._backend = TorchBackend(device, runner)
+        self._levels = self._backend.levels(UNCHANGED)
         self._device = device
 
     def __call__(
@@ -90,7 +90,7 @@ class MaskStage:
 
     def _move(self, masks: RaggedImages, program: Program, outputs: Outputs, dtype: np.dtype[Any]) -> None:
         if not any(isinstance(record, Call) for record in program.records):
-            self._levels(masks, program, program.windows_tlhw, outputs)
+            self._levels(masks, program, program.windows_tlhw, outputs, None)
             return
 
         def call(record: Call, planes: Outputs, write: Any = None) -> None:

@@ -11,7 +11,6 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish, apply_late
-from gpuload.stage.reference.backend import levels_of
 from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Outline, Turn, Warp
 
 __all__ = ["LACKING", "KorniaBackend"]
@@ -69,7 +68,7 @@ class KorniaBackend(Backend):
         return next((f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING), None)
 
     def levels(self, finish: Finish) -> Levels:
-        return levels_of(self._runner(finish, self.device))
+        return self._runner(finish, self.device)
 
     def late(self) -> Late:
         return apply_late  # of records that change no pixels: `lacks` leaves all others to the reference

@@ -144,15 +144,20 @@ class KorniaRunner(BatchRunner):
         self._mean = torch.tensor(-bias / scale, dtype=torch.float32, device=device)
         self._std = torch.tensor(1 / scale, dtype=torch.float32, device=device)
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
         free_bytes = None if self._gpu is None else self._gpu.free_bytes()
         if self._gpu is None:
             self.piece = images_at_once(windows_tlhw, images.shapes, CPU_BYTES)
         elif free_bytes is not None:
             self.piece = images_at_once(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
-        super().levels(images, program, windows_tlhw, outputs)
+        return super().__call__(images, program, windows_tlhw, outputs, late)
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
         numbers = levels.to(torch.float32)

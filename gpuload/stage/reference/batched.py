@@ -19,7 +19,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels, mix_batch
+from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
 from gpuload.stage.reference.resample import on_grid
 from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
@@ -70,10 +70,15 @@ class BatchRunner:
         self._top = TOPS[finish.levels]
         self._constants = finish.constants(device)
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
-        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
+        """As `gpuload.stage.backend.Levels`; all of `late` is still to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
@@ -86,6 +91,7 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
+        return late
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
@@ -190,7 +196,9 @@ class BatchRunner:
                     levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
-        return levels if record.channels is None else in_channels(levels, record.channels)
+        if record.channels in (None, levels.shape[1]):
+            return levels
+        return levels[:, :1].expand(-1, record.channels, -1, -1)  # of grey ones
 
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:

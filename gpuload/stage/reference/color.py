@@ -171,7 +171,7 @@ class SingleColor:
 
     def _brightness(self, levels: Floats, factor: float) -> None:
         np.multiply(levels.array, factor, out=levels.array)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def _contrast(self, levels: Floats, factor: float) -> None:
         channels, height, width = levels.array.shape
@@ -181,7 +181,7 @@ class SingleColor:
         mean = int(grey / (height * width) + 0.5)
         np.multiply(levels.array, factor, out=levels.array)
         np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def grayscale(self, levels: Floats) -> None:
         """Luma in all channels."""
@@ -199,7 +199,7 @@ class SingleColor:
         if len(levels.array) == 1:
             return
         torch.lerp(self._grey(levels).tensor[0], levels.tensor, factor, out=levels.tensor)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def _hue(self, levels: Floats, factor: float) -> None:
         if len(levels.array) == 1:
@@ -254,12 +254,6 @@ def _turn(turns: np.ndarray, shift: int, room: np.ndarray, zeros: np.ndarray, on
     np.multiply(room, 256.0, out=room)
     np.subtract(turns, room, out=turns)
     np.multiply(turns, 6 / 255, out=turns)
-
-
-def _cut_levels(levels: Floats, factor: float) -> None:
-    if factor > 1:
-        levels.tensor.clamp_(0, 255)
-    levels.tensor.floor_()
 
 
 LEVELS: Final = 256

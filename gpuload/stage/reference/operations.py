@@ -44,7 +44,7 @@ from gpuload.stage.reference.color import (
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = ["GUARD", "OPERATIONS", "Operation", "image_operations", "in_channels", "mix_batch", "mix_image"]
+__all__ = ["GUARD", "OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 ImageOperation = Callable[[Canvas, Sequence[float]], None]
@@ -74,11 +74,6 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         return levels.clamp_(0, 255)
     wraps = upload(values[:, 4] != 0, levels.device)[:, None, None, None]
     return torch.where(wraps, levels.remainder(256), levels.clamp(0, 255))
-
-
-def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
-    """Grey levels in this many channels."""
-    return levels if count == levels.shape[1] else levels[:, :1].expand(-1, count, -1, -1)
 
 
 OPERATIONS: Final[dict[str, Operation]] = {

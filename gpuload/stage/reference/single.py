@@ -64,10 +64,15 @@ class SingleRunner:
         self._resamplers: list[Resampler] = []
         self._canvas = Canvas()
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
-        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
+        """As `gpuload.stage.backend.Levels`; all of `late` is still to be done."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
         ways = self._ways(program, windows_tlhw, canvas.flat.dtype)
@@ -84,6 +89,7 @@ class SingleRunner:
                 write(row, canvas)
         finally:
             canvas.pixels, canvas.flat = _NO_PIXELS, _NO_PIXELS.numpy()  # let go of the ring
+        return late
 
     def _ways(
         self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
