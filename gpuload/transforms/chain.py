@@ -87,7 +87,7 @@ class Chain:
         for number, entry in enumerate(found):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        found = flat(wrapped(found))
+        found: list[Any] = flat(wrapped(found))
         if found and found[-1].record is Call and found[-1].per == "batch":
             self.module = found.pop().fn
         self.transforms = tuple(found)
