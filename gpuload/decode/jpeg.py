@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
+from gpuload.decode.header import EOI, JpegHeader, Region, has_end
 from gpuload.decode.native_messages import native_messages
 from gpuload.errors import one_line
 
@@ -30,19 +30,18 @@ __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "column
 NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
 KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
-Region = tuple[int, int, int, int]
 
 
 def columns(left: int, width: int, all_of_them: int) -> tuple[int, int]:
-    """The first column that nvImageCodec is to decode for a region, and the one after the last: a column alone, at the
-    edge of a 4:2:0 JPEG, would get wrong colours."""
+    """Return the first column that nvImageCodec is to decode for a region, and the one after the last: a column alone,
+    at the edge of a 4:2:0 JPEG, would get wrong colours."""
     if width > 1 or all_of_them == 1:
         return left, left + width
     return max(left - 1, 0), max(left - 1, 0) + 2
 
 
 def check_version(nvimgcodec: Any) -> None:
-    """ImportError if nvImageCodec is older than 0.9, which is the first with a decoder without a GPU."""
+    """Raise an ImportError if nvImageCodec is older than 0.9, which is the first with a decoder without a GPU."""
     if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
         raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
 
@@ -77,9 +76,8 @@ class NvImageCodec:
         try:
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
         finally:
-            if before is None:
-                del os.environ[VERBOSITY]
-            else:
+            del os.environ[VERBOSITY]
+            if before is not None:
                 os.environ[VERBOSITY] = before
         check_version(nvimgcodec)
         self._code = nvimgcodec.CodeStream

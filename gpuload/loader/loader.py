@@ -108,7 +108,7 @@ class Loader:
             of several ranks has an even number of them, with Mosaic a multiple of 4.
         weights: one for each sample: draw with replacement, with probabilities in proportion to them.
         repeats: how many times in a row each sample comes, each time with other draws and on another rank ("repeated
-            augmentation"); an epoch keeps its length, with fewer samples.
+            augmentation"); an epoch keeps its length, with fewer samples. MixUp and CutMix mix none with itself.
         decode: a `Decode` with options of decoding.
         timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
         on_error: what to do with a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or
@@ -328,13 +328,10 @@ class Loader:
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if loaded.device_share is not None and self._options.measures_share:
-            self._options = replace(self._options, device_share=loaded.device_share)
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
             own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            other_share = session.options.device_share != self._options.device_share
-            session.outdated = other_share or (own and place.iterable is None)
+            session.outdated = own and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
@@ -347,7 +344,6 @@ class Loader:
             order=order_name(options.order),
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
-            device_share=options.device_share,
         )
 
     def plan(self) -> Plan:
@@ -395,7 +391,6 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        self._options = self._options.with_share()
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -403,7 +398,7 @@ class Loader:
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         check_begin(self._options.order)
-        options = self._options = self._options.with_share()
+        options = self._options
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)

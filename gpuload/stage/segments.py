@@ -20,7 +20,7 @@ import torch
 
 from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels, Planned
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
-from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
+from gpuload.stage.gathering import gather
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.user_code import cut_at_calls, run_call
@@ -82,9 +82,9 @@ class SegmentRunner:
         self._after = _runs(steps[at:], at)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
-            backends["torch" if run.gathers else run.backend].levels(
-                unchanged if number < len(self._runs) - 1 else finish
-            )
+            gather
+            if run.gathers
+            else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
         self._finish, self._constants = finish, finish.constants(backends["torch"].device)
@@ -101,11 +101,9 @@ class SegmentRunner:
         program: Program | PlannedBatch,
         outputs: Outputs,
         partners: np.ndarray | None = None,
-        gathered: Sequence[Gathered] | None = None,
     ) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
-        `gpuload.stage.finish.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
-        3 are groups."""
+        `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
             planned: Any = self._levels[0]  # as `fusing` found it
             return planned.launch_planned(program, images.pixels, outputs)
@@ -114,9 +112,7 @@ class SegmentRunner:
         # The same backend may apply the first of the late records in the same pass.
         joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
         first = later[0][0] if joins else None
-        if gathered is None:
-            gathered = [Gathered(groups_of(np.arange(len(images)), 4)) for _ in gather_records(program)]
-        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None, gathered)
+        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
         if isinstance(first, Program):
             later[0][:1] = [] if left is None else [left]
         for run_late, parts in zip(self._late, later, strict=True):
@@ -179,16 +175,11 @@ class SegmentRunner:
         return cut_at_calls(program) if self._calls else [program]
 
     def _apply_levels(
-        self,
-        images: RaggedImages,
-        program: Program,
-        outputs: Outputs,
-        late: Program | None,
-        gathered: Sequence[Gathered],
+        self, images: RaggedImages, program: Program, outputs: Outputs, late: Program | None
     ) -> Program | None:
         """Apply the records that work on levels, and finish; returns what is left of `late`."""
         windows = program.windows_tlhw
-        parts = self._cut(program, gathered)
+        parts = self._cut(program)
         planes: Outputs | None = None  # what a call is given, and leaves
         turn = 0
         for number, (levels, start, end) in enumerate(parts[:-1]):
@@ -232,16 +223,12 @@ class SegmentRunner:
         place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
         self._finish.write(levels, place, self._constants)
 
-    def _cut(self, program: Program, gathered: Sequence[Gathered]) -> list[tuple[Levels | None, int, int]]:
+    def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
         and the last have a runner."""
         parts: list[tuple[Levels | None, int, int]] = []
-        found = iter(gathered)
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             start, end = run.bounds(program)
-            if run.gathers:
-                parts.append((_gatherer(next(found)), start, end))
-                continue
             last = number == len(self._runs) - 1
             for at in range(start, end) if self._calls else ():
                 if isinstance(program.records[at], Call):
@@ -310,23 +297,6 @@ class CallRunner(SegmentRunner):
 def _erases(transform: Transform) -> bool:
     """Whether it is one that erases boxes of all finished images."""
     return not transform.children and any(outline.kind is Erase for outline in transform.outline)
-
-
-def _gatherer(gathered: Gathered) -> Levels:
-    """What puts images together, as a runner."""
-
-    def run(
-        images: RaggedImages,
-        program: Program,
-        windows_tlhw: tuple[np.ndarray, ...],
-        outputs: Outputs,
-        late: Program | None,
-    ) -> Program | None:
-        [(_, record)] = gather_records(program)
-        gather(images, record, gathered, windows_tlhw[-1], outputs)
-        return late
-
-    return run
 
 
 def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:

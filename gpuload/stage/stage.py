@@ -23,7 +23,6 @@ from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish
-from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.plan import PlanStep, make_plan
 from gpuload.stage.ragged import RaggedImages
@@ -130,7 +129,6 @@ class Stage:
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
-        gathered: Sequence[Gathered] | None = None,
         seed: int | None = None,
         last: bool = True,
     ) -> Result:
@@ -142,7 +140,6 @@ class Stage:
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
                 None: rows 2k and 2k + 1.
-            gathered: as for `gpuload.stage.segments.SegmentRunner`.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
             last: call that module; False: leave it to `call_last`.
 
@@ -165,16 +162,16 @@ class Stage:
         with usable, torch.no_grad(), exact, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
-                run(images, program, outputs, gathered=gathered)
+                run(images, program, outputs)
                 return outputs
             largest = sizes.max(axis=0) if self._ragged == "pad" else sizes[0]
             batch = self._empty((len(images), channels, *largest.tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
-                run(images, program, parts, gathered=gathered)
+                run(images, program, parts)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, program, batch, partners, gathered)
+            run(images, program, batch, partners)
             if self._chain.module is None:
                 return list(batch.unbind()) if self._ragged == "views" else batch
         return self.call_last(batch, seed) if last else batch

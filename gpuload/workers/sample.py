@@ -23,7 +23,7 @@ from gpuload.datasets.strays import find_strays
 from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
-from gpuload.decode.jpeg_header import has_end
+from gpuload.decode.header import has_end
 from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, one_for_all
 from gpuload.ring.packing import ALIGN

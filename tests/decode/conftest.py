@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from typing import Any
 
 import lacking
 import numpy as np
+import pictures
 import pytest
-from PIL import Image
 
 from gpuload.decode import Decode, Decoder
 
@@ -26,14 +24,7 @@ def picture() -> np.ndarray:
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
     """`encode(array, "PNG", mode=None, **options)`: a file's bytes, by Pillow."""
-
-    def encode(array: np.ndarray, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
-        image = Image.fromarray(array)
-        file = io.BytesIO()
-        (image if mode is None else image.convert(mode)).save(file, kind, **options)
-        return file.getvalue()
-
-    return encode
+    return pictures.encode
 
 
 def _needs(decoder: str) -> None:

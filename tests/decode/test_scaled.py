@@ -10,9 +10,9 @@ from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.scaled import EIGHTHS, FILTERS, Scaled, choose_eighths, resample
 from gpuload.errors import DecodeError
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 Region = tuple[int, int, int, int]
 HEIGHT, WIDTH = 611, 803  # no multiple of a block

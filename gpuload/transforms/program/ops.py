@@ -344,8 +344,8 @@ class Erase(Record):
 
 @dataclass(eq=False, repr=False)
 class Mix(Record):
-    """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
-    applies the record is told. A program has at most one such record, for all rows.
+    """Each image is mixed with its partner (`gpuload.batches.mixing`). The partner's row is not drawn: whoever applies
+    the record is told. A program has at most one such record, for all rows.
 
     Attributes:
         share: float64 (n,), of the image itself, also in the label; 1 where it is not mixed.

@@ -8,14 +8,15 @@ import lacking
 import numpy as np
 import pytest
 from cuts import always
+from pictures import encode
 from PIL import Image
 from restarts import header_of
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.cut import cut, is_cuttable
-from gpuload.decode.cuttable import make_cuttable
 from gpuload.errors import GpuloadError
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
@@ -51,7 +52,7 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         pytest.param({"restart_marker_blocks": 3}, marks=needs_jpegtran),
     ],
 )
-def test_pixels_and_metadata_stay_as_they_are(encode, options):
+def test_pixels_and_metadata_stay_as_they_are(options):
     noise = grains(240, 320)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -86,9 +87,9 @@ def test_crops_of_photographs_made_cuttable_are_those_of_the_originals(photos):
 
 
 @pytest.mark.processes
-def test_what_cannot_be_made_cuttable_is_kept(tmp_path, picture, encode, monkeypatch):
+def test_what_cannot_be_made_cuttable_is_kept(tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "exit 1")
-    noise = grains(320, 240)
+    noise, picture = grains(320, 240), grains(84, 122)
     progressive = encode(noise, "JPEG", progressive=True)
     sound = encode(noise, "JPEG")
     middle = header_of(sound).first_scan + 900
@@ -124,7 +125,7 @@ def test_what_cannot_be_made_cuttable_is_kept(tmp_path, picture, encode, monkeyp
         "/bin/cat other",
     ],
 )
-def test_what_jpegtran_complains_about_is_kept(tmp_path, encode, monkeypatch, script):
+def test_what_jpegtran_complains_about_is_kept(tmp_path, monkeypatch, script):
     noise = grains(320, 240)
     jpeg = encode(noise, "JPEG", progressive=True)
     (tmp_path / "sound").write_bytes(encode(noise, "JPEG"))
@@ -135,7 +136,7 @@ def test_what_jpegtran_complains_about_is_kept(tmp_path, encode, monkeypatch, sc
     assert make_cuttable(jpeg) == make_cuttable(encode(noise, "JPEG"))
 
 
-def test_an_index_that_does_not_fit_is_made_anew(encode):
+def test_an_index_that_does_not_fit_is_made_anew():
     noise = grains(320, 240)
     jpeg = encode(noise, "JPEG", comment=b"a comment")
     made = make_cuttable(jpeg)
@@ -145,7 +146,7 @@ def test_an_index_that_does_not_fit_is_made_anew(encode):
     assert make_cuttable(damaged) == made
 
 
-def test_the_error_names_the_package_that_is_missing(tmp_path, encode, monkeypatch):
+def test_the_error_names_the_package_that_is_missing(tmp_path, monkeypatch):
     """Only where it is needed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     noise = grains(320, 240)

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuload.decode.jpeg_header import end_of_scan, has_end, read_scans, scan_markers
-from gpuload.decode.orientation import read_orientation, stored_region, upright
+from gpuload.decode.header import (
+    end_of_scan,
+    has_end,
+    read_orientation,
+    read_scans,
+    scan_markers,
+    stored_region,
+    upright,
+)
 
 
 def segment(marker: int, payload: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """The Huffman codes of a JPEG's scan: read from its header, added to, and followed through the scan bit by bit.
 
-For those who make an index (`indexing`), some 60 ms for a photograph; nothing here runs in a worker.
+For making an index (`jpeg_indexing`): some 60 ms for a photograph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import DHT, JpegHeader
+from gpuload.decode.header import DHT, JpegHeader
 
 __all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "walk", "write_tables"]
 
@@ -29,7 +29,7 @@ class Table(NamedTuple):
     symbols: bytes
 
     def codes(self) -> dict[int, tuple[int, int]]:
-        """The code of each symbol and its bits."""
+        """Return the code of each symbol and its bits."""
         found: dict[int, tuple[int, int]] = {}
         code, at = 0, 0
         for bits, count in enumerate(self.counts, 1):
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list[tuple[int, int]]]:
-    """The tables that hold at the first scan, by class and number as in the file, and the segments that define them."""
+    """Return the tables that hold at the first scan, by class and number as in the file, and their segments."""
     tables: dict[int, Table] = {}
     segments = []
     at = 2
@@ -71,13 +71,13 @@ def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list
 
 
 def write_tables(tables: dict[int, Table]) -> bytes:
-    """A segment that defines them."""
+    """Return a segment that defines them."""
     body = b"".join(bytes((number,)) + table.counts + table.symbols for number, table in tables.items())
     return struct.pack(">HH", DHT, len(body) + 2) + body
 
 
 def complete(table: Table, symbols: Iterable[int]) -> Table | None:
-    """The table with codes for these symbols too, the codes that it has being kept; None if there is no room.
+    """Return the table with codes for these symbols too, the codes that it has being kept; None if there is no room.
 
     A code is never all ones, so behind the last there is always room for longer ones.
     """
@@ -96,7 +96,7 @@ def complete(table: Table, symbols: Iterable[int]) -> Table | None:
 
 
 def read_blocks(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> list[Block] | None:
-    """The blocks of an MCU in their order; None where the header of the scan does not fit that of the frame."""
+    """Return the blocks of an MCU in their order; None where the header of the scan does not fit that of the frame."""
     at = header.first_scan + 4
     if data[at] != header.components:
         return None
@@ -149,7 +149,7 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
 
 
 def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
-    """The first bits of the blocks of so many MCUs, or of those that begin in the chunk, and the bit behind them."""
+    """Return the first bits of the blocks of so many MCUs, or of those that begin in the chunk; and the bit behind."""
     wide = scan.astype(np.uint32)
     three = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
     windows = np.empty((len(three), 8), np.uint16)  # the 16 bits that begin at each bit
@@ -181,14 +181,14 @@ def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> 
 
 
 def _entries(table: Table) -> Iterator[tuple[slice, int, int]]:
-    """For each code the windows of 16 bits that begin with it, its bits, and its symbol."""
+    """Yield for each code the windows of 16 bits that begin with it, its bits, and its symbol."""
     for symbol, (code, bits) in table.codes().items():
         yield slice(code << (LONGEST - bits), (code + 1) << (LONGEST - bits)), bits, symbol
 
 
 def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
-    """For each 16 bits: how many belong to the code that they begin with and the number behind it, uint8; and how many
-    coefficients that is, uint8."""
+    """Return for each 16 bits how many belong to the code that they begin with and the number behind it, uint8; and
+    how many coefficients that is, uint8."""
     bits = np.ones(1 << LONGEST, np.uint8)
     coefficients = np.full(1 << LONGEST, WRONG, np.uint8)
     for windows, length, symbol in _entries(table):
@@ -202,7 +202,7 @@ def _lookup(table: Table, is_dc: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_dc(scan: np.ndarray, begins: np.ndarray, table: Table) -> np.ndarray | None:
-    """The differences that are coded at these bits; None if one of them is no code of 8-bit JPEGs."""
+    """Return the differences that are coded at these bits; None if one of them is no code of 8-bit JPEGs."""
     byte, bit = begins >> 3, begins & 7
     window = np.zeros(len(begins), np.int64)
     for place in range(5):

@@ -1,25 +1,20 @@
-"""JPEGs that crops can be cut out of (`cut`), made of others by an index of their bits (`indexing`).
-
-For those who pack data sets; nothing here runs in a worker.
-"""
+"""JPEGs made cuttable: crops can be cut out of their bytes (`gpuload.decode.cut`), by an index (`jpeg_indexing`)."""
 
 from __future__ import annotations
 
 import subprocess
 
-from gpuload.decode.cut import find_intervals, is_cuttable
-from gpuload.decode.header import read_header
-from gpuload.decode.indexed import read_index
-from gpuload.decode.indexing import add_index
-from gpuload.decode.jpeg_header import SOI, JpegHeader, scan_markers
+from gpuload.decode.cut import is_cuttable
+from gpuload.decode.header import SOI, JpegHeader, read_header, scan_markers
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, GpuloadError
+from gpuload.packing.jpeg_indexing import add_index
 
 __all__ = ["make_cuttable"]
 
 
 def make_cuttable(data: bytes) -> bytes:
-    """A JPEG of the same pixels, EXIF and ICC blocks, with an index that lets crops be cut out.
+    """Return a JPEG of the same pixels, EXIF and ICC blocks, with an index that lets crops be cut out.
 
     What is coded stays as it is. Only a progressive JPEG, one of several scans, and one with restart markers are
     written anew, by jpegtran: the same coefficients, in one scan. What stands behind the picture (a phone's second
@@ -33,7 +28,7 @@ def make_cuttable(data: bytes) -> bytes:
     header = _jpeg_header(data)
     if header is None or not header.complete or not header.plain:
         return data
-    if is_cuttable(data, header) and (read_index(data, header) is not None or find_intervals(data, header) is not None):
+    if is_cuttable(data, header):
         return data
     if header.single_scan and not header.restart_interval:
         return add_index(data, header) or data
@@ -45,7 +40,7 @@ def make_cuttable(data: bytes) -> bytes:
 
 
 def _in_one_scan(data: bytes) -> bytes | None:
-    """What jpegtran makes of a JPEG; None if it complains."""
+    """Return what jpegtran makes of a JPEG; None if it complains."""
     try:
         done = subprocess.run(["jpegtran", "-copy", "all", "-optimize"], input=data, capture_output=True)
     except FileNotFoundError as error:

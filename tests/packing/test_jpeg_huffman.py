@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pictures import encode
 from PIL import Image
 from restarts import SAMPLINGS, header_of, restarted
 
-from gpuload.decode.grid import mcu_size, mcus, scan_start
-from gpuload.decode.huffman import Table, complete, read_blocks, read_tables, walk, write_tables
-from gpuload.decode.jpeg_header import end_of_scan
+from gpuload.decode.header import end_of_scan, mcu_layout, mcus, scan_start
+from gpuload.packing.jpeg_huffman import Table, complete, read_blocks, read_tables, walk, write_tables
 
 FULL = Table(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
 
@@ -22,7 +22,7 @@ def walked(jpeg: bytes, scan: np.ndarray | None = None) -> tuple[np.ndarray, np.
     header = header_of(jpeg)
     tables, _ = read_tables(jpeg, header)
     blocks = read_blocks(jpeg, header, tables)
-    in_row, rows = mcus(header, mcu_size(jpeg, header))
+    in_row, rows = mcus(header, mcu_layout(jpeg, header)[0])
     return walk(scan_of(jpeg) if scan is None else scan, blocks, in_row * rows)
 
 
@@ -46,7 +46,7 @@ def test_a_table_without_room_cannot_be_completed():
     assert complete(full, (200,)) is None
 
 
-def test_tables_are_read_as_they_were_written(encode):
+def test_tables_are_read_as_they_were_written():
     jpeg = encode(np.zeros((40, 40, 3), np.uint8), "JPEG")
     tables, segments = read_tables(jpeg, header_of(jpeg))
     assert sorted(tables) == [0x00, 0x01, 0x10, 0x11]
@@ -67,7 +67,7 @@ def test_blocks_are_found_where_one_begins_behind_the_other(sampling, content):
     assert 8 * len(scan_of(jpeg)) - begins[-1] in range(8)
 
 
-def test_differences_are_those_of_the_means_of_blocks(encode):
+def test_differences_are_those_of_the_means_of_blocks():
     """A picture of flat blocks, each coded by its DC coefficient alone, of a step of 1: eight times the level."""
     levels = np.random.default_rng(0).integers(0, 256, (6, 9), np.uint8)
     jpeg = encode(np.repeat(np.repeat(levels, 8, 0), 8, 1), "JPEG", mode="L", quality=100)
@@ -75,19 +75,19 @@ def test_differences_are_those_of_the_means_of_blocks(encode):
     np.testing.assert_array_equal(coefficients, 8 * (levels.ravel().astype(int) - 128))
 
 
-def test_a_scan_in_several_pieces_is_walked_as_in_one(monkeypatch, encode):
+def test_a_scan_in_several_pieces_is_walked_as_in_one(monkeypatch):
     noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
     jpeg = encode(noise, "JPEG")
     expected = walked(jpeg)
     assert expected is not None
-    monkeypatch.setattr("gpuload.decode.huffman.CHUNK", 777)
+    monkeypatch.setattr("gpuload.packing.jpeg_huffman.CHUNK", 777)
     found = walked(jpeg)
     assert found is not None
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_wrong_codes_and_a_wrong_number_of_them_are_none(encode):
+def test_wrong_codes_and_a_wrong_number_of_them_are_none():
     gradient = np.asarray(Image.linear_gradient("L").convert("RGB"))
     jpeg = encode(gradient, "JPEG")
     scan = scan_of(jpeg)

@@ -1,4 +1,4 @@
-"""Makes the index by which crops are cut out of a JPEG (`indexed`). For those who pack data sets, not for workers."""
+"""The index by which crops are cut out of a JPEG, made; `gpuload.decode.indexed` says what is in it and reads it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuload.decode.grid import mcu_size, mcus, scan_start
-from gpuload.decode.huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
+from gpuload.decode.header import EOI, INDEX, JpegHeader, end_of_scan, mcu_layout, mcus, scan_markers, scan_start
 from gpuload.decode.indexed import (
     CATEGORIES,
     CODES,
@@ -19,11 +18,10 @@ from gpuload.decode.indexed import (
     POINTS,
     SIZES,
     WORD,
-    blocks_of,
     digest,
     point_bytes,
 )
-from gpuload.decode.jpeg_header import EOI, INDEX, JpegHeader, end_of_scan, scan_markers
+from gpuload.packing.jpeg_huffman import Block, Table, complete, read_blocks, read_tables, walk, write_tables
 
 __all__ = ["add_index"]
 
@@ -40,7 +38,7 @@ Kind = tuple[Table, Table]  # DC and AC tables of a component
 
 
 def add_index(data: bytes, header: JpegHeader) -> bytes | None:
-    """The file with an index, and without what stands behind the picture; None where it cannot have one.
+    """Return the file with an index, and without what stands behind the picture; None where it cannot have one.
 
     The coded data stay as they are. Codes that joints need, and the file does not have, are added to its tables.
 
@@ -55,7 +53,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         known = scan_markers(data)
         return None if known is None else add_index(data, known)
     start, stop = scan_start(data, header), end_of_scan(data, header)
-    coded, mcu = data[start:stop], mcu_size(data, header)
+    coded, (mcu, counts) = data[start:stop], mcu_layout(data, header)
     if data[stop : stop + 2] != EOI or not SMALLEST <= len(coded) < 1 << 29 or not mcu[0] or not mcu[1]:
         return None
     scan = np.frombuffer(coded, np.uint8)
@@ -80,7 +78,6 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     kinds = [_kind(blocks, component) for component in range(header.components)]
     paddings = {kind: _paddings(kind[1]) for kind in kinds}
     lowest = _fewest_bits(kinds, paddings)
-    counts = blocks_of(data, header)
     if lowest is None or len(set(counts[1:])) > 1:
         return None
     kind_of = [list(paddings).index(kind) for kind in kinds]
@@ -110,7 +107,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
 
 
 def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
-    """The DC coefficients of the blocks before each MCU and behind all, (MCUs + 1, components)."""
+    """Return the DC coefficients of the blocks before each MCU and behind all, (MCUs + 1, components)."""
     by_mcu = differences.reshape(-1, len(blocks))
     component = np.array([block.component for block in blocks])
     of_components = [by_mcu[:, component == number].sum(1) for number in range(component[-1] + 1)]
@@ -119,7 +116,7 @@ def _predictors(differences: np.ndarray, blocks: list[Block]) -> np.ndarray:
 
 
 def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) -> dict[int, Table] | None:
-    """The tables of a file with all codes that a joint may need; None if one has no room for them."""
+    """Return the tables of a file with all codes that a joint may need; None if one has no room for them."""
     completed = dict(tables)
     at = header.first_scan + 6
     for used in data[at : at + 2 * header.components : 2]:
@@ -131,8 +128,8 @@ def _complete_tables(data: bytes, header: JpegHeader, tables: dict[int, Table]) 
 
 
 def _paddings(ac: Table) -> list[int | None]:
-    """For 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, as few as possible,
-    and an end of block. None where no coefficients take as many bits."""
+    """Return, for 0 to 63 bits, those that may follow on the DC difference in a joint: AC coefficients, as few as
+    possible, and an end of block. None where no coefficients take as many bits."""
     end, end_bits = ac.codes()[END]
     codes: dict[int, tuple[int, int]] = {}  # of each length: how many coefficients, and the bits
     for symbol, (code, bits) in ac.codes().items():
@@ -155,7 +152,7 @@ def _paddings(ac: Table) -> list[int | None]:
 
 
 def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> int | None:
-    """The fewest bits that are padded in a word; None if there is a number of bits that cannot be reached.
+    """Return the fewest bits that are padded in a word; None if there is a number of bits that cannot be reached.
 
     The first component may have bits of the stretch before in a word, the last one some of the stretch behind.
     """
@@ -170,12 +167,12 @@ def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> i
 
 
 def _sizes(kind: Kind) -> list[int]:
-    """The bits of a DC difference of each category."""
+    """Return the bits of a DC difference of each category."""
     return [bits + category for category, (_, bits) in sorted(kind[0].codes().items())][:CATEGORIES]
 
 
 def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
-    """How joints are coded: see `joint_bytes`."""
+    """Return how joints are coded: see `joint_bytes`."""
     sizes = [_sizes(kind) for kind in paddings]
     codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
     padded = [[bits or 0 for bits in some[lowest:]] for some in paddings.values()]
@@ -189,7 +186,7 @@ def _kind(blocks: list[Block], component: int) -> Kind:
 
 
 def _behind_metadata(data: bytes) -> int:
-    """Where the first segment begins that is of the picture: none for applications, and no comment."""
+    """Return where the first segment begins that is of the picture: none for applications, and no comment."""
     at = 2
     while True:
         marker, length = struct.unpack_from(">HH", data, at)
@@ -204,7 +201,7 @@ def _behind_metadata(data: bytes) -> int:
 def _points(
     bits: np.ndarray, predictors: np.ndarray, in_row: int, rows: int, spacing: int
 ) -> tuple[tuple[int, int, int], bytes] | None:
-    """The points every few MCUs: how many bits their numbers have, and they themselves; None if a stretch would begin
+    """Return the points every few MCUs: how many bits their numbers have, and the points; None if a stretch would begin
     and end within a byte, or a point has too many bits (some 33 MB of coded data)."""
     starts = np.arange(rows) * in_row
     at = np.append((starts[:, None] + np.arange(0, in_row, spacing)).ravel(), rows * in_row)

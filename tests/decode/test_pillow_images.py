@@ -10,8 +10,7 @@ from PIL import Image
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.pillow_images import open_image
-from gpuload.decode.pnm import rewritten
+from gpuload.decode.pillow_images import open_image, rewritten_pnm
 from gpuload.errors import DecodeError
 
 
@@ -33,7 +32,7 @@ def test_pnm_of_any_maximum_is_what_pillow_makes_of_it_number_by_number(most):
     files += [b"P6 37 53 %d\n" % most + colour.astype(dtype).tobytes() + b"more"]
     for data in files:
         opened = open_image(data, "PPM")
-        assert rewritten(opened._image) is not None or (data[:2] in (b"P5", b"P6") and most in (255, 65535))
+        assert rewritten_pnm(opened._image) is not None or (data[:2] in (b"P5", b"P6") and most in (255, 65535))
         expected = np.asarray(Image.open(io.BytesIO(data)))
         assert np.array_equal(opened.values((0, 0, 53, 37)), expected)
         assert opened.mode == Image.open(io.BytesIO(data)).mode
@@ -42,7 +41,7 @@ def test_pnm_of_any_maximum_is_what_pillow_makes_of_it_number_by_number(most):
 @pytest.mark.parametrize("between", [b"", b" ", b"\n"])
 def test_a_bitmap_of_text(between):
     data = b"P1 37 53\n" + text(np.random.default_rng(0).integers(0, 2, (53, 37)), between)
-    assert rewritten(open_image(data, "PPM")._image) is not None
+    assert rewritten_pnm(open_image(data, "PPM")._image) is not None
     assert np.array_equal(decode(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
@@ -61,6 +60,6 @@ def test_what_is_wrong_with_a_pnm_says_pillow(body, complaint):
 
 
 def test_comments_within_a_pnm_are_left_out_and_blocks_end_between_numbers(monkeypatch):
-    monkeypatch.setattr("gpuload.decode.pnm.BLOCK_BYTES", 5)
+    monkeypatch.setattr("gpuload.decode.pillow_images.PNM_BLOCK_BYTES", 5)
     for body in (b"1 2 3 # six\n4 5 6", b"1  2\n\n\n\n\n\n\n3 4\t5   6\n"):
         assert decode(b"P3 1 2 255\n" + body).ravel().tolist() == [1, 2, 3, 4, 5, 6]

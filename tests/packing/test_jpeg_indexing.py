@@ -6,20 +6,19 @@ from unittest import mock
 import numpy as np
 import pytest
 from cuts import always
+from pictures import encode
 from PIL import Image
 from restarts import header_of, restarted
 
-from gpuload.decode.cut import cut
-from gpuload.decode.grid import scan_start
-from gpuload.decode.huffman import read_tables
-from gpuload.decode.indexed import read_index
-from gpuload.decode.indexing import add_index
-from gpuload.decode.jpeg_header import JpegHeader, scan_markers
+from gpuload.decode.cut import cut, find_grid
+from gpuload.decode.header import JpegHeader, scan_markers, scan_start
+from gpuload.packing.jpeg_huffman import read_tables
+from gpuload.packing.jpeg_indexing import add_index
 
-small = mock.patch.multiple("gpuload.decode.indexing", SMALLEST=1, AT_LEAST=65_000)
+small = mock.patch.multiple("gpuload.packing.jpeg_indexing", SMALLEST=1, AT_LEAST=65_000)
 
 
-def test_coded_data_metadata_and_tables_stay(encode):
+def test_coded_data_metadata_and_tables_stay():
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     jpeg = encode(noise, "JPEG", icc_profile=b"an ICC profile", comment=b"a comment")
     made = add_index(jpeg + b"a second picture", header_of(jpeg))
@@ -31,7 +30,7 @@ def test_coded_data_metadata_and_tables_stay(encode):
     assert made.endswith(jpeg[header.index_at :])
 
 
-def test_codes_that_a_table_lacks_are_added(encode):
+def test_codes_that_a_table_lacks_are_added():
     jpeg = restarted("4:2:0", (6, 4), 0, content="few")
     with small:
         made = add_index(jpeg, header_of(jpeg))
@@ -46,11 +45,11 @@ def test_a_larger_picture_has_its_points_further_apart():
     found = []
     for size in (20, 40, 80):
         jpeg = restarted("4:4:4", (size, size), 0)
-        found.append(read_index(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
-    with mock.patch("gpuload.decode.indexing.MOST_BYTES", 10_000):
+        found.append(find_grid(made := add_index(jpeg, header_of(jpeg)), header_of(made)))
+    with mock.patch("gpuload.packing.jpeg_indexing.MOST_BYTES", 10_000):
         limited = add_index(jpeg, header_of(jpeg))
     assert len(limited) < len(jpeg) + 10_010
-    assert read_index(limited, header_of(limited)).spacing > found[-1].spacing
+    assert find_grid(limited, header_of(limited)).across > found[-1].across
 
 
 def test_bits_of_rows_longer_than_16_bits_count():
@@ -68,7 +67,7 @@ def test_bits_of_rows_longer_than_16_bits_count():
     np.testing.assert_array_equal(pixels[top : top + height, left : left + width], whole[9:14, 2000:2500])
 
 
-def test_what_is_out_of_the_ordinary_has_no_index(encode):
+def test_what_is_out_of_the_ordinary_has_no_index():
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     jpeg = encode(noise, "JPEG")
     header = header_of(jpeg)
