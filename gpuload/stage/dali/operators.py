@@ -26,6 +26,8 @@ from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "apply_program", "cut"]
 
+Rows = slice | np.ndarray  # of a record in its batch
+
 
 def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> ndd.Batch:
     """Take a batch through records."""
@@ -71,9 +73,6 @@ def _apply(batch: ndd.Batch, record: Record, before: np.ndarray, after: np.ndarr
             return batch
 
 
-Rows = slice | np.ndarray  # of a record in its batch
-
-
 def _flip(batch: ndd.Batch, record: Flip, rows: Rows) -> ndd.Batch:
     if not record.flipped.any():
         return batch
@@ -106,7 +105,7 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
     margin = np.where(beyond[:, None], np.ceil(np.maximum((ends - starts) / size_hw, 1)) + 1, 0).astype(np.int64)
     start, end, size = (ndd.as_batch(part.astype(np.float32)) for part in (starts + margin, ends + margin, size_hw))
     padded = cut(batch, np.hstack([-margin, given_hw + 2 * margin])) if beyond.any() else batch
-    found = ndd.resize(
+    resized = ndd.resize(
         padded,
         roi_start=start,
         roi_end=end,
@@ -117,8 +116,8 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
     )
     for axis, shape in zip(shares, ((-1, 1, 1), (1, -1, 1)), strict=True) if beyond.any() else ():
         weights = [share.astype(np.float32).reshape(shape) for share in axis]
-        found = found * ndd.as_batch(weights).to_device(found.device)
-    return ndd.cast(found, dtype=ndd.uint8)
+        resized = resized * ndd.as_batch(weights).to_device(resized.device)
+    return ndd.cast(resized, dtype=ndd.uint8)
 
 
 def _share(start: float, end: float, count: int, length: int) -> np.ndarray:
@@ -126,12 +125,12 @@ def _share(start: float, end: float, count: int, length: int) -> np.ndarray:
     scale = (end - start) / count
     reach = max(scale, 1.0)
     centres = start + (np.arange(count) + 0.5) * scale
-    found = np.ones(count)
+    shares = np.ones(count)
     edge = np.flatnonzero((centres < reach) | (centres > length - reach))
     taps = np.floor(centres[edge, None] - reach) + np.arange(math.ceil(2 * reach) + 1)
     weights = np.maximum(1 - np.abs(taps + 0.5 - centres[edge, None]) / reach, 0)
-    found[edge] = weights.sum(axis=1) / np.where((taps >= 0) & (taps < length), weights, 0.0).sum(axis=1)
-    return found
+    shares[edge] = weights.sum(axis=1) / np.where((taps >= 0) & (taps < length), weights, 0.0).sum(axis=1)
+    return shares
 
 
 def _operate(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
