@@ -3,11 +3,9 @@
     python -m benchmarks.dali_modes --photos DIR
 
 Both are given the same decoded photographs, of their own sizes, as views of one flat tensor (DLPack, no copy), and the
-same parameters for each sample: a box that is resized to 224×224, a coin for a flip; and, in a second chain, DALI's
-brightness, contrast, saturation and hue in an order of its own (conditions in the pipeline, rows that are picked in
-dynamic mode). They end with one normalised batch, N×C×H×W, in torch's memory. One thread each; one after the other in
-every round, in an order that changes; the first round is not counted. Figures are medians over the rounds, the ratio is
-taken within them.
+same parameters for each sample: a box that is resized to 224×224, and a coin for a flip. They end with one normalised
+batch, N×C×H×W, in torch's memory. One thread each; one after the other in every round, in an order that changes; the
+first round is not counted. Figures are medians over the rounds, the ratio is taken within them.
 
 Before anything is measured it is checked that DALI looks at the photographs where they lie, and that both modes give
 the same numbers.
@@ -38,7 +36,6 @@ from PIL import Image
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.stage.dali.images import Images, grouped
 from gpuload.transforms.program.ops import Box, Flip
 
 __all__ = ["main"]
@@ -51,14 +48,12 @@ types: Any = dali_types
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 SIZE = 224
-FACTOR, ANGLE = 1.2, 20.0
-CHAINS = {"crop, flip, normalise": False, "the same with four colour operators": True}
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
 Parameters = dict[str, np.ndarray]
 Mode = Callable[[list[torch.Tensor], Parameters, torch.Tensor], None]
 
 
-def dynamic_mode(dtype: str, colors: bool) -> Mode:
+def dynamic_mode(dtype: str) -> Mode:
     """A function that makes a batch in dynamic mode."""
     cpu = ndd.Device("cpu")
     with cpu:
@@ -66,13 +61,11 @@ def dynamic_mode(dtype: str, colors: bool) -> Mode:
 
     def run(images: list[torch.Tensor], parameters: Parameters, output: torch.Tensor) -> None:
         with cpu, context, ndd.EvalMode.sync_cpu:
-            given = {name: ndd.as_batch(values) for name, values in parameters.items() if name != "order"}
+            given = {name: ndd.as_batch(values) for name, values in parameters.items()}
             mirror = given.pop("mirror")
             resized = ndd.resize(
                 ndd.as_batch(images, layout="HWC"), **given, interp_type=types.INTERP_TRIANGULAR, antialias=True
             )
-            if colors:
-                resized = in_order(resized, parameters["order"])
             finished = ndd.crop_mirror_normalize(
                 resized, mirror=mirror, mean=MEAN, std=STD, dtype=DTYPES[dtype], output_layout="CHW"
             )
@@ -81,21 +74,7 @@ def dynamic_mode(dtype: str, colors: bool) -> Mode:
     return run
 
 
-def in_order(batch: Any, order: np.ndarray) -> Any:
-    """Four operators on each image in its order; images with the same one go together."""
-    operators = (
-        lambda some: ndd.brightness(some, brightness=FACTOR),
-        lambda some: ndd.contrast(some, contrast=FACTOR),
-        lambda some: ndd.saturation(some, saturation=FACTOR),
-        lambda some: ndd.hue(some, hue=ANGLE),
-    )
-    images = Images(batch)
-    for codes in order.T:
-        images = grouped(images, codes, lambda some, _, code: Images(operators[code](some.batch)))
-    return images.batch
-
-
-def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
+def pipeline_mode(dtype: str, batch_size: int) -> Mode:
     """A function that makes a batch with a pipeline that is fed."""
 
     nowhere: Any = None  # no GPU
@@ -107,7 +86,6 @@ def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
         exec_async=False,
         exec_pipelined=False,
         prefetch_queue_depth=1,
-        enable_conditionals=True,
     )
     def line() -> Any:
         def source(name: str, ndim: int, kind: Any, layout: str | None = None) -> Any:
@@ -121,18 +99,6 @@ def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
             interp_type=types.INTERP_TRIANGULAR,
             antialias=True,
         )
-        if colors:
-            order = source("order", 1, types.INT32)
-            for turn in range(4):
-                code = order[turn]
-                if code == 0:
-                    images = fn.brightness(images, brightness=FACTOR)
-                elif code == 1:
-                    images = fn.contrast(images, contrast=FACTOR)
-                elif code == 2:
-                    images = fn.saturation(images, saturation=FACTOR)
-                else:
-                    images = fn.hue(images, hue=ANGLE)
         mirror = source("mirror", 0, types.INT32)
         return fn.crop_mirror_normalize(
             images, mirror=mirror, mean=MEAN, std=STD, dtype=DTYPES[dtype], output_layout="CHW"
@@ -144,8 +110,7 @@ def pipeline_mode(dtype: str, colors: bool, batch_size: int) -> Mode:
     def run(images: list[torch.Tensor], parameters: Parameters, output: torch.Tensor) -> None:
         pipe.feed_input("images", backend.TensorListCPU.from_dlpack_list(images, layout="HWC", contiguous=False))
         for name, values in parameters.items():
-            if colors or name != "order":
-                pipe.feed_input(name, backend.TensorListCPU(values))
+            pipe.feed_input(name, backend.TensorListCPU(values))
         (finished,) = pipe.run()
         output.copy_(torch.from_dlpack(finished.as_tensor()))
 
@@ -164,7 +129,6 @@ def parameters_of(sizes_hw: np.ndarray, turn: int) -> Parameters:
         "roi_end": boxes[:, :2] + boxes[:, 2:],
         "size": np.full((len(boxes), 2), SIZE, np.float32),
         "mirror": flip.flipped.astype(np.int32),
-        "order": np.random.default_rng(turn).permuted(np.tile(np.arange(4, dtype=np.int32), (len(boxes), 1)), axis=1),
     }
 
 
@@ -227,15 +191,14 @@ def main(arguments: list[str] | None = None) -> None:
         f"DALI {dali.__version__}, torch {torch.__version__}, Python {platform.python_version()}; CPU, one thread of "
         f"{os.cpu_count()}; {len(files)} photographs, batches of {len(images)}, {options.rounds} rounds"
     )
-    for chain, colors in CHAINS.items():
-        for dtype in DTYPES:
-            print(f"{chain}, {dtype}")
-            compare(images, dtype, colors, options.rounds)
+    for dtype in DTYPES:
+        print(f"crop, flip, normalise, {dtype}")
+        compare(images, dtype, options.rounds)
 
 
-def compare(images: RaggedImages, dtype: str, colors: bool, rounds: int) -> None:
+def compare(images: RaggedImages, dtype: str, rounds: int) -> None:
     """Measure both modes, and print."""
-    modes = {"dynamic": dynamic_mode(dtype, colors), "pipeline": pipeline_mode(dtype, colors, len(images))}
+    modes = {"dynamic": dynamic_mode(dtype), "pipeline": pipeline_mode(dtype, len(images))}
     apart = check(modes, views(images), parameters_of(images.sizes_hw, 0))
     results = measure(modes, images, dtype, rounds)
     for name, taken in results.items():

@@ -89,7 +89,6 @@ ABOUT_SEVERAL = {
     "loader/test_sampler",
     "loader/test_scale",
     "order/test_weights",
-    "stage/dali/test_kinds",
     "stage/fused/test_bounds",
     "stage/fused/test_compiling",
     "stage/reference/test_against_pillow",

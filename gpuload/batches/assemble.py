@@ -21,17 +21,16 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpuload.batches.collate import BatchOptions, Finished, collate, converted, outline_of, samples_of
-from gpuload.batches.gathering import GatheredTargets
-from gpuload.batches.mixing import Pairing, partners_of, soften
+from gpuload.batches.gathering import target_stage
+from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
 from gpuload.rng import philox, streams
-from gpuload.stage import OutputPool, RaggedImages, accelerator
-from gpuload.stage.gathering import Gathered
-from gpuload.stage.ranges import COPY, named
-from gpuload.stage.upload import views_of
+from gpuload.stage import OutputPool, RaggedImages
+from gpuload.stage import device as devices
+from gpuload.stage.device import COPY, named, views_of
 from gpuload.transforms import Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
@@ -140,7 +139,6 @@ class Assembly:
         changes = len(chain) or chain.module is not None or chain.views is not None
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
         self._targets: TargetStage | None = None  # made once a sample has targets
-        self._gathering: GatheredTargets | None = None
         self._warned = False  # whether it was looked for what does not move targets
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
@@ -235,11 +233,12 @@ class Assembly:
         """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
         `last`: also do what `_call_module` does."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
-        one_by_one = by_row or columns.has_targets or chain.gathers  # else no row has a cell of its own
+        one_by_one = by_row or columns.has_targets  # else no row has a cell of its own
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
-        finished = Finished(chain.views, cells)
+        finished = Finished(chain.views, cells, self._numbers(batch, columns))
         if chain.mixing is not None:
-            finished.pairing = Pairing(chain.mixing, partners_of(self._numbers(batch, columns)))
+            samples = columns.positions // self._options.repeats
+            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, samples))
         lends = bool(self._lends and columns.images and not (columns.has_targets or batch.on_device))
         loads = bool((columns.images and not lends) or (columns.blocks and pool is None))
         start = perf_counter()
@@ -251,7 +250,6 @@ class Assembly:
         def bytes_of(images: ImageColumn) -> RaggedImages:
             return RaggedImages(pixels, images.table, _Names(columns, images))  # pyright: ignore[reportArgumentType]
 
-        gathered = None
         if (planned := batch.planned) is not None:
             assert pixels is not None
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
@@ -261,22 +259,19 @@ class Assembly:
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
         else:
             finished.programs = self._draw_programs(epoch, columns)
-            if chain.gathers and columns.images:
-                self._gathering = self._gathering or GatheredTargets(chain, self._stage.device)
-                gathered = self._gathering(columns, finished, self._numbers(batch, columns), bytes_of)
+            if columns.has_targets:
+                self._targets = self._targets or target_stage(chain, self._stage.device)
+                self._targets(columns, finished, bytes_of)
             for images, programs in zip(columns.images, finished.programs, strict=True):
                 ragged = _typed(images, bytes_of(images))
                 if lends:
                     self._stage.check(ragged, programs[0])
                 else:
-                    finished.images.append(self._images(columns, images, ragged, programs, finished.pairing, gathered))
+                    finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
             if lends and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
         if last:
             self._call_module(epoch, columns, finished, by_row=by_row)
-        if columns.has_targets and gathered is None:
-            self._targets = self._targets or TargetStage(chain, self._stage.device)
-            self._targets(columns, finished, bytes_of)
         self.stage_s += perf_counter() - loaded
         if columns.blocks and pool is not None:
             finished.whole |= _host_blocks(self._transfer, batch, columns, pool)
@@ -309,15 +304,14 @@ class Assembly:
         ragged: RaggedImages,
         programs: Sequence[Program],
         pairing: Pairing | None,
-        gathered: list[Gathered] | None,
     ) -> list[Any]:
         """Return the images of a column for each view, finished but for `_call_module`; `pairing`, if they are mixed,
-        gives partners and takes shares; `gathered`, if they are put together, says of what."""
+        gives partners and takes shares."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
         return [
-            self._stage(*ragged.through(program), view=view, partners=partners, gathered=gathered, last=False)
+            self._stage(*ragged.through(program), view=view, partners=partners, last=False)
             for view, program in enumerate(programs)
         ]
 
@@ -338,7 +332,11 @@ class Assembly:
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
         """Return the numbers that say which samples are neighbours."""
-        return columns.positions if self._options.planned else planned_rows(batch, columns)
+        repeats, (_, group) = self._options.repeats, self._options.chain.group
+        if group == 1 or (self._options.planned and repeats == 1):
+            return columns.positions
+        rows = planned_rows(batch, columns)
+        return rows if repeats == 1 else half_apart(rows, len(batch.spec.positions))
 
     def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
         """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
@@ -370,7 +368,7 @@ class Assembly:
             return self._placed(leaf)
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
-            return pin_memory() if self._options.pin_memory and accelerator.is_available() else leaf
+            return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
             return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
@@ -378,7 +376,7 @@ class Assembly:
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        if self._options.pin_memory and not self._transfer.asynchronous and accelerator.is_available():
+        if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
             return tensor.pin_memory()
         return self._transfer.place(tensor)
 

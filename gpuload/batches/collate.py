@@ -38,7 +38,7 @@ from gpuload.datasets.tree import (
 from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
 from gpuload.transforms import Chain, Program
 
 __all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
@@ -58,8 +58,9 @@ class BatchOptions:
 
     Args:
         collate_fn, ragged, pin_memory: as for `Loader`.
-        chain, seed, single, planned: from other groups: the transforms, the seed of their draws, whether samples come
-            one by one, whether gpuload itself decides which sample is at which position.
+        chain, seed, single, planned, repeats: from other groups: the transforms, the seed of their draws, whether
+            samples come one by one, whether gpuload itself decides which sample is at which position, and how many
+            positions in a row have the same one.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two exclude each other.
@@ -72,6 +73,7 @@ class BatchOptions:
     seed: int
     single: bool
     planned: bool
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if self.collate_fn is not None and not callable(self.collate_fn):
@@ -100,6 +102,7 @@ class Finished:
     Attributes:
         views: how many a `MultiView` makes; None without one.
         cells: of each row the leaves finished one by one, by number.
+        numbers: int64 (N,), which samples are neighbours: those whose numbers differ in the last bit (last two bits).
         whole: leaves finished for all rows at once: blocks, and masks of equal shapes as one tensor.
         placed: integers of all rows that a worker has put beside its plan, and that lie where images do.
         images: for each of `Columns.images`, for each view, the stage's result.
@@ -109,6 +112,7 @@ class Finished:
 
     views: int | None
     cells: list[dict[int, Any]]
+    numbers: np.ndarray
     whole: dict[int, Any] = field(default_factory=dict)
     placed: dict[int, torch.Tensor] = field(default_factory=dict)
     images: list[list[Any]] = field(default_factory=list)

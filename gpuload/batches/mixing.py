@@ -1,8 +1,9 @@
 """MixUp and CutMix beyond the images: the partners in a batch, and the labels, found and made soft.
 
 A sample's partner is the one at its position XOR 1, if both are in the batch; with a sampler or an iterable dataset it
-is the neighbour in the batch as it was asked for: rows 2k and 2k + 1. Runs in the main process, on whole batches, after
-they are collated and before they go to the device.
+is the neighbour in the batch as it was asked for: rows 2k and 2k + 1. With repeated samples, of which neighbours may be
+the same, it is half a batch away. Runs in the main process, on whole batches, after they are collated and before they
+go to the device.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 from gpuload.datasets.tree import flatten, unflatten
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
 from gpuload.transforms import CutMix, MixUp, Program
 
-__all__ = ["Pairing", "find_labels", "partners_of", "soften"]
+__all__ = ["Pairing", "find_labels", "half_apart", "partners_of", "soften"]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +65,14 @@ class Pairing:
         self.share = share
 
 
-def partners_of(numbers: np.ndarray) -> np.ndarray:
-    """Return the row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none.
+def partners_of(numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return the row of each sample's partner, whose number is its own XOR 1, int64 (N,); its own row if it has none,
+    or if its partner would be a repeat of the sample itself: the same number in `samples`.
 
     If a number appears twice, in a batch that is filled up, only the first has a partner.
 
     Example:
-        >>> partners_of(np.array([6, 7, 8, 0, 1, 1])).tolist()
+        >>> partners_of(np.array([6, 7, 8, 0, 1, 1]), np.array([6, 7, 8, 0, 1, 1])).tolist()
         [1, 0, 2, 4, 3, 5]
     """
     partners = np.arange(len(numbers), dtype=np.int64)
@@ -79,9 +81,24 @@ def partners_of(numbers: np.ndarray) -> np.ndarray:
         other = waiting.pop(number ^ 1, None)
         if other is None:
             waiting.setdefault(number, row)
-        else:
+        elif samples[row] != samples[other]:
             partners[row], partners[other] = other, row
     return partners
+
+
+def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return numbers by which the partner of row k in a batch of `count` is row k + count/2.
+
+    With repeated samples a rank has every `world_size`-th position of a global batch, so partners are half a global
+    batch apart: that is always the same rank, and the same partner on any number of ranks. Repeats of a sample are next
+    to each other, so they are no partners unless `repeats` is more than half of the global batch.
+
+    Example:
+        >>> half_apart(np.arange(5), 5).tolist()
+        [0, 2, 4, 1, 3]
+    """
+    half = (count + 1) // 2
+    return 2 * (rows % half) + rows // half
 
 
 def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
@@ -164,6 +181,8 @@ def mixed_labels(labels: torch.Tensor, pairing: Pairing, names: Callable[[int], 
             "leave num_classes out, or give this number"
         )
     dtype = labels.dtype if labels.is_floating_point() else torch.float32
+    if smoothing := pairing.mixing.label_smoothing:
+        labels = labels.to(torch.float32).mul(1 - smoothing).add_(smoothing / labels.shape[1])
     if (pairing.share == 1).all():
         return labels.to(dtype)
     share, partners = upload(pairing.share, labels.device)[:, None], upload(pairing.partners, labels.device)

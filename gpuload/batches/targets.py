@@ -18,8 +18,8 @@ from gpuload.datasets.box_formats import from_xyxy, to_xyxy
 from gpuload.datasets.sample import Boxes, Keypoints, Mask
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
+from gpuload.stage.device import upload_together
 from gpuload.stage.masks import MaskStage
-from gpuload.stage.upload import upload_together
 from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow

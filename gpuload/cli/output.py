@@ -14,8 +14,8 @@ import torch
 import gpuload as gl
 from gpuload.cli.source import source_of
 from gpuload.loader.limits import usable_cpus
-from gpuload.stage import accelerator
-from gpuload.stage.options import check_device
+from gpuload.stage import device as devices
+from gpuload.stage.plan import check_device
 
 __all__ = ["busy", "check_plot", "context", "device_of", "draw_bars", "opened", "write_json"]
 
@@ -34,8 +34,8 @@ def device_of(name: str | None) -> torch.device:
     Raises:
         ValueError: it is none, or there is no such device.
     """
-    device = check_device(name or accelerator.usual_type())
-    if device.type != "cpu" and device.type != accelerator.usual_type():
+    device = check_device(name or devices.usual_type())
+    if device.type != "cpu" and device.type != devices.usual_type():
         kind = device.type.upper()
         raise ValueError(f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU")
     return device

@@ -30,8 +30,8 @@ from gpuload.loader.session import engine_for, job_for
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
-from gpuload.stage import accelerator
-from gpuload.stage.resident import PixelMemory
+from gpuload.stage import device as devices
+from gpuload.stage.device_cache import PixelMemory
 from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import read_differently
 from gpuload.workers.device_cache import CachedSamples
@@ -107,7 +107,7 @@ class Budget:
     @classmethod
     def of(cls, cached: DeviceCached, device: torch.device) -> Budget:
         host = available_bytes()
-        free = host if device.type == "cpu" else accelerator.accelerator(device).free_bytes()
+        free = host if device.type == "cpu" else devices.accelerator(device).free_bytes()
         return cls(device, cached.bytes_limit, free, host, len(cached))
 
     @property
@@ -179,7 +179,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
         del batch  # it views the ring
     samples.end()
     if device.type != "cpu":
-        runtime = accelerator.accelerator(device)
+        runtime = devices.accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer has another stream
     log.kept_all(samples, device, perf_counter() - began)
     return samples

@@ -41,7 +41,7 @@ from gpuload.order.schedule import Schedule, check_begin, order_name, remarks_on
 from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
-from gpuload.stage.html import LONGEST, shortened, table
+from gpuload.stage.plan import LONGEST, shortened, table
 from gpuload.transforms import Chain
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
@@ -107,7 +107,7 @@ class Loader:
             of several ranks has an even number of them, with Mosaic a multiple of 4.
         weights: one for each sample: draw with replacement, with probabilities in proportion to them.
         repeats: how many times in a row each sample comes, each time with other draws and on another rank ("repeated
-            augmentation"); an epoch keeps its length, with fewer samples.
+            augmentation"); an epoch keeps its length, with fewer samples. MixUp and CutMix mix none with itself.
         decode: a `Decode` with options of decoding.
         timeout: seconds after which a worker that is still at one sample is killed and restarted; 0: never.
         on_error: what to do with a sample that fails: ``"raise"`` (default) a `SampleError`, ``"skip"`` it, or

@@ -34,9 +34,10 @@ from gpuload.loader.limits import (
     usable_cpus,
 )
 from gpuload.order.options import OrderOptions, check_flag, check_integer
-from gpuload.stage import Plan, Stage, accelerator, check_stage, compile_stage
+from gpuload.stage import Plan, Stage, check_stage, compile_stage
+from gpuload.stage import device as devices
 from gpuload.stage.decode import Choice, choose
-from gpuload.stage.options import StageOptions
+from gpuload.stage.plan import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.process import check_platform
@@ -261,6 +262,7 @@ class Options:
             seed=order.seed,
             single=order.single,
             planned=order.planned,
+            repeats=order.repeats,
         )
         return cls(order=order, stage=stage, batches=batches, workers=workers)
 
@@ -342,13 +344,13 @@ class Options:
     def resolve_device(self) -> torch.device:
         """Return where batches go, a GPU with its index. None means the current GPU (by LOCAL_RANK if none was chosen),
         or the CPU."""
-        device = self.stage.device or torch.device(accelerator.usual_type())
+        device = self.stage.device or torch.device(devices.usual_type())
         if device.type == "cpu" or device.index is not None:
             return device
-        current, local_rank = accelerator.current_device(), os.environ.get("LOCAL_RANK")
+        current, local_rank = devices.current_device(), os.environ.get("LOCAL_RANK")
         if current.index or local_rank is None:
             return current
-        return torch.device(current.type, int(local_rank) % accelerator.device_count())
+        return torch.device(current.type, int(local_rank) % devices.device_count())
 
     def compile(self, device: torch.device) -> Stage:
         """Compile the transforms for a device."""
@@ -377,7 +379,7 @@ class Options:
 
     def find_placement(self, device: torch.device) -> Placement:
         """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""
-        address = accelerator.pci_address(device)
+        address = devices.pci_address(device)
         if address is None or self.workers.workers is not None or sys.platform != "linux":
             return Placement()
         if self.workers.affinity == "none":

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gpuload.batches.assemble import columns_of
 from gpuload.batches.collate import samples_of
+from gpuload.batches.mixing import half_apart
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
@@ -65,10 +66,8 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     if order.planned and (index is None or order.mixes):
-        size = order.group  # its partners' images get into its own
-        shares = replace(shares_of(order), batch_size=size, rank=0, world_size=1, drop_last=False, uneven="pad")
-        rows = next(shares.batches(epoch, position // size * size))
-        positions, indices, row = rows.positions, rows.indices.copy(), position % size
+        positions, indices = _group(order, epoch, position)
+        row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
     session = _session_for(options, indices)
@@ -83,6 +82,23 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
         return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
+
+
+def _group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions and indices of a sample and its partners, whose images get into its own."""
+    shares, size = replace(shares_of(order), drop_last=False), order.group
+    if order.repeats == 1 or size == 1:
+        shares = replace(shares, batch_size=size, rank=0, world_size=1, uneven="pad")
+        rows = next(shares.batches(epoch, position // size * size))
+        return rows.positions, rows.indices.copy()
+    start = position // shares.global_batch * shares.global_batch
+    shares = replace(shares, rank=position % shares.world_size)
+    rows = next(shares.batches(epoch, start), None)
+    if rows is None or position not in rows.positions:  # by uneven="drop" it is in no batch
+        rows = next(replace(shares, uneven="pad").batches(epoch, start))
+    pair = half_apart(np.arange(len(rows.positions)), len(rows.positions)) // 2
+    both = pair == pair[(rows.positions == position).argmax()]
+    return rows.positions[both], rows.indices[both]
 
 
 def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:

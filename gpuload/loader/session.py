@@ -40,9 +40,9 @@ from gpuload.order.schedule import ranks_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.ring import Ring
 from gpuload.stage.decode import Choice, ImageDecoder
+from gpuload.stage.device import DECODE, STAGE, WAIT, named
+from gpuload.stage.device_cache import transfer_of
 from gpuload.stage.noise import forget_tables
-from gpuload.stage.ranges import DECODE, STAGE, WAIT, named
-from gpuload.stage.resident import transfer_of
 from gpuload.stage.transfer import make_transfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.box_fields import REMARK

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from gpuload.stage.html import paragraph, table
+from gpuload.stage.plan import paragraph, table
 from gpuload.workers.start import Start
 
 __all__ = ["COLUMNS", "NOTHING", "Counters", "Part", "Stats", "WorkerStats", "size_of"]

@@ -19,6 +19,8 @@ from gpuload.order.shares import Uneven
 
 __all__ = ["OrderOptions", "check_flag", "check_integer"]
 
+MIXES = ("MixUp", "CutMix")  # their partners need not be neighbours in the epoch's order
+
 
 @dataclass(frozen=True, kw_only=True)
 class OrderOptions:
@@ -74,9 +76,9 @@ class OrderOptions:
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
         _ = self.cumulative, self.blocks
-        if repeats != 1 and self.mixes:
+        if repeats != 1 and self.mixes not in ("", *MIXES):
             raise ValueError(
-                f"repeats={repeats} does not go with {self.mixes}, which {self._puts} the samples at neighbouring "
+                f"repeats={repeats} does not go with {self.mixes}, which puts together the samples at neighbouring "
                 "positions: they would be the same sample, or on different ranks; leave one of them out"
             )
 
@@ -198,7 +200,7 @@ class OrderOptions:
 
     @property
     def _puts(self) -> str:
-        return "mixes" if self.mixes in ("MixUp", "CutMix") else "puts together"
+        return "mixes" if self.mixes in MIXES else "puts together"
 
     def _check_groups(self) -> None:
         """Refuse batches that cut groups of neighbours apart; a batch_sampler's may have any size."""

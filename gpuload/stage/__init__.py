@@ -1,10 +1,9 @@
 """Applies transforms to batches, with torch. A backend is given what was drawn, and draws nothing itself."""
 
-from gpuload.stage.compile import BackendName, MemoryFormat, Ragged, check_stage, compile_stage
 from gpuload.stage.memory import OutputPool
 from gpuload.stage.plan import Plan, PlanStep
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.stage import Result, Stage
+from gpuload.stage.stage import BackendName, MemoryFormat, Ragged, Result, Stage, check_stage, compile_stage
 
 __all__ = [
     "BackendName",

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
@@ -96,7 +95,7 @@ class Late(Protocol):
     """Changes finished images in place."""
 
     def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-        """Apply what was drawn; arguments as for `gpuload.stage.finished.apply_late`."""
+        """Apply what was drawn; arguments as for `gpuload.stage.finish.apply_late`."""
         ...
 
 

@@ -10,19 +10,18 @@ Runs in the process of the stage; keeps scratch memory as its runner does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.finished import Outputs
-from gpuload.stage.own import run_call
-from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.backend import Runner, TorchBackend, reference_runner
+from gpuload.stage.finish import UNCHANGED, Outputs
+from gpuload.stage.ragged import RaggedImages, rows_by_key
+from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
+from gpuload.stage.user_code import run_call
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Warp
 
@@ -38,8 +37,8 @@ class MaskStage:
     """
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:
-        self._levels = reference_runner(UNCHANGED, device, runner).levels
         self._backend = TorchBackend(device, runner)
+        self._levels = self._backend.levels(UNCHANGED)
         self._device = device
 
     def __call__(
@@ -59,59 +58,43 @@ class MaskStage:
         Raises:
             ValueError: a fill does not fit a dtype.
         """
-        groups: dict[tuple[str, int, int], list[int]] = {}
-        for row, (kind, channels) in enumerate(zip(kinds, masks.shapes[:, 2].tolist(), strict=True)):
-            groups.setdefault((*kind, channels), []).append(row)
         named = [record.mask_dtype for record in program.records if isinstance(record, Numbers)]
         final = next((getattr(torch, name) for name in reversed(named) if name is not None), None)
+        groups = rows_by_key(zip(kinds, masks.shapes[:, 2].tolist(), strict=True))
         results: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(kinds)
-        whole: torch.Tensor | None = None
+        moved: Outputs = []
         with torch.inference_mode(False), torch.no_grad():
-            for (dtype, axes, channels), rows in groups.items():
-                found, whole = self._group(masks, program, np.array(rows, np.int64), np.dtype(dtype), axes, channels)
-                if final is not None and whole is not None:
-                    whole = whole.to(final)
-                    found = whole.unbind()
-                elif final is not None:
-                    found = [mask.to(final) for mask in found]
-                for row, result in zip(rows, found, strict=True):
+            for ((name, axes), channels), rows in groups.items():
+                dtype = np.dtype(name)
+                moved = self._moved(masks, program, rows, dtype, channels)
+                moved = _each(moved, lambda levels, dtype=dtype, axes=axes: _numbers(levels, dtype, axes))
+                moved = moved if final is None else _each(moved, lambda numbers: numbers.to(final))
+                for row, result in zip(rows.tolist(), moved, strict=True):
                     results[row] = result
-        return results, whole if len(groups) == 1 else None
+        return results, moved if isinstance(moved, torch.Tensor) and len(groups) == 1 else None
 
-    def _group(
-        self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], axes: int, channels: int
-    ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
-        """Masks of one dtype and one number of channels."""
-        some = masks.take(rows)
+    def _moved(
+        self, masks: RaggedImages, program: Program, rows: np.ndarray, dtype: np.dtype[Any], channels: int
+    ) -> Outputs:
+        """Return the bytes of masks of one dtype and one number of channels: one tensor, if they are of one size."""
         program = _of_masks(program if len(rows) == len(program) else program.take(rows), dtype, channels)
-        sizes, windows = program.results_hw, program.windows_tlhw
-        if (sizes == sizes[0]).all():
-            size = sizes[0].tolist()
-            batch = torch.empty((len(rows), channels, *size), dtype=torch.uint8, device=self._device)
-            if channels:
-                self._move(some, program, windows, batch, dtype)
-            whole = _numbers(batch, dtype, axes)
-            return whole.unbind(), whole
-        outputs = [torch.empty((channels, *size), dtype=torch.uint8, device=self._device) for size in sizes.tolist()]
+        sizes = program.results_hw.tolist()
+        outputs: Outputs
+        if all(size == sizes[0] for size in sizes):
+            outputs = torch.empty((len(rows), channels, *sizes[0]), dtype=torch.uint8, device=self._device)
+        else:
+            outputs = [torch.empty((channels, *size), dtype=torch.uint8, device=self._device) for size in sizes]
         if channels:
-            self._move(some, program, windows, outputs, dtype)
-        return [_numbers(output, dtype, axes) for output in outputs], None
+            self._move(masks.take(rows), program, outputs, dtype)
+        return outputs
 
-    def _move(
-        self,
-        masks: RaggedImages,
-        program: Program,
-        windows: tuple[np.ndarray, ...],
-        outputs: Outputs,
-        dtype: np.dtype[Any],
-    ) -> None:
+    def _move(self, masks: RaggedImages, program: Program, outputs: Outputs, dtype: np.dtype[Any]) -> None:
         if not any(isinstance(record, Call) for record in program.records):
-            self._levels(masks, program, windows, outputs)
+            self._levels(masks, program, program.windows_tlhw, outputs, None)
             return
 
         def call(record: Call, planes: Outputs, write: Any = None) -> None:
-            dense = isinstance(planes, torch.Tensor)
-            numbers = _numbers(planes, dtype, 3) if dense else [_numbers(plane, dtype, 3) for plane in planes]
+            numbers = _each(planes, lambda levels: _numbers(levels, dtype, 3))
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
                 for plane, found in zip(planes, numbers, strict=True):
@@ -120,6 +103,10 @@ class MaskStage:
                 write(np.arange(len(planes)), planes)
 
         CallRunner(self._backend, call)(masks, program, outputs)
+
+
+def _each(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
+    return change(masks) if isinstance(masks, torch.Tensor) else [change(mask) for mask in masks]
 
 
 def _bytes(numbers: torch.Tensor) -> torch.Tensor:

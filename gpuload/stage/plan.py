@@ -1,21 +1,95 @@
-"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users."""
+"""Which backend runs which transform: decided from the declarations, before any image is seen, and shown to users.
+
+`StageOptions` are the options of a `Loader` that say how and where images are made. The tables for notebooks have no
+colours and no fonts of their own, so that they are readable in dark and light themes, load nothing, and everything in
+them is escaped. Runs in the main process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
 
+import torch
+
+from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
-from gpuload.stage.html import paragraph, shortened, table
 from gpuload.transforms import Chain
 from gpuload.transforms.base import Transform
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Outline
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call
 
-__all__ = ["Plan", "PlanStep", "make_plan", "plan_line"]
+__all__ = [
+    "LONGEST",
+    "Plan",
+    "PlanStep",
+    "StageOptions",
+    "check_device",
+    "make_plan",
+    "paragraph",
+    "plan_line",
+    "shortened",
+    "table",
+]
+
 
 REFERENCE = "torch"
 OWN = "own"  # calls of the user's own
 MODULE_GETS = "applied to the batch as it is; gets the images alone"
+LONGEST = 100  # characters of a cell of a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """Which transforms run where, and what they give; `check_stage` checks whether a backend can run them.
+
+    Args:
+        transforms, device, dtype, memory_format, backend: as for `Loader`.
+
+    Attributes:
+        transforms: a `Chain`.
+        device: None: chosen at the first `iter()`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    transforms: Chain
+    device: Any
+    dtype: str | None
+    memory_format: str
+    backend: str
+
+    def __post_init__(self) -> None:
+        given: Any = self.transforms
+        found = {
+            "transforms": given if isinstance(given, Chain) else Chain(given),
+            "device": None if self.device is None else check_device(self.device),
+            "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "memory_format": str(self.memory_format).removeprefix("torch."),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+
+def check_device(device: Any) -> torch.device:
+    """A CPU, a CUDA or an XPU device, whether it exists or not. A number means a device of the kind that torch was
+    built for; a CPU's number is dropped, as torch ignores it.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    text = f"device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or a torch.device of these kinds, got {device!r}"
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise TypeError(text)
+    try:
+        found = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
+        raise ValueError(text) from None
+    if found.type not in ("cpu", *devices.KINDS):
+        raise ValueError(text)
+    return torch.device("cpu") if found.type == "cpu" else found
 
 
 @dataclass(frozen=True)
@@ -81,23 +155,12 @@ class Plan:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
         if self.decoder is not None:
             lines.append(f"decoder {self.decoder}")
-        shown = [repr(step.transform) for step in self.steps] + ([self.module] if self.module else [])
-        width = min(60, max(map(len, shown), default=0))
+        width = min(60, max((len(shown) for shown, *_ in [*_rows(self.steps), *self._module_row]), default=0))
         for number, view in enumerate(self.views):
-            if len(self.views) > 1:
-                lines.append(f"view {number + 1}")
-            lines += [_row(repr(step.transform), step.backend, step.reason, width) for step in view]
-        if self.module:
-            lines.append(_row(self.module, self._module_backend, MODULE_GETS, width))
-        lines += [self.decode] if self.decode else []
-        lines += [f"{name}: {text}" for name, text in self._told.items()]
-        return "\n".join(line.rstrip() for line in lines)
-
-    @property
-    def _told(self) -> dict[str, str]:
-        """What else is known, by name."""
-        told = {"placement": self.placement, "samples": self.samples}
-        return {name: text for name, text in told.items() if text}
+            lines += [f"view {number + 1}"] * (len(self.views) > 1)
+            lines += [_line(*row, width) for row in _rows(view)]
+        lines += [_line(*row, width) for row in self._module_row]
+        return "\n".join(line.rstrip() for line in [*lines, *self._notes])
 
     def _repr_html_(self) -> str:
         """The same for notebooks: a table for each view."""
@@ -105,18 +168,32 @@ class Plan:
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for number, view in enumerate(self.views):
-            rows = [(shortened(repr(step.transform)), step.backend, step.reason or "") for step in view]
-            if self.module:
-                rows.append((shortened(self.module), self._module_backend, MODULE_GETS))
+            rows = [(shortened(shown), *row) for shown, *row in [*_rows(view), *self._module_row]]
             of_view = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{of_view}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
-        told = [self.decode or "", *(f"{name}: {text}" for name, text in self._told.items())]
-        return "\n".join([*tables, *map(paragraph, filter(None, told))])
+        return "\n".join([*tables, *map(paragraph, self._notes)])
 
     @property
-    def _module_backend(self) -> str:
-        return "own" if str(self.module).startswith("Lambda") else "module"
+    def _module_row(self) -> list[tuple[str, str, str]]:
+        if not self.module:
+            return []
+        return [(self.module, OWN if self.module.startswith("Lambda") else "module", MODULE_GETS)]
+
+    @property
+    def _notes(self) -> list[str]:
+        """What else is known, a line each."""
+        named = {"placement": self.placement, "samples": self.samples}
+        return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in named.items() if text)]
+
+
+def _rows(steps: Sequence[PlanStep]) -> list[tuple[str, str, str]]:
+    return [(repr(step.transform), step.backend, step.reason or "") for step in steps]
+
+
+def _line(shown: str, backend: str, reason: str, width: int) -> str:
+    cut = shown if len(shown) <= width else shown[: width - 1] + "…"
+    return f"  {cut:<{width}}  {backend:<6}  {reason}"
 
 
 def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Plan:
@@ -133,19 +210,17 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     """The steps for the transforms of a line."""
     end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
     reasons = [_lacking(transform, backend, late=number >= end) for number, transform in enumerate(transforms)]
+    calls = [bool(one.outline) and all(outline.kind is Call for outline in one.outline) for one in transforms]
     steps = [
-        PlanStep(transform, backend.name if reason is None else REFERENCE, reason)
-        for transform, reason in zip(transforms, reasons, strict=True)
+        PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
+        for transform, call, reason in zip(transforms, calls, reasons, strict=True)
     ]
-    calls = [bool(outlines) and all(one.kind is Call for one in outlines) for outlines in _outlines(transforms)]
-    steps = [replace(step, backend=OWN) if own else step for step, own in zip(steps, calls, strict=True)]
     last_call = max((number for number in range(end) if calls[number]), default=end)
-    following = sum(_outlines(transforms[last_call + 1 : end]), ())
-    if last_call < end and not any(issubclass(outline.kind, CHANGES_PIXELS) for outline in following):
+    following = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
+    if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in following):
+        name = getattr(transforms[last_call], "called", type(transforms[last_call]).__name__)
         for number in range(last_call + 1, end):
-            steps[number] = PlanStep(
-                transforms[number], REFERENCE, f"done with {_shown(transforms[last_call])} before it"
-            )
+            steps[number] = PlanStep(transforms[number], REFERENCE, f"done with {name} before it")
         return tuple(steps)
     # Images are finished by the run that writes them: the last one on levels.
     for number, transform in enumerate(transforms[:end]):
@@ -174,14 +249,33 @@ def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | Non
     return None
 
 
-def _outlines(transforms: Sequence[Transform]) -> list[tuple[Outline, ...]]:
-    return [transform.outline for transform in transforms]
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table. Without `heads` the first cell of each row is one; with them, what begins with a digit stands on the
+    right."""
+    lines = ["<table>"]
+    if caption:
+        lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
+    if heads:
+        lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
+    lines.append("<tbody>")
+    for row in rows:
+        cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
+        lines.append(f"<tr>{''.join(cells if heads else [_head(row[0]), *cells[1:]])}</tr>")
+    return "\n".join([*lines, "</tbody></table>"])
 
 
-def _shown(transform: Transform) -> str:
-    return getattr(transform, "called", type(transform).__name__)
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
 
 
-def _row(shown: str, backend: str, reason: str | None, width: int) -> str:
-    cut = shown if len(shown) <= width else shown[: width - 1] + "…"
-    return f"  {cut:<{width}}  {backend:<6}  {reason or ''}"
+def shortened(text: str) -> str:
+    """A text that fits a cell."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _head(text: str) -> str:
+    return f'<th style="text-align: left">{escape(text)}</th>'
+
+
+def _cell(text: str, *, right: bool) -> str:
+    return f'<td style="text-align: {"right" if right else "left"}">{escape(text)}</td>'

@@ -1,4 +1,5 @@
-"""A batch of decoded regions of all sizes in one flat tensor: the input of a stage.
+"""A batch of decoded regions of all sizes in one flat tensor: the input of a stage; and which rows of a batch go
+together.
 
 Layout: image i is H×W×C, contiguous, from ``offsets[i]`` on in `pixels`, which are of the images' dtype. On the CPU
 `pixels` is the whole ring of shared memory, which is never copied; on CUDA it is the batch's bytes. A stage only reads
@@ -7,8 +8,9 @@ it, and is done with it when the call returns (on CUDA: when the stream has reac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ import torch
 from gpuload.datasets.sample import PIXELS
 from gpuload.transforms.program.draws import Program, image_table
 
-__all__ = ["RaggedImages"]
+__all__ = ["RaggedImages", "rows_by_key"]
 
 
 @dataclass(slots=True)
@@ -103,3 +105,19 @@ class RaggedImages:
         starts = ends - shapes.prod(axis=1)
         table = image_table(starts, shapes, shapes[:, :2], regions)
         return cls(torch.from_numpy(flat).to(device), table, labels, dtype)
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def rows_by_key(keys: Iterable[Key]) -> dict[Key, np.ndarray]:
+    """Return the rows of each different key, int64, ascending.
+
+    Example:
+        >>> rows_by_key("aba")
+        {'a': array([0, 2]), 'b': array([1])}
+    """
+    rows: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    return {key: np.array(numbers, np.int64) for key, numbers in rows.items()}

@@ -12,19 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import cycle, groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels, Planned
-from gpuload.stage.finish import UNCHANGED, Finish
-from gpuload.stage.finished import Outputs
-from gpuload.stage.gathering import Gathered, gather, gather_records, groups_of
-from gpuload.stage.own import cut_at_calls, run_call
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs
+from gpuload.stage.gathering import gather
 from gpuload.stage.plan import OWN, PlanStep
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.user_code import cut_at_calls, run_call
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
@@ -83,9 +82,9 @@ class SegmentRunner:
         self._after = _runs(steps[at:], at)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
-            backends["torch" if run.gathers else run.backend].levels(
-                unchanged if number < len(self._runs) - 1 else finish
-            )
+            gather
+            if run.gathers
+            else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
         self._finish, self._constants = finish, finish.constants(backends["torch"].device)
@@ -102,22 +101,18 @@ class SegmentRunner:
         program: Program | PlannedBatch,
         outputs: Outputs,
         partners: np.ndarray | None = None,
-        gathered: Sequence[Gathered] | None = None,
     ) -> None:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
-        `gpuload.stage.finished.apply_late`, `gathered` for each record that puts images together; None: rows 4k … 4k +
-        3 are groups."""
+        `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
             planned: Any = self._levels[0]  # as `fusing` found it
             return planned.launch_planned(program, images.pixels, outputs)
         program, late = program.split()
-        later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
+        later = [] if late is None else [cut_at_calls(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.
         joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
         first = later[0][0] if joins else None
-        if gathered is None:
-            gathered = [Gathered(groups_of(np.arange(len(images)), 4)) for _ in gather_records(program)]
-        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None, gathered)
+        left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
         if isinstance(first, Program):
             later[0][:1] = [] if left is None else [left]
         for run_late, parts in zip(self._late, later, strict=True):
@@ -176,55 +171,44 @@ class SegmentRunner:
         first = self._transforms[self._after[0].start]
         return (True,) if _erases(first) else (False, True) if first.children else (False,)
 
-    def _parts(self, program: Program) -> list[Program | Call]:
-        return cut_at_calls(program) if self._calls else [program]
-
     def _apply_levels(
-        self,
-        images: RaggedImages,
-        program: Program,
-        outputs: Outputs,
-        late: Program | None,
-        gathered: Sequence[Gathered],
+        self, images: RaggedImages, program: Program, outputs: Outputs, late: Program | None
     ) -> Program | None:
         """Apply the records that work on levels, and finish; returns what is left of `late`."""
-        windows = program.windows_tlhw
-        parts = self._cut(program, gathered)
+        windows, parts = program.windows_tlhw, self._cut(program)
         planes: Outputs | None = None  # what a call is given, and leaves
-        turn = 0
-        for number, (levels, start, end) in enumerate(parts[:-1]):
+        turns = cycle((0, 1))  # a run reads what the one before it wrote, so two pieces of memory take turns
+        for (levels, start, end), following in pairwise(parts):
             part, seen = program.part(start, end), windows[start : end + 1]
             if levels is None:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
-                if number == len(parts) - 2 and record.rows is None and not _changes_pixels(program, parts[-1]):
+                if following is parts[-1] and record.rows is None and not _changes_pixels(program, following):
                     self._call(record, planes, write=partial(self._write, outputs))
                     return late
                 self._call(record, planes)
                 continue
             if planes is not None:
-                images, planes, turn = self._interleaved(images, planes, turn), None, turn + 1
+                images, planes = self._interleaved(images, planes, next(turns)), None
             channels = _channels(images, part)
-            if parts[number + 1][0] is None:
-                planes = self._planes(channels, seen[-1], images.pixels.device, turn)
+            if following[0] is None:
+                planes = self._planes(channels, seen[-1], images.pixels.device, next(turns))
                 levels(images, part, seen, planes, None)
                 of = image_table(images.offsets, images.shapes, part.results_hw, seen[-1])  # what the planes are of
                 images = replace(images, table=of)
             else:
-                between, memory = self._between(images, channels, part.results_hw, seen[-1], turn)
+                between, memory = self._between(images, channels, part.results_hw, seen[-1], next(turns))
                 levels(images, part, seen, memory, None)
                 images = between
-            turn += 1
         levels, start, end = parts[-1]
         assert levels is not None
-        part = program.part(start, end)
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self._finish.write(planes, outputs, self._constants)
                 return late
-            images = self._interleaved(images, planes, turn)
-        return levels(images, part, windows[start : end + 1], outputs, late)
+            images = self._interleaved(images, planes, next(turns))
+        return levels(images, program.part(start, end), windows[start : end + 1], outputs, late)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
         """Finish the images of some rows, and write them to the batch."""
@@ -233,16 +217,12 @@ class SegmentRunner:
         place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
         self._finish.write(levels, place, self._constants)
 
-    def _cut(self, program: Program, gathered: Sequence[Gathered]) -> list[tuple[Levels | None, int, int]]:
+    def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
         and the last have a runner."""
         parts: list[tuple[Levels | None, int, int]] = []
-        found = iter(gathered)
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             start, end = run.bounds(program)
-            if run.gathers:
-                parts.append((_gatherer(next(found)), start, end))
-                continue
             last = number == len(self._runs) - 1
             for at in range(start, end) if self._calls else ():
                 if isinstance(program.records[at], Call):
@@ -291,10 +271,9 @@ class SegmentRunner:
         return between
 
     def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
-        """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
+        """Memory between two runs; `turn`: which of the two pieces."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
-        turn %= 2
         if len(self._scratch[turn]) < count:
             self._scratch[turn] = torch.empty(count, dtype=self._dtype, device="cpu")
         return self._scratch[turn][:count]
@@ -311,23 +290,6 @@ class CallRunner(SegmentRunner):
 def _erases(transform: Transform) -> bool:
     """Whether it is one that erases boxes of all finished images."""
     return not transform.children and any(outline.kind is Erase for outline in transform.outline)
-
-
-def _gatherer(gathered: Gathered) -> Levels:
-    """What puts images together, as a runner."""
-
-    def run(
-        images: RaggedImages,
-        program: Program,
-        windows_tlhw: tuple[np.ndarray, ...],
-        outputs: Outputs,
-        late: Program | None,
-    ) -> Program | None:
-        [(_, record)] = gather_records(program)
-        gather(images, record, gathered, windows_tlhw[-1], outputs)
-        return late
-
-    return run
 
 
 def _changes_pixels(program: Program, part: tuple[Levels | None, int, int]) -> bool:

@@ -1,30 +1,36 @@
-"""A compiled stage: makes batches from decoded images and programs.
+"""From a chain of transforms to the stage that applies it: options checked, a backend chosen, its runners made; and the
+compiled stage, which makes batches from decoded images and programs.
 
-Made once for a loader, in its process, by `gpuload.stage.compile_stage`, and called once for each batch. It owns the
-pool that the batches' memory comes from on the CPU, and the scratch memory of its runners; it starts no thread.
+A stage is made once for a loader, in its process, by `compile_stage`, and called once for each batch. It owns the pool
+that the batches' memory comes from on the CPU, and the scratch memory of its runners; it starts no thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
 
+from gpuload.errors import BackendError, CompilerError
+from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
+from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish
-from gpuload.stage.gathering import Gathered
 from gpuload.stage.memory import OutputPool
-from gpuload.stage.module import apply_module, note_input
-from gpuload.stage.plan import Plan
+from gpuload.stage.plan import PlanStep, make_plan
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
-from gpuload.stage.upload import upload
+from gpuload.stage.user_code import apply_module, note_input
 from gpuload.transforms import Chain, RandomErasing
+from gpuload.transforms.arguments import dtype_name, is_module, whole
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.program.draws import Program
@@ -32,7 +38,20 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Result", "Stage"]
+__all__ = ["BackendName", "MemoryFormat", "Ragged", "Result", "Stage", "check_stage", "compile_stage"]
+
+BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
+MemoryFormat = Literal["contiguous_format", "channels_last"]
+Ragged = Literal["error", "list", "pad", "views"]
+
+FLOATS: Final = ("float16", "bfloat16", "float32")
+# Imported when asked for: Kornia, DALI and Triton take seconds.
+HOMES: Final = {
+    "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
+    "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
+    "dali": ("gpuload.stage.dali", "DaliBackend"),
+    "fused": ("gpuload.stage.fused", "FusedBackend"),
+}
 
 NOTHING = contextlib.nullcontext()
 USUAL_CHANNELS = 4  # images of uint8 with more of them are left to the reference
@@ -63,29 +82,30 @@ class Stage:
         self,
         chain: Chain,
         *,
-        device: torch.device,
-        finishes: Sequence[Finish],
-        runs: Sequence[SegmentRunner],
-        by_reference: Callable[[int, str], tuple[Finish, SegmentRunner]],
-        plan: Plan,
-        backends: Mapping[str, Backend],
+        reference: Backend,
+        backend: Backend,
+        note: str | None,
+        dtype: str | None,
         memory_format: str,
         ragged: str,
         cpu_threads: int | None,
     ) -> None:
-        self.device = device
-        self.dtype = finishes[0].dtype
-        self.plan = plan
-        self._backends = backends
+        self.device = reference.device
+        self.plan = make_plan(chain, backend, note=note)
+        self.cpu_threads = cpu_threads
         self._chain = chain
-        self._finishes = finishes
+        self._backends = {reference.name: reference, backend.name: backend}
+        self._float_dtype = dtype
+        self._finishes = [Finish.of(line.transforms, dtype) for line in chain.lines]
+        self._runs = [
+            SegmentRunner(steps, finish, self._backends)
+            for steps, finish in zip(self.plan.views, self._finishes, strict=True)
+        ]
+        self.dtype = self._finishes[0].dtype
         self._channels_last = memory_format == "channels_last"
         self._ragged = ragged
-        self.cpu_threads = cpu_threads
-        self._pool = OutputPool() if device.type == "cpu" else None
-        self._runs = runs
+        self._pool = OutputPool() if self.device.type == "cpu" else None
         # For images that only the reference takes, made when there are some: by view and dtype.
-        self._by_reference = by_reference
         self._others: dict[tuple[int, str], tuple[Finish, SegmentRunner]] = {}
         self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
         outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
@@ -114,7 +134,6 @@ class Stage:
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
-        gathered: Sequence[Gathered] | None = None,
         seed: int | None = None,
         last: bool = True,
     ) -> Result:
@@ -126,7 +145,6 @@ class Stage:
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
                 None: rows 2k and 2k + 1.
-            gathered: as for `gpuload.stage.segments.SegmentRunner`.
             seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
             last: call that module; False: leave it to `call_last`.
 
@@ -149,16 +167,16 @@ class Stage:
         with usable, torch.no_grad(), exact, threads:
             if self._ragged == "list" or (self._ragged == "views" and (sizes != sizes[0]).any()):
                 outputs = self._empty_list(channels, sizes, dtype)
-                run(images, program, outputs, gathered=gathered)
+                run(images, program, outputs)
                 return outputs
             largest = sizes.max(axis=0) if self._ragged == "pad" else sizes[0]
             batch = self._empty((len(images), channels, *largest.tolist()), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
-                run(images, program, parts, gathered=gathered)
+                run(images, program, parts)
                 return batch, upload(np.array(sizes), self.device)
-            run(images, program, batch, partners, gathered)
+            run(images, program, batch, partners)
             if self._chain.module is None:
                 return list(batch.unbind()) if self._ragged == "views" else batch
         return self.call_last(batch, seed) if last else batch
@@ -190,7 +208,10 @@ class Stage:
         if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
             return self._finishes[view], self._runs[view]
         if (view, images.dtype) not in self._others:
-            self._others[view, images.dtype] = self._by_reference(view, images.dtype)
+            transforms = self._chain.lines[view].transforms
+            finish = Finish.of(transforms, self._float_dtype, images.dtype)
+            steps = [PlanStep(transform, "torch") for transform in transforms]
+            self._others[view, images.dtype] = finish, SegmentRunner(steps, finish, self._backends)
         return self._others[view, images.dtype]
 
     @property
@@ -329,17 +350,150 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
         yield from _with_children(child)
 
 
-def _intra_op_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
-    """Let torch use this many threads for an operation; afterwards as many as before."""
-    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
-    return NOTHING if count is None or count == torch.get_num_threads() else _threads(count)
-
-
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _intra_op_threads(count: int | None) -> Iterator[None]:
+    """Let torch use this many threads for an operation; afterwards as many as before."""
     before = torch.get_num_threads()
+    count = 1 if _forked else count  # a fork has none of torch's other threads, and torch would wait for them
+    if count in (None, before):
+        yield
+        return
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def compile_stage(
+    chain: Chain,
+    *,
+    device: str | torch.device,
+    backend: str = "auto",
+    dtype: Any = None,
+    memory_format: Any = "contiguous_format",
+    ragged: str = "error",
+    cpu_threads: int | None = None,
+    runner: Runner | None = None,
+) -> Stage:
+    """Make the stage that applies a chain of transforms to batches.
+
+    Args:
+        chain: the transforms, as a `gpuload.transforms.Chain`.
+        device: where batches are made: a CPU, a CUDA or an XPU device.
+        backend: ``"torch"``, the reference; ``"kornia"``, ``"dali"`` or ``"fused"`` (Triton), with the reference for
+            what these lack; ``"auto"``: ``"fused"`` on a GPU, ``"torch"`` on the CPU.
+        dtype: of images that `ToDtype` or `Normalize` makes floats of: ``"float32"``, ``"float16"`` or
+            ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
+            are uint8 in any case.
+        memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
+        ragged: what happens if the sizes of the results differ: ``"error"``. Always a list of tensors: ``"list"``.
+            Always padded with zeros on the right and at the bottom, and returned with the sizes: ``"pad"``. A list, of
+            views of one tensor if all sizes are equal: ``"views"``.
+        cpu_threads: how many threads torch uses within a call, at least 1; None: as many as it is set to.
+        runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
+            by the device.
+
+    Raises:
+        TypeError: `chain` is no Chain, or an option is of the wrong type.
+        ValueError: an option is not one of these, or does not go with the chain.
+        BackendError: the backend that was asked for cannot be used here.
+    """
+    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
+    if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
+        device = devices.current_device()
+    if runner is not None:
+        _one_of("runner", runner, get_args(Runner))
+    reference = TorchBackend(device, runner)
+    chosen, note = reference, None
+    if backend != "torch" and (backend != "auto" or device.type != "cpu"):
+        chosen, note = _chosen("fused" if backend == "auto" else backend, device, reference, forced=backend != "auto")
+    return Stage(
+        chain,
+        reference=reference,
+        backend=chosen,
+        note=note,
+        dtype=name,
+        memory_format=layout,
+        ragged=ragged,
+        cpu_threads=cpu_threads,
+    )
+
+
+def check_stage(
+    chain: Chain,
+    device: str | torch.device | None,
+    backend: str,
+    dtype: Any,
+    memory_format: Any,
+    ragged: str,
+    cpu_threads: int | None,
+) -> tuple[torch.device, str | None, str]:
+    """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
+
+    `device` None: CUDA or XPU if it is available, else the CPU. It is not initialized: making a loader must not cost a
+    context on a GPU.
+
+    Raises:
+        TypeError, ValueError, BackendError: as `compile_stage` does.
+    """
+    if not isinstance(chain, Chain):
+        raise TypeError(f"chain must be a transforms.Chain, got {type(chain).__name__}; write T.Chain([…])")
+    _one_of("backend", backend, get_args(BackendName))
+    _one_of("ragged", ragged, get_args(Ragged))
+    layout = str(memory_format).removeprefix("torch.")
+    _one_of("memory_format", layout, get_args(MemoryFormat))
+    if dtype is not None:
+        if str(dtype).removeprefix("torch.") == "uint8":
+            raise ValueError(
+                "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
+            )
+        dtype = dtype_name("dtype", dtype, FLOATS)
+    if cpu_threads is not None:
+        whole("cpu_threads", cpu_threads, least=1)
+    if device is None:
+        device = devices.usual_type()
+    device = torch.device(device)
+    if device.type not in ("cpu", *devices.KINDS):
+        raise ValueError(f"device must be a CPU, a CUDA or an XPU device, got {device}")
+    if device.type != "cpu" and device.type != devices.usual_type():
+        kind = device.type.upper()
+        raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")
+    if chain.module is not None and ragged in ("list", "pad"):
+        raise ValueError(
+            f"ragged={ragged!r} does not go with {chain.last} at the end of the transforms, which needs one tensor for "
+            "the batch" + ("" if is_module(chain.module) else "; T.Lambda(…, per='image') is called with each image")
+        )
+    if chain.mixing is not None and ragged in ("list", "pad"):
+        raise ValueError(
+            f"ragged={ragged!r} does not go with {type(chain.mixing).__name__}, which mixes images of one size; end "
+            "the transforms with a crop or a Resize((height, width)) before it, and leave ragged out"
+        )
+    if backend not in ("auto", "torch") and (missing := _class_of(backend).missing(device)):
+        raise BackendError(missing)
+    return device, dtype, layout
+
+
+def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:
+    """The backend of this name; or, if it cannot be used and is not `forced`, the reference and why, with a warning."""
+    try:
+        if missing := _class_of(name).missing(device):
+            raise BackendError(missing)
+        return _class_of(name)(device), None
+    except BackendError as error:
+        if forced and not isinstance(error, CompilerError):
+            raise
+        note = f"{name} cannot be used: {error}"
+        # With this line as its origin, it is shown once, however many loaders there are.
+        warnings.warn(f"the backend 'torch' is used on {device}, since {note}", RuntimeWarning, stacklevel=1)
+        return reference, note
+
+
+def _class_of(name: str) -> type[Backend]:
+    module, kind = HOMES[name]
+    return getattr(importlib.import_module(module), kind)
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

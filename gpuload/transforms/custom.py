@@ -1,7 +1,7 @@
 """Transforms of the user's own: a class with draws and functions of pixels, or a plain function or module.
 
-They are drawn like all others, by numpy, and become a `Call` in the program; `gpuload.stage.own` calls them. All of
-that happens in the main process: workers get a `StandIn`, since the user's module mostly imports torch, and nothing
+They are drawn like all others, by numpy, and become a `Call` in the program; `gpuload.stage.user_code` calls them. All
+of that happens in the main process: workers get a `StandIn`, since the user's module mostly imports torch, and nothing
 that they do depends on it.
 """
 

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, probability, size_pair
 from gpuload.transforms.base import Transform, Uniforms, declaration
-from gpuload.transforms.program.gathers import Paste, Tile
+from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import Record
 
 __all__ = ["CopyPaste", "Mosaic"]
-
-WORDS: Final = 2.0**32
 
 
 @declaration
 class _Gathering(Transform):
     """Base of both."""
 
+    record: ClassVar[type[Record]] = Gather
     needs_whole: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
-    def _check_getter(self, getter: Any) -> None:
-        own = type(self).__name__
+    def __post_init__(self) -> None:
+        declared: Any = self  # each has its arguments in an order of its own
+        own, getter = type(self).__name__, declared.labels_getter
+        object.__setattr__(self, "p", probability(f"{own}(p=…)", declared.p))
         if getter != "default" and not callable(getter):
             raise ValueError(
                 f"{own}(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs "
@@ -56,6 +57,8 @@ class Mosaic(_Gathering):
     other leaves, such as an ``image_id``, stay those of the sample itself. A sample must have targets, or the labels of
     three others would be lost.
 
+    A chain has at most one.
+
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
     Args:
@@ -75,7 +78,6 @@ class Mosaic(_Gathering):
         (640, 640)
     """
 
-    record: ClassVar[type[Record]] = Tile
     gathers: ClassVar[int] = 4
 
     size: int | tuple[int, int]
@@ -90,18 +92,18 @@ class Mosaic(_Gathering):
         if not 0 <= low <= high <= 1:
             raise ValueError(f"Mosaic(center_range=…) is a range of fractions in 0 … 1, got ({low}, {high})")
         object.__setattr__(self, "center_range", (low, high))
-        object.__setattr__(self, "p", probability("Mosaic(p=…)", self.p))
         object.__setattr__(self, "fill", fill_values("Mosaic(fill=…)", self.fill))
-        self._check_getter(self.labels_getter)
+        super().__post_init__()
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tile:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
-        tiled = numbers[:, 0] < self.p
+        gathered = numbers[:, 0] < self.p
         low, high = self.center_range
         centres = ((low + numbers[:, 1:3] * (high - low)) * size).astype(np.int64)
         order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
-        return Tile(tiled, order, centres, np.where(tiled[:, None], size, sizes_hw), fill, mask_fill)
+        sizes = np.where(gathered[:, None], size, sizes_hw)
+        return Gather(gathered, sizes, order, centres, fill=fill, mask_fill=mask_fill)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size if self.p == 1 else None  # pyright: ignore[reportReturnType]
@@ -134,16 +136,11 @@ class CopyPaste(_Gathering):
         TypeError, ValueError: an argument is invalid.
     """
 
-    record: ClassVar[type[Record]] = Paste
     gathers: ClassVar[int] = 2
 
     p: float = 1.0
     labels_getter: Callable[[Any], Any] | str = field(default="default", compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability("CopyPaste(p=…)", self.p))
-        self._check_getter(self.labels_getter)
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Paste:
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)
-        return Paste(numbers[:, 0] < self.p, (numbers[:, 1:] * WORDS).astype(np.uint64))
+        return Gather(numbers[:, 0] < self.p, keys=np.floor(numbers[:, 1:] * 2.0**32).astype(np.uint64))

@@ -2,7 +2,7 @@
 
 torchvision pairs a batch's samples by rolling it, and draws one share for all. Here the image at position p of the
 epoch's order is mixed with the one at position p XOR 1, each with draws of its own, so the result is the same on any
-number of ranks. The main process pairs the rows (`gpuload.batches.mixing`).
+number of ranks. The main process pairs the rows (`gpuload.batches.mixing`), otherwise where samples are repeated.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class _Mixing(Transform):
     alpha: float = field(default=1.0, kw_only=True)
     num_classes: int | None = field(default=None, kw_only=True)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
+    label_smoothing: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         own = type(self).__name__
@@ -44,6 +45,15 @@ class _Mixing(Transform):
                 f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
                 f"labels, got {self.labels_getter!r}"
             )
+        smoothing = finite(f"{own}(label_smoothing=…)", self.label_smoothing)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"{own}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
+        if smoothing and self.labels_getter is None:
+            raise ValueError(
+                f"{own}(label_smoothing={smoothing}) smooths labels, but labels_getter=None says that there are none; "
+                "leave one of them out"
+            )
+        object.__setattr__(self, "label_smoothing", smoothing)
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The shares of the images themselves, (B,), and `more` uniform numbers, (B, more)."""
@@ -60,6 +70,9 @@ class MixUp(_Mixing):
     iterable dataset: rows 2k and 2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour, at the
     end of an epoch or next to one that was skipped, stays as it is. Must come after `ToDtype` or `Normalize`.
 
+    With ``Loader(repeats=…)`` the neighbours are rows k and k + N/2 of a rank's N rows, half a batch of all ranks
+    apart, so that no sample is mixed with a repeat of itself; where a batch is too small for that, it stays as it is.
+
     Zhang et al., "mixup: Beyond empirical risk minimization", ICLR 2018; torchvision draws one λ for a whole batch.
 
     Args:
@@ -69,6 +82,10 @@ class MixUp(_Mixing):
         labels_getter: where in a batch the labels are. ``"default"``: its second entry, if that is a tensor; or in a
             dict (the batch, or its second entry) the key "labels", or one with "label" in it, in upper or lower case.
             A function takes the batch and returns the tensor. None: there are no labels.
+        label_smoothing: s in 0 ≤ s < 1. Labels y of K classes become (1 - s) · y + s / K, also those of samples that
+            are not mixed. So the class of an integer label gets 1 - s + s / K and all others s / K, as in timm's
+            `Mixup` (timm/data/mixup.py, `mixup_target`). Labels (N, K) count as probabilities of K classes. Leave
+            smoothing out of the loss.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -94,7 +111,7 @@ class CutMix(_Mixing):
     Yun et al., "CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019.
 
     Args:
-        alpha, num_classes, labels_getter: as for `MixUp`.
+        alpha, num_classes, labels_getter, label_smoothing: as for `MixUp`.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

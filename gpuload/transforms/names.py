@@ -65,7 +65,8 @@ TRANSFORMS: Final = {
     "FastCollateMixup": "write RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) after Normalize",
     "MaybePILToTensor": TENSORS,
     "MaybeToTensor": TENSORS,
-    "Mixup": "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for both",
+    "Mixup": "write MixUp(num_classes=…), or RandomChoice([MixUp(num_classes=…), CutMix(num_classes=…)]) for both; "
+    "both take label_smoothing=…",
     "RandomPad": "write RandomCrop(size, pad_if_needed=True)",
     "RandomResizedCropAndInterpolation": "write RandomResizedCrop(size, interpolation='random')",
     "ToNumpy": TENSORS,
@@ -149,7 +150,8 @@ ARGUMENTS: Final = {
     "cutmix_alpha": "write CutMix(alpha=…)",
     "fillcolor": "write fill=…",
     "height": "write size=(height, width)",
-    "label_smoothing": "smooth in the loss: torch.nn.CrossEntropyLoss(label_smoothing=…)",
+    "label_smoothing": "write MixUp(label_smoothing=…), or "
+    "smooth in the loss: torch.nn.CrossEntropyLoss(label_smoothing=…)",
     "max_area": "write scale=(min_area, max_area)",
     "max_aspect": "write ratio=(min_aspect, max_aspect)",
     "max_pixel_value": "leave it out: mean and std are those of 0 … 1",

@@ -131,7 +131,7 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
         )
     _check_once(lines[0], "a chain")
     for other in mixing[1:]:
-        for argument in ("num_classes", "labels_getter"):
+        for argument in ("num_classes", "labels_getter", "label_smoothing"):
             one, two = getattr(mixing[0], argument), getattr(other, argument)
             if one != two:
                 raise ValueError(
@@ -152,34 +152,36 @@ def check_clips(transforms: Sequence[Transform]) -> None:
 
 
 def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
-    """Refuse to put images of several samples together in several views, or before boxes are read."""
-    gathering: Transform | None = None
-    for transform in lines[0]:
-        if gathering is not None and transform.reads_boxes:
-            late, early = _name(transform), _name(gathering)
+    """Refuse to put images of several samples together twice in one way, in several views, or before boxes are read."""
+    names = [_name(transform) for line in lines for transform in line if transform.gathers > 1]
+    if names and len(lines) > 1:
+        raise ValueError(
+            f"{names[0]} does not go with MultiView: a sample has its boxes and masks once, but each view would have "
+            "those of others; leave one of them out"
+        )
+    for name in names:
+        if names.count(name) > 1:
             raise ValueError(
-                f"{late} draws from the boxes of a sample, which are not known before {early} has put several "
-                f"samples together; put {late} before {early}"
+                f"a chain has at most one {name}, but this one has {names.count(name)}; leave all but one out"
             )
-        if transform.drops_points and any(other.gathers > 1 for other in lines[0]):
-            late = next(other for other in reversed(lines[0]) if other.gathers > 1)
-            if gathering is None or lines[0].index(late) > lines[0].index(transform):
-                raise ValueError(
-                    f"{_name(transform)} cannot come before {_name(late)}, which joins keypoints with those of other "
-                    f"samples; put it after"
-                )
-            if getattr(transform, "labels_getter", None) is not None:
-                raise ValueError(
-                    f"{_name(transform)}(labels_getter=…) does not go with {_name(gathering)}, which joins what "
-                    "belongs to boxes alone; leave it out, or leave labels_getter out"
-                )
-        if transform.gathers > 1:
-            gathering = transform
-            if len(lines) > 1:
-                raise ValueError(
-                    f"{_name(transform)} does not go with MultiView: a sample has its boxes and masks once, but each "
-                    "view would have those of others; leave one of them out"
-                )
+    gathering = [number for number, transform in enumerate(lines[0]) if transform.gathers > 1]
+    for number, transform in enumerate(lines[0] if names else ()):
+        before = [name for at, name in zip(gathering, names, strict=True) if at < number]
+        if before and transform.reads_boxes:
+            raise ValueError(
+                f"{_name(transform)} draws from the boxes of a sample, which are not known before {before[-1]} has put "
+                f"several samples together; put {_name(transform)} before {before[-1]}"
+            )
+        if transform.drops_points and len(before) < len(names):
+            raise ValueError(
+                f"{_name(transform)} cannot come before {names[-1]}, which joins keypoints with those of other "
+                f"samples; put it after"
+            )
+        if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
+            raise ValueError(
+                f"{_name(transform)}(labels_getter=…) does not go with {names[-1]}, which joins what belongs to boxes "
+                "alone; leave it out, or leave labels_getter out"
+            )
 
 
 def _check_once(transforms: Iterable[Transform], within: str) -> None:

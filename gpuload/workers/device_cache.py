@@ -2,8 +2,8 @@
 samples were read.
 
 `CachedSamples` is filled once, from chunks of whole images, and then only read. The pixels lie elsewhere, one image
-after the other (`gpuload.stage.resident`): offsets count from the first byte of that memory. All else is here, in the
-main process's memory.
+after the other (`gpuload.stage.device_cache`): offsets count from the first byte of that memory. All else is here, in
+the main process's memory.
 
 `CacheEngine` does chunks, each of them a whole batch. Regions are drawn as workers draw them, by the same functions, so
 batches have the same bits. A chunk's pixels are described by *windows*, int64 (M, 5), one for each image and mask: the
@@ -51,7 +51,7 @@ class CachedSamples:
 
     Attributes:
         count: how many samples the dataset has.
-        memory: where their pixels are, a `gpuload.stage.resident.PixelMemory`.
+        memory: where their pixels are, a `gpuload.stage.device_cache.PixelMemory`.
         errors: the samples that failed, by their number.
         host_bytes: of values, about: arrays, bytes and texts.
     """

@@ -204,8 +204,8 @@ def test_what_is_not_made_a_mosaic_stays_as_it_is():
     scenes = [scene(index) for index in range(14)]
     [record] = drawn(chain, scenes).records
     rows = rows_of(loader(chain))
-    assert 0 < record.tiled.sum() < 14
-    for row in np.flatnonzero(~record.tiled).tolist():
+    assert 0 < record.gathered.sum() < 14
+    for row in np.flatnonzero(~record.gathered).tolist():
         same(rows[row], scenes[row], row)
 
 
@@ -297,11 +297,11 @@ def test_a_paste_is_that_of_plain_numpy(run, size):
     lost = 0
     for row, found in enumerate(rows):
         partner, expected = neighbour(row, 1, 25), scenes[row]
-        if record.pasted[row] and partner != row:
+        if record.gathered[row] and partner != row:
             expected = pasted(expected, scenes[partner], choice(record, row, len(scenes[partner].boxes)))
         lost += len(set(scenes[row].labels) - set(expected.labels))
         same(found, expected, row)
-    assert 0 < record.pasted.sum() < 25
+    assert 0 < record.gathered.sum() < 25
     assert lost  # some were hidden altogether
 
 
@@ -495,6 +495,12 @@ def test_masks_of_whole_images_must_be_alike():
     text = "Mosaic puts masks together that differ: row 0 of the batch has torch.uint8"
     with pytest.raises(gl.CollateError, match=text), loader([T.Mosaic(40)], dataset) as made:
         next(iter(made))
+
+
+def test_repeats_are_not_put_together():
+    text = "repeats=2 does not go with Mosaic, which puts together the samples at neighbouring positions: they would be"
+    with pytest.raises(ValueError, match=text):
+        loader([T.Mosaic(40)], repeats=2, shuffle=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from originals import torchvision
+from originals import timm, torchvision
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -41,7 +41,7 @@ def name(row: int) -> str:
     ],
 )
 def test_partners(numbers, partners):
-    found = partners_of(np.array(numbers, np.int64))
+    found = partners_of(np.array(numbers, np.int64), np.array(numbers, np.int64))
     assert found.tolist() == partners
     assert found[found].tolist() == list(range(len(numbers)))
 
@@ -107,6 +107,24 @@ def test_labels_that_are_numbers_for_each_class(dtype):
     soft = torch.tensor([[0.1, 0.9, 0], [0.5, 0.25, 0.25], [0, 0, 1]])
     expected = torch.stack([0.75 * soft[0] + 0.25 * soft[1], 0.5 * soft[0] + 0.5 * soft[1], soft[2]])
     torch.testing.assert_close(mixed_labels(soft, pairing(num_classes=3), name), expected)
+
+
+def test_labels_are_smoothed_as_timm_smooths_them():
+    timm()
+    from timm.data.mixup import mixup_target
+
+    theirs = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # its partners are the batch backwards
+    ours = Pairing(T.MixUp(num_classes=3, label_smoothing=0.1), np.array([2, 1, 0]), np.full(3, 0.3))
+    torch.testing.assert_close(mixed_labels(LABELS, ours, name), theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [[0.75, 0.5, 1.0], [1.0, 1.0, 1.0]], ids=["some mixed", "none mixed"])
+@pytest.mark.parametrize("labels", [LABELS, torch.eye(3, dtype=torch.float64)[LABELS]], ids=["integers", "soft"])
+def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, share):
+    both = [Pairing(T.CutMix(num_classes=3, label_smoothing=s), np.array([1, 0, 2]), np.array(share)) for s in (0, 0.3)]
+    plain, smoothed = (mixed_labels(labels, own, name) for own in both)
+    torch.testing.assert_close(smoothed, 0.7 * plain + 0.1, check_dtype=True)
+    torch.testing.assert_close(smoothed[2].float(), torch.tensor([0.1, 0.8, 0.1]))
 
 
 @pytest.mark.parametrize(

@@ -472,9 +472,9 @@ def frames_of_clips(samples: Samples) -> dict[str, Any]:
 
 @case()
 def pasted_instances(samples: Samples) -> dict[str, Any]:
-    """Of images of other sizes, and of mosaics."""
+    """Of images of other sizes, before they become mosaics."""
     dataset = samples.make(partial(samples.scene, form="cxcywh", masks=True), odd=True) * 3
-    chain = [T.CopyPaste(0.8), T.Mosaic(60), T.CopyPaste(), T.RandomResizedCrop(28), T.RandomVerticalFlip()]
+    chain = [T.CopyPaste(0.8), T.Mosaic(60), T.RandomResizedCrop(28), T.RandomVerticalFlip()]
     return {"dataset": dataset, "transforms": chain, "shuffle": True}
 
 

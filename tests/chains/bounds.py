@@ -26,28 +26,9 @@ REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
-    "kornia": {
-        "contrast": 1,
-        "saturation": 1,  # blends of float32 that should be whole numbers may lie below
-        "sharpness": 1,
-        "hue": 8,
-        "blur": 1,
-        "warp bilinear": 1,
-        "mixture": 1,
-    },
+    "kornia": {"blur": 1, "warp bilinear": 1},
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
-    "dali": {
-        "resize bilinear": 2,
-        "resize bicubic": 4,
-        "warp nearest": 255,
-        "warp bilinear": 255,
-        "contrast": 1,
-        "saturation": 1,
-        "grayscale": 1,
-        "hue": 8,
-        "autocontrast": 1,
-        "blur": 1,
-    },
+    "dali": {"resize bilinear": 1, "brightness": 1, "blur": 1},
 }
 
 # What torch's kernels for CUDA do otherwise than those for the CPU: they round a product and a sum once, so a blend

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from gpuload.cli.output import busy, check_plot, device_of, draw_bars, write_json
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 
 
 def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_a_busy_machine_is_named() -> None:
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("cpu") == torch.device("cpu")
-    monkeypatch.setattr(accelerator, "usual_type", lambda: "cpu")
+    monkeypatch.setattr(devices, "usual_type", lambda: "cpu")
     assert device_of(None) == torch.device("cpu")
     with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; leave --device out"):
         device_of("xpu")

@@ -15,7 +15,7 @@ import torch
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.loader.limits import cpus_in, find_placement, near, numa_nodes
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 
 pytestmark = pytest.mark.cuda
 
@@ -34,7 +34,7 @@ class Where:
 
 @lacking.on_a_gpu("a card in the system")
 def test_the_system_knows_the_gpu():
-    address = accelerator.pci_address(accelerator.current_device())
+    address = devices.pci_address(devices.current_device())
     assert address is not None
     assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", address)
     if Path("/sys/bus/pci/devices").is_dir():
@@ -42,8 +42,8 @@ def test_the_system_knows_the_gpu():
 
 
 def test_workers_and_slots_are_on_its_node():
-    device = accelerator.current_device()
-    address = accelerator.pci_address(device)
+    device = devices.current_device()
+    address = devices.pci_address(device)
     assert address is not None
     node, cpus = near(address)
     if numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):

@@ -12,7 +12,7 @@ from labelled import Pictures
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 
 pytestmark = pytest.mark.cuda
 
@@ -83,17 +83,17 @@ class Refusing:
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
     runtime = Refusing(allowed)
-    monkeypatch.setattr(accelerator, "_runtime", lambda: runtime)
+    monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
         assert levels(Growing()) == IN_ORDER
     assert runtime.refused == 1
 
 
 def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
-    device = accelerator.accelerator(torch.device("cuda"))
+    device = devices.accelerator(torch.device("cuda"))
     memory = np.zeros(1 << 16, np.uint8)
     runtime = Refusing(0)
-    monkeypatch.setattr(accelerator, "_runtime", lambda: runtime)
+    monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     assert device.lock(memory.ctypes.data, memory.nbytes) > 0
     for _ in range(2):
         torch.ones(3, device="cuda").add_(1)  # a launch, which torch asks for the last error

@@ -9,7 +9,7 @@ import torch
 import gpuload as gl
 from benchmarks.resident import measure
 from gpuload import transforms as T
-from gpuload.stage import resident
+from gpuload.stage import device_cache
 
 pytestmark = pytest.mark.cuda
 
@@ -24,7 +24,7 @@ RECIPE = (
 @pytest.mark.parametrize("small", [True, False], ids=["together", "one by one"])
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 def test_batches_are_those_of_workers_to_the_last_bit(jpeg_folder, backend, small, monkeypatch):
-    monkeypatch.setattr(resident, "SMALL_BYTES", 1 << 30 if small else 0)
+    monkeypatch.setattr(device_cache, "SMALL_BYTES", 1 << 30 if small else 0)
     dataset, epochs = gl.ImageFolder(jpeg_folder), []
     for one in (dataset, gl.DeviceCached(dataset)):
         options = {"batch_size": 16, "shuffle": True, "transforms": RECIPE, "num_workers": 2, "backend": backend}
@@ -39,7 +39,7 @@ def test_batches_are_those_of_workers_to_the_last_bit(jpeg_folder, backend, smal
 
 
 def test_what_does_not_fit_is_refused_with_the_free_memory(jpeg_folder, monkeypatch):
-    monkeypatch.setattr("gpuload.stage.accelerator.Accelerator.free_bytes", lambda self: 100_000)
+    monkeypatch.setattr("gpuload.stage.device.Accelerator.free_bytes", lambda self: 100_000)
     loader = gl.Loader(gl.DeviceCached(gl.ImageFolder(jpeg_folder)), num_workers=0, device="cuda")
     with pytest.raises(gl.LimitError, match=r"of pixels on cuda:\d+ .* but 0\.1 MB are free on cuda:\d+"):
         iter(loader)

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -207,7 +207,7 @@ class Batch:
 def test_pin_memory_is_called_for_it_where_there_is_cuda(monkeypatch, workers):
     plain = gpuload_batches(Made(), 5, collate_fn=Batch, pin_memory=True)
     assert [batch.pins for batch in plain] == [0, 0]  # no CUDA: as in DataLoader, nothing happens
-    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "is_available", lambda: True)
     pinned = gpuload_batches(Made(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
     assert [(type(batch), batch.pins, batch.values.tolist()) for batch in pinned] == [
         (Batch, 1, [0, 1, 2, 3, 4]),
@@ -226,7 +226,7 @@ def test_tensors_of_any_batch_are_page_locked_where_there_is_cuda(monkeypatch):
                 return args[0]
             return function(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "is_available", lambda: True)
     with Locking():
         [batch] = gpuload_batches(Made(lambda i: {"a": i, "b": [(f"n{i}", i / 2)]}, 2), 2, pin_memory=True)
     assert locked == [[0, 1], [0.0, 0.5]]

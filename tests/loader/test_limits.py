@@ -40,7 +40,7 @@ from gpuload.loader.limits import (
     processes_left,
     usable_cpus,
 )
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
 
 MB = 1_000_000
@@ -497,11 +497,11 @@ def test_a_gpu_that_is_not_on_the_bus(tmp_path):
 def test_a_device_on_the_pci_bus(monkeypatch):
     told = type("Properties", (), {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
-    assert accelerator.pci_address(torch.device("cuda", 0)) == "0000:3b:00.0"
-    assert accelerator.pci_address(torch.device("cpu")) is None
-    assert accelerator.pci_address(torch.device("xpu", 0)) is None
+    assert devices.pci_address(torch.device("cuda", 0)) == "0000:3b:00.0"
+    assert devices.pci_address(torch.device("cpu")) is None
+    assert devices.pci_address(torch.device("xpu", 0)) is None
     monkeypatch.delattr(told, "pci_domain_id")
-    assert accelerator.pci_address(torch.device("cuda", 0)) is None
+    assert devices.pci_address(torch.device("cuda", 0)) is None
 
 
 def test_affinity_is_checked():
@@ -536,7 +536,7 @@ class Where:
 @pytest.fixture
 def near_the_last(tmp_path, monkeypatch):
     machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
-    monkeypatch.setattr(accelerator, "pci_address", lambda device: "0000:10:00.0")
+    monkeypatch.setattr(devices, "pci_address", lambda device: "0000:10:00.0")
     here = partial(find_placement, root=str(machine.root))
     monkeypatch.setattr("gpuload.loader.options.find_placement", here)
 
@@ -604,7 +604,7 @@ def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
     device = Device()
     seen, lock = [], device.lock
     monkeypatch.setattr(device, "lock", lambda *at: (seen.append(os.sched_getaffinity(0)), lock(*at))[1])
-    monkeypatch.setattr(accelerator, "accelerator", lambda asked: device)
+    monkeypatch.setattr(devices, "accelerator", lambda asked: device)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
     with gl.Loader(Where(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:

@@ -17,11 +17,11 @@ import torch
 from matrix import matrix
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image as PILImage
-from stage.test_html import Cells
+from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPE = (
@@ -598,7 +598,7 @@ def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
 
 
 def test_a_number_is_a_cuda_device(monkeypatch):
-    monkeypatch.setattr(accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "is_available", lambda: False)
     for device in (0, torch.device("cuda:0")):
         with pytest.raises(
             ValueError, match="device is 'cuda:0', but torch finds no CUDA device here; use device='cpu'"

@@ -21,7 +21,7 @@ from gpuload import transforms as T
 from gpuload.batches.collate import BatchOptions
 from gpuload.loader.options import ARGUMENTS, Options, WorkerOptions
 from gpuload.order.options import OrderOptions
-from gpuload.stage.options import StageOptions
+from gpuload.stage.plan import StageOptions
 from gpuload.transforms import names as of_transforms
 
 # What groups hold of each other; it is no argument of a Loader.
@@ -37,7 +37,7 @@ def given(**changes) -> dict[str, Any]:
 def test_each_argument_stands_in_one_group():
     groups = (OrderOptions, StageOptions, BatchOptions, WorkerOptions)
     names = Counter(field.name for group in groups for field in dataclasses.fields(group) if field.init)
-    names["seed"] -= 1  # batches draw by the order's
+    names.subtract(["seed", "repeats"])  # batches draw and mix by the order's
     assert dict.fromkeys(given(), 1) == {name: count for name, count in names.items() if name not in DERIVED}
 
 

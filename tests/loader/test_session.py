@@ -21,7 +21,8 @@ from gpuload.errors import BackendError
 from gpuload.loader import session
 from gpuload.loader.session import SessionState, Steps
 from gpuload.ring.ring import Ring
-from gpuload.stage import Stage, accelerator
+from gpuload.stage import Stage
+from gpuload.stage import device as devices
 from gpuload.stage.transfer import CudaTransfer
 from gpuload.workers.pool import WorkerPool, running_workers
 
@@ -62,7 +63,7 @@ class Shift(nn.Module):
 @pytest.fixture
 def device(monkeypatch):
     found = Device()
-    monkeypatch.setattr(accelerator, "accelerator", lambda asked: found)
+    monkeypatch.setattr(devices, "accelerator", lambda asked: found)
     monkeypatch.setattr(session, "make_transfer", CudaTransfer)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Shift, "device", found)
@@ -289,7 +290,7 @@ class TellsWhenUnpacked:
         return index
 
 
-@pytest.mark.parametrize("slow", [Stage, accelerator], ids=["compiling kernels", "taking a device"])
+@pytest.mark.parametrize("slow", [Stage, devices], ids=["compiling kernels", "taking a device"])
 @pytest.mark.processes
 def test_the_dataset_is_unpacked_while_this_process_prepares(monkeypatch, device, tmp_path, slow):
     name = "prepare" if slow is Stage else "accelerator"

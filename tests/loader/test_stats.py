@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from stage.test_html import Cells
+from stage.test_plan import Cells
 
 import gpuload as gl
 from gpuload import transforms as T

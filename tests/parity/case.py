@@ -31,15 +31,12 @@ class Tolerance:
         mean, max: from the oracle: the greatest mean difference of any image, and the greatest of any number of it.
         apart: from the reference, which takes images one by one: the greatest difference of any number.
         reason: why.
-        share: from the oracle: the greatest part of any image's numbers that may lie more than a level off; where any
-            number may lie far off, this is what can fail.
     """
 
     mean: float
     max: float
     apart: float
     reason: str
-    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ other, whatever transform drew it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,13 +147,7 @@ ROTATE = "the angle is found from what was drawn, so a place may differ in the l
 
 KORNIA_WARP = Tolerance(1e-3, 1, 1, "sums of float64 in torch's order: few may lie on the other side of a whole number")
 
-TIE = "where a place lies between two pixels, DALI, in float32, may find the other one"
-DALI_RESIZE = Tolerance(0.3, 1, 2, "DALI keeps floats between columns and rows, where Pillow rounds to levels")
-# Found were 0.16 % of the numbers by the nearest pixel, and 0.004 % by a filter, which only the border concerns.
-DALI_TURN = Tolerance(0.5, 255, 255, f"{TIE}, or say otherwise whether it lies inside the image", 0.005)
-DALI_BLEND = replace(
-    DALI_TURN, mean=0.05, reason="at the border, DALI, in float32, may find a place inside or outside", share=0.0005
-)
+DALI_RESIZE = Tolerance(0.3, 1, 1, "DALI keeps floats between columns and rows, where Pillow rounds to levels")
 
 CROP, MIRROR, RESIZED, CALL, TRANSFORM = (
     "Pillow ImageOps.expand, Image.crop",
@@ -172,25 +165,24 @@ def moved(name: str, *transforms: Any, against: str = CROP, channels: int = 3) -
 
 
 def resized(name: str, *transforms: Any, against: str = RESIZED, channels: int = 3, apart: int = 1) -> Case:
-    own = {"dali": DALI_RESIZE if against == RESIZED else replace(DALI_TURN, reason=f"{TIE}; {DALI_RESIZE.reason}")}
+    own = {"dali": DALI_RESIZE}
     own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOWS))
     return Case(name, list(transforms), geometry, 0.03, 1, against, RESIZE, between=1, backends=own, channels=channels)
 
 
 def cubic(name: str, *transforms: Any) -> Case:
     """With four taps along each axis, some negative, the weights' last bits come to more."""
-    own = {"dali": replace(DALI_RESIZE, max=2)} if "random" in name else {}
-    own |= dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
+    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOWS))
     return Case(name, list(transforms), geometry, 0.1, 2, RESIZED, RESIZE, between=2, backends=own)
 
 
 def real(name: str, transform: Any, mean: float, max: float) -> Case:
     """Beside the call that users of Pillow images make."""
-    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2)
+    return Case(name, [transform], called_once, mean, max, CALL, AXES, between=2, backends={"dali": DALI_RESIZE})
 
 
 def tensors(name: str, transform: Any, apart: int) -> Case:
-    own = dict.fromkeys((BATCHES, "fused", "dali"), Tolerance(0.3, apart, apart, OF_TENSORS))
+    own = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, OF_TENSORS)) | {"dali": DALI_RESIZE}
     return Case(
         name, [transform], of_tensors, 0, 0, "torchvision v2.functional.resized_crop of tensors", SAME, backends=own
     )
@@ -202,20 +194,14 @@ def plain(name: str, *transforms: Any) -> Case:
     return Case(name, list(transforms), geometry, 0.3, 1, against, PLAIN)
 
 
-def dali_warp(transform: Any) -> dict[str, Tolerance]:
-    """DALI's tolerance of a transform, where it has that."""
-    found = {"nearest": DALI_TURN, "bilinear": DALI_BLEND}.get(transform.interpolation)
-    return {} if found is None or isinstance(transform, T.RandomPerspective) else {"dali": found}
-
-
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
-    own = {"kornia": KORNIA_WARP, **dali_warp(transforms[0])}
+    own = {"kornia": KORNIA_WARP}
     return Case(name, [MIDDLE, *transforms], geometry, 0, 0, TRANSFORM, WARP, backends=own, channels=channels)
 
 
 def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
     against = "Pillow Image.rotate"
-    own = {"kornia": KORNIA_WARP, **dali_warp(transform)}
+    own = {"kornia": KORNIA_WARP}
     return Case(name, [MIDDLE, transform], geometry, 1e-4, 1, against, ROTATE, backends=own, channels=channels)
 
 

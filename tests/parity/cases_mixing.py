@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from kornia.enhance import add_weighted
 from parity.case import Case
-from parity.cases_color import KORNIA_AFFINE
 from parity.cases_geometry import geometry
 from PIL import Image
 
@@ -55,7 +54,6 @@ def case(transform: Any, against: str, reason: str, bound: float) -> Case:
         max=bound,
         against=against,
         reason=reason,
-        backends={"kornia": KORNIA_AFFINE},
         pairs=True,
         to_levels=lambda numbers: numbers * 255,
     )

@@ -47,13 +47,11 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Measured:
     """The worst that was found, in levels: the greatest mean of an image, the greatest difference of a number, and the
-    greatest from what another run made of the same image; and the greatest part of an image's numbers that lie more
-    than a level off."""
+    greatest from what another run made of the same image."""
 
     mean: float = 0.0
     max: float = 0.0
     apart: float = 0.0
-    share: float = 0.0
 
     def __or__(self, other: Measured) -> Measured:
         return Measured(*(max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)))
@@ -190,8 +188,7 @@ def measure(case: Case, run: str, images: str, *, beside: tuple[str, ...] = ("to
             assert found.shape == expected.shape, (found.shape, expected.shape)
             difference = abs(found - expected)
             apart = [float(abs(found - other[row]).max()) for other in others]
-            share = float((difference > 1).mean())
-            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0), share)
+            worst |= Measured(float(difference.mean()), float(difference.max()), max(apart, default=0.0))
     return worst
 
 

@@ -34,8 +34,6 @@ which CUDA devices use; a dash (–): the backend leaves the transform to torch.
 between any two of them, measured in the first case of each transform (a dash in the others). The bounds (mean / max /
 apart) hold for each backend that has none of its own in its column; the difference between two is bounded by the sum of
 theirs. The tests hold all of them; letters lead to the reasons.
-Where single numbers may be far off, a percentage says how many: the greatest share of an image's numbers that are more
-than a level from the oracle's, followed by its bound.
 
 This page is written by `python tests/parity/report.py`; it was run with {versions}.
 """
@@ -56,9 +54,6 @@ def row(case: Case, found: dict[str, Measured], notes: dict[str, str]) -> str:
         own = case.backends.get(run)
         if run in found and own is not None:
             bounds = " / ".join(map(shown, (own.mean, own.max, own.apart)))
-            if own.share < 1:
-                cell += f", {shown(found[run].share * 100)}%"
-                bounds += f", {shown(own.share * 100)}%"
             cell += f" (≤ {bounds}; {letter(own.reason, notes)})"
         cells.append(cell)
     apart = shown(max(measured.apart for measured in found.values())) if case in operations() else "–"

@@ -13,71 +13,68 @@ from gpuload import transforms as T
 FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
 EXACT_SIZE = T.CenterCrop(32)
 
-# By name, a chain that has it, of which each transform must run there.
+# By name, a chain that has it, of which each transform must run there. First what all backends have.
 PIXELS: dict[str, list[Any]] = {
     "CenterCrop": [T.CenterCrop(32)],
     "RandomCrop": [T.RandomCrop(32, padding=4)],
+    "Pad": [T.Pad(3, fill=7)],
+    "RandomZoomOut": [T.RandomZoomOut()],
     "RandomHorizontalFlip": [T.RandomHorizontalFlip()],
     "RandomVerticalFlip": [T.RandomVerticalFlip()],
-    "ColorJitter": [T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+    "ColorJitter(brightness)": [T.ColorJitter(0.4)],
+    "GaussianBlur": [T.GaussianBlur(9)],
     "RandomErasing of levels": [T.RandomErasing(value=9)],
-    "RandomErasing": [NORMALIZE, T.RandomErasing()],
-    "RandomErasing of random numbers": [NORMALIZE, T.RandomErasing(value="random")],
     "Normalize": [NORMALIZE],
+    "ToDtype": [FLOAT],
+    "in a RandomApply": [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8)],
 }
 RESIZING: dict[str, list[Any]] = {
     "Resize": [T.Resize((32, 32))],
     "RandomResizedCrop": [T.RandomResizedCrop(32)],
 }
-RESIZING_CUBIC: dict[str, list[Any]] = {
-    "Resize(bicubic)": [T.Resize((32, 32), "bicubic")],
-    "RandomResizedCrop(random)": [T.RandomResizedCrop(32, interpolation="random")],
-}
-MOST: dict[str, list[Any]] = {
-    **PIXELS,
+KORNIAS: dict[str, list[Any]] = {
     "RandomCrop(reflect)": [T.RandomCrop(32, padding=4, padding_mode="reflect")],
-    "Pad": [T.Pad(3, fill=7)],
     "Pad(edge)": [T.Pad(3, padding_mode="edge")],
-    "RandomZoomOut": [T.RandomZoomOut()],
     "RandomRotation": [T.RandomRotation(30)],
     "RandomRotation(bilinear)": [T.RandomRotation(30, "bilinear")],
     "RandomAffine": [T.RandomAffine(30, (0.1, 0.1), (0.5, 1.5), 10)],
     "RandomAffine(bilinear)": [T.RandomAffine(30, (0.1, 0.1), (0.5, 1.5), 10, "bilinear")],
+    "RandomPerspective": [T.RandomPerspective()],
     "Grayscale": [T.Grayscale(3)],
     "Grayscale(1)": [T.Grayscale(1)],
     "RandomGrayscale": [T.RandomGrayscale()],
     "RandomSolarize": [T.RandomSolarize(128)],
     "RandomPosterize": [T.RandomPosterize(4)],
     "RandomInvert": [T.RandomInvert()],
-    "RandomChannelPermutation": [T.RandomChannelPermutation()],
-    "ToDtype": [FLOAT],
-    "RandAugment": [T.RandAugment()],
-    "RandAugment(bilinear)": [T.RandAugment(interpolation="bilinear")],
-    "TrivialAugmentWide": [T.TrivialAugmentWide()],
-    "TrivialAugmentWide(bilinear)": [T.TrivialAugmentWide(interpolation="bilinear")],
-    # One transform for each of their operations: whoever lacks one lacks both of the above.
     "RandomEqualize": [T.RandomEqualize()],
-    "RandomAutocontrast": [T.RandomAutocontrast()],
-    "RandomAdjustSharpness": [T.RandomAdjustSharpness(2)],
-    "MixUp": [EXACT_SIZE, NORMALIZE, T.MixUp(num_classes=3)],
-    "CutMix": [EXACT_SIZE, FLOAT, T.CutMix(num_classes=3)],
-    "MixUp or CutMix": [EXACT_SIZE, NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix()])],
-    "in a RandomApply": [T.RandomApply([T.ColorJitter(0.4), T.RandomRotation(9)], 0.8)],
 }
 NATIVE: dict[str, dict[str, list[Any]]] = {
     "fused": {
-        **MOST,
+        **PIXELS,
         **RESIZING,
-        **RESIZING_CUBIC,
+        **KORNIAS,
+        "Resize(bicubic)": [T.Resize((32, 32), "bicubic")],
+        "RandomResizedCrop(random)": [T.RandomResizedCrop(32, interpolation="random")],
         "RandomResizedCrop(nearest)": [T.RandomResizedCrop(32, interpolation="nearest")],
         "RandomRotation(bicubic)": [T.RandomRotation(30, "bicubic")],
         "RandomAffine(bicubic)": [T.RandomAffine(30, interpolation="bicubic")],
-        "RandomPerspective": [T.RandomPerspective()],
+        "ColorJitter": [T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+        "RandomErasing": [NORMALIZE, T.RandomErasing()],
+        "RandomErasing of random numbers": [NORMALIZE, T.RandomErasing(value="random")],
+        "RandomChannelPermutation": [T.RandomChannelPermutation()],
+        "RandAugment": [T.RandAugment()],
+        "RandAugment(bilinear)": [T.RandAugment(interpolation="bilinear")],
         "RandAugment(bicubic)": [T.RandAugment(interpolation="bicubic")],
-        "GaussianBlur": [T.GaussianBlur(9)],
+        "TrivialAugmentWide": [T.TrivialAugmentWide()],
+        "TrivialAugmentWide(bilinear)": [T.TrivialAugmentWide(interpolation="bilinear")],
+        "RandomAutocontrast": [T.RandomAutocontrast()],
+        "RandomAdjustSharpness": [T.RandomAdjustSharpness(2)],
+        "MixUp": [EXACT_SIZE, NORMALIZE, T.MixUp(num_classes=3)],
+        "CutMix": [EXACT_SIZE, FLOAT, T.CutMix(num_classes=3)],
+        "MixUp or CutMix": [EXACT_SIZE, NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix()])],
     },
-    "kornia": {**MOST, "GaussianBlur": [T.GaussianBlur(9)]},
-    "dali": {**PIXELS, **RESIZING, **RESIZING_CUBIC, "GaussianBlur": [T.GaussianBlur(9)]},
+    "kornia": {**PIXELS, **KORNIAS},
+    "dali": {**PIXELS, **RESIZING, "RandomErasing": [NORMALIZE, T.RandomErasing()]},
 }
 
 

@@ -52,7 +52,7 @@ def from_the_oracle(case: Case) -> list[str]:
         tolerance = case.tolerance(run)
         for images in sets_of(run):
             found = measure(case, run, images, beside=())
-            within = found.max <= tolerance.max and found.mean <= tolerance.mean and found.share <= tolerance.share
+            within = found.max <= tolerance.max and found.mean <= tolerance.mean
             if not within:  # NaN is not, either
                 too_far.append(f"{run}, {images}: {found}, where {tolerance} is allowed")
     return too_far
@@ -98,12 +98,10 @@ def test_each_case_names_what_it_tests():
 @pytest.mark.parametrize(
     ("name", "run", "expected"),
     [
-        ("RandomRotation(bilinear)", "dali", True),
-        ("RandomRotation(bicubic)", "dali", False),  # of its chain, DALI has the crop before it
-        ("RandomPerspective(nearest)", "dali", False),
+        ("RandomRotation(bilinear)", "kornia", True),
+        ("RandomRotation(bilinear)", "dali", False),  # of its chain, DALI has the crop before it
         ("RandomPerspective, Pad, RandomHorizontalFlip", "dali", True),
-        ("MixUp(num_classes=10), of floats", "dali", False),
-        ("MixUp(num_classes=10), of floats", "kornia", True),
+        ("MixUp(num_classes=10), of floats", "kornia", False),
         ("CenterCrop", "kornia", True),
         ("Resize", "kornia", False),
     ],
@@ -113,11 +111,15 @@ def test_a_case_is_of_a_backend_that_has_what_it_names(name, run, expected):
     assert here(next(case for case in CASES if case.name == name), run) == expected
 
 
-def test_a_bound_that_any_difference_keeps_has_another_beside_it():
-    for case in CASES:
-        for run in RUNS:
-            tolerance = case.tolerance(run)
-            assert tolerance.max < 255 or tolerance.share < 1, f"{case.name} on {run}"
+@pytest.mark.parametrize("run", ["kornia", "dali"])
+def test_what_a_library_has_lies_within_a_level(run):
+    """Of the oracle, and of the reference: what does not is left to the reference."""
+    needs(run)
+    own = [case for case in CASES if here(case, run)]
+    assert len(own) > 20
+    for case in own:
+        tolerance = case.tolerance(run)
+        assert max(tolerance.max, tolerance.apart) <= 1, case.name
 
 
 def test_names_are_unique():

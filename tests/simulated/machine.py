@@ -258,7 +258,7 @@ def where_the_host_waits() -> tuple[str, str, int]:
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
         model = path.parent in HOMES and not path.name.startswith("test_")
-        if not model and "torch" not in path.parts and path.name not in ("contextlib.py", "accelerator.py"):
+        if not model and "torch" not in path.parts and path.name not in ("contextlib.py", "device.py"):
             break
         frame = frame.f_back
     return Path(frame.f_code.co_filename).name, frame.f_code.co_name, frame.f_lineno

@@ -1,6 +1,6 @@
 """The simulated device, put in the place of CUDA.
 
-gpuload is not touched: what it asks of torch beside operations (`gpuload.stage.accelerator` has all of it) are a few
+gpuload is not touched: what it asks of torch beside operations (`gpuload.stage.device` has all of it) are a few
 functions of `torch.accelerator`, `torch.Stream` and the CUDA runtime's page-locking, and these are the model's here.
 torch's operations are those of `simulated.tensors`, and Triton's launches are queued like any other.
 """

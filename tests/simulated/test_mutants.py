@@ -34,11 +34,11 @@ from stage.conftest import batch
 import gpuload as gl
 from gpuload.batches.assemble import Assembly
 from gpuload.stage import compile_stage
-from gpuload.stage.accelerator import Accelerator
 from gpuload.stage.decode.images import ImageDecoder
+from gpuload.stage.device import Accelerator
+from gpuload.stage.device_cache import ResidentTransfer
 from gpuload.stage.fused import runner
 from gpuload.stage.fused.runner import FusedRunner
-from gpuload.stage.resident import ResidentTransfer
 from gpuload.stage.transfer import CudaTransfer
 from gpuload.transforms import Chain, state
 

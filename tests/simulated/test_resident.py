@@ -11,7 +11,7 @@ from bits.samples import Samples
 from simulated.running import assert_equal, epochs, on_cpu, on_device
 
 import gpuload as gl
-from gpuload.stage import resident
+from gpuload.stage import device_cache
 
 NAMES = ("classification", "detection_masks", "several_images", "blocks", "single_samples", "skipped", "resumption")
 
@@ -20,7 +20,7 @@ NAMES = ("classification", "detection_masks", "several_images", "blocks", "singl
 @pytest.mark.parametrize("small", [True, False], ids=["together", "one by one"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_case_is_as_on_the_cpu(name, small, monkeypatch):
-    monkeypatch.setattr(resident, "SMALL_BYTES", 1 << 30 if small else 0)
+    monkeypatch.setattr(device_cache, "SMALL_BYTES", 1 << 30 if small else 0)
     case = CASES[name]
     options, drive = case.make(Samples(small="fused" in case.runs)), case.drive or partial(epochs, count=case.epochs)
     options["num_workers"] = 0

@@ -80,8 +80,8 @@ def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_bat
     runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
     images, draws = make_batch(chain, make_images(4, 30))
     outputs = torch.empty(len(images), 3, 16, 16, dtype=torch.uint8)
-    runner.levels(images, draws, draws.windows_tlhw, outputs)
-    assert len(runner._steps._resamplers) == 6
+    runner(images, draws, draws.windows_tlhw, outputs)
+    assert len(runner._resamplers) == 6
 
 
 @pytest.mark.parametrize("flip", [T.RandomVerticalFlip, T.RandomHorizontalFlip])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.stage import accelerator, check_stage, compile_stage
+from gpuload.stage import check_stage, compile_stage
+from gpuload.stage import device as devices
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAIN = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
@@ -265,7 +266,7 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
     def begun():
         raise AssertionError("CUDA was begun to be used")
 
-    monkeypatch.setattr(accelerator, "usual_type", lambda: "cuda")
+    monkeypatch.setattr(devices, "usual_type", lambda: "cuda")
     monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):
@@ -276,6 +277,6 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
 
 
 def test_a_device_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is 'cuda:1', but torch finds no CUDA device here; use device='cpu'"):
         compile_stage(T.Chain([T.Resize(9)]), device="cuda:1")

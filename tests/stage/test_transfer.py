@@ -12,7 +12,8 @@ from devices import Device, Event
 from torch.overrides import TorchFunctionMode
 
 from gpuload.ring.ring import Ring
-from gpuload.stage import accelerator, transfer
+from gpuload.stage import device as devices
+from gpuload.stage import transfer
 from gpuload.stage.transfer import STEPS_BEHIND, CpuTransfer, CudaTransfer, make_transfer
 from gpuload.workers.batch import Part
 
@@ -41,7 +42,7 @@ def locking(monkeypatch):
 
     def make(*args, **kwargs):
         device = Device(*args, **kwargs)
-        monkeypatch.setattr(accelerator, "accelerator", lambda asked: device)
+        monkeypatch.setattr(devices, "accelerator", lambda asked: device)
         ring = Ring(1 << 20)
         return ring, CudaTransfer(ring, torch.device("cuda", 0)), device
 

@@ -25,7 +25,12 @@ OURS = {
     "TimmRandAugment",
     "TrimBorder",
 }
-MORE = {"RandomErasing": ["mode", "min_count", "max_count"], "ToDtype": ["mask_dtype"]}
+MORE = {
+    "CutMix": ["label_smoothing"],
+    "MixUp": ["label_smoothing"],
+    "RandomErasing": ["mode", "min_count", "max_count"],
+    "ToDtype": ["mask_dtype"],
+}
 
 
 def test_the_table_is_up_to_date():

@@ -16,7 +16,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.elastic import _fields
+from gpuload.stage.reference.warp import _fields
 from gpuload.transforms.program.fields import displaced
 from gpuload.transforms.program.targets import Trail, follow
 

@@ -62,6 +62,12 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
             "together; put RandomIoUCrop before Mosaic",
         ),
         ([T.MultiView([[T.Mosaic(40)], [T.CopyPaste()]])], "Mosaic does not go with MultiView: a sample has its boxes"),
+        ([T.MultiView([[T.Resize(40)], [T.CopyPaste()]])], "CopyPaste does not go with MultiView: a sample has its"),
+        (
+            [T.Mosaic(40), T.CopyPaste(), T.Compose([T.Mosaic(40)])],
+            "a chain has at most one Mosaic, but this one has 2; leave all but one out",
+        ),
+        ([T.CopyPaste(), T.CopyPaste(0.5)], "a chain has at most one CopyPaste, but this one has 2"),
         (
             [T.Normalize((0.5,) * 3, (0.5,) * 3), T.CopyPaste()],
             "CopyPaste (number 2) cannot come after Normalize (number 1)",
@@ -95,19 +101,19 @@ def test_the_sizes_of_results():
 
 def test_centres_are_uniform_and_orders_all_alike():
     record = drawn(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6))
-    assert stats.binomtest(int(record.tiled.sum()), N, 0.6).pvalue > 1e-4
+    assert stats.binomtest(int(record.gathered.sum()), N, 0.6).pvalue > 1e-4
     for axis, length in enumerate((1000, 2000)):
         places = (record.centre_yx[:, axis] + 0.5) / length
         assert stats.kstest(places, stats.uniform(0.2, 0.5).cdf).pvalue > 1e-4
     _, counts = np.unique(record.order, axis=0, return_counts=True)
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > 1e-4
-    assert (record.size_hw == np.where(record.tiled[:, None], [1000, 2000], SIZES)).all()
+    assert (record.size_hw == np.where(record.gathered[:, None], [1000, 2000], SIZES)).all()
 
 
 def test_pastes_have_keys_of_their_own():
     record = drawn(T.CopyPaste(0.3))
-    assert stats.binomtest(int(record.pasted.sum()), N, 0.3).pvalue > 1e-4
+    assert stats.binomtest(int(record.gathered.sum()), N, 0.3).pvalue > 1e-4
     assert len(np.unique(record.keys, axis=0)) == N
 
 

@@ -29,6 +29,14 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
         ({"alpha": 0}, ValueError, "(alpha=…) must be greater than 0, got 0.0"),
         ({"alpha": -1}, ValueError, "(alpha=…) must be greater than 0, got -1.0"),
         ({"alpha": "1"}, TypeError, "(alpha=…) must be a number, got '1' (str)"),
+        ({"label_smoothing": -0.1}, ValueError, "(label_smoothing=…) must be at least 0 and less than 1, got -0.1"),
+        ({"label_smoothing": 1}, ValueError, "(label_smoothing=…) must be at least 0 and less than 1, got 1.0"),
+        ({"label_smoothing": "0.1"}, TypeError, "(label_smoothing=…) must be a number, got '0.1' (str)"),
+        (
+            {"label_smoothing": 0.1, "labels_getter": None},
+            ValueError,
+            "(label_smoothing=0.1) smooths labels, but labels_getter=None says that there are none; leave one of them",
+        ),
         ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
         ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),
         (
@@ -82,6 +90,10 @@ def test_arguments_that_cannot_be(kind, arguments, error, text):
         (
             [NORMALIZE, T.RandomChoice([T.MixUp(), T.CutMix(labels_getter=None)])],
             "MixUp(labels_getter='default') and CutMix(labels_getter=None) are for the labels of one batch",
+        ),
+        (
+            [NORMALIZE, T.RandomChoice([T.MixUp(label_smoothing=0.1), T.CutMix()])],
+            "MixUp(label_smoothing=0.1) and CutMix(label_smoothing=0.0) are for the labels of one batch; give both",
         ),
         (
             [T.MultiView([T.CenterCrop(8), T.CenterCrop(6)]), NORMALIZE, T.MixUp()],

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import Refused, Source, fetch
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, REGIONS_RIGHT, NvImageCodec, load_library
 
@@ -34,8 +34,8 @@ REGIONS: Final = (
 def try_regions() -> dict[str, Any]:
     """Try the decoders of this machine's GPU, or of its CPU. Return the version, the device, what is wrong with each
     decoder ("" if nothing is), and those with which gpuload decodes regions."""
-    on_gpu = accelerator.is_available() and accelerator.kind() == "cuda" and torch.version.hip is None
-    device, library = accelerator.current_device() if on_gpu else torch.device("cpu"), load_library()
+    on_gpu = devices.is_available() and devices.kind() == "cuda" and torch.version.hip is None
+    device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
     faults = {}
     for name in (ENGINE, GPU) if on_gpu else (CPU,):
         try:

@@ -158,7 +158,7 @@ def _compare(pixels: Any) -> None:
 def _torch(jpeg: bytes) -> dict[str, Any]:
     import torch
 
-    from gpuload.stage import accelerator
+    from gpuload.stage import device as devices
 
     found: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "other": "", "devices": []}
     if torch.version.hip:
@@ -170,7 +170,7 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
             torch.cuda.init()  # says why
         for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
             told = torch.get_device_module().get_device_properties(number)
-            address = accelerator.pci_address(torch.device(accelerator.usual_type(), number))
+            address = devices.pci_address(torch.device(devices.usual_type(), number))
             found["devices"].append({"name": told.name, "bytes": told.total_memory, "address": address})
     except (RuntimeError, AssertionError) as error:
         found["said"] = one_line(str(error))
@@ -181,17 +181,17 @@ def _page_locking(jpeg: bytes) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from gpuload.stage import accelerator
+    from gpuload.stage import device as devices
 
-    if not accelerator.is_available():
+    if not devices.is_available():
         return {"code": None}
-    device = accelerator.accelerator(accelerator.current_device())
+    device = devices.accelerator(devices.current_device())
     memory = np.ones(LOCKED_BYTES, np.uint8)
     code = device.lock(memory.ctypes.data, LOCKED_BYTES)
     if code == 0:
         device.unlock(memory.ctypes.data)
         torch.accelerator.synchronize()
-    return {"code": None if code == accelerator.NO_LOCKS else code}
+    return {"code": None if code == devices.NO_LOCKS else code}
 
 
 def _workers(jpeg: bytes) -> dict[str, Any]:
@@ -210,14 +210,14 @@ def _workers(jpeg: bytes) -> dict[str, Any]:
 
 
 def _triton(jpeg: bytes) -> dict[str, Any]:
-    from gpuload.stage import accelerator
+    from gpuload.stage import device as devices
     from gpuload.stage.fused import FusedBackend
 
-    if not accelerator.is_available():
+    if not devices.is_available():
         return {}
-    if (missing := FusedBackend.missing(accelerator.current_device())) is not None:
+    if (missing := FusedBackend.missing(devices.current_device())) is not None:
         raise RuntimeError(missing)
-    FusedBackend(accelerator.current_device())
+    FusedBackend(devices.current_device())
     return {}
 
 

@@ -1,4 +1,5 @@
-"""Which transforms DALI has, and why it lacks the rest. DALI is imported when a backend is made, not before."""
+"""Which transforms DALI has, and why the reference runs all others. DALI is imported when a backend is made, not
+before."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import Box, Elastic, Mix, Mixture, Outline, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Outline, Warp
 from gpuload.transforms.program.windows import rare_filter
 
 if TYPE_CHECKING:
@@ -19,14 +20,34 @@ if TYPE_CHECKING:
 __all__ = ["LACKING", "DaliBackend"]
 
 INSTALL: Final = "pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
+NEAREST: Final = "DALI takes the next pixel on a tie, which shifts an image that is doubled"
+BICUBIC: Final = "DALI does not clamp what bicubic overshoots between columns and rows: up to 23 levels from Pillow's"
+WARP: Final = "DALI's warp finds places in float32, and blends the fill with the image along its border"
+NONE: Final = "DALI has no such operator"
 
-# The operations of `gpuload.transforms.program.ops.OPS` that DALI's operators cannot be combined to.
+# The operations of `gpuload.transforms.program.ops.OPS` that DALI has otherwise than Pillow, or not at all.
 LACKING: Final = {
-    "equalize": "DALI's equalize is OpenCV's, not Pillow's",
-    "jpeg": "DALI's JPEG distortion is not libjpeg's",
+    "contrast": "DALI's turns about a constant, Pillow's about the mean of the image",
+    "saturation": "DALI's is a scaling in YIQ, Pillow's a blend with the grey",
+    "hue": "DALI's is a rotation in YIQ, Pillow's in HSV of 8 bits",
+    "grayscale": "DALI makes one channel of three, for one colour in 770 a level from Pillow's",
+    "equalize": "DALI's is OpenCV's, not Pillow's",
+    "jpeg": "DALI's is not libjpeg's",
     "noise": "DALI draws its own noise",
+    "warp": WARP,
     "pillow_blur": "DALI has no box blur",
-    "warp": "DALI's warp has no bicubic filter, and one filter for a batch",
+    "sharpness": NONE,
+    "solarize": NONE,
+    "solarize_add": NONE,
+    "posterize": NONE,
+    "autocontrast": NONE,
+    "invert": NONE,
+    "permute": NONE,
+}
+KINDS: Final = {
+    Elastic: "DALI has no elastic deformation",
+    Mix: "DALI's operators see one image at a time",
+    Warp: WARP,
 }
 
 
@@ -52,25 +73,16 @@ class DaliBackend(Backend):
         return None if _installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed: {INSTALL}"
 
     def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        if lacking := [f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING]:
-            return lacking[0]
-        if outline.kind is Elastic:
-            return "DALI has no elastic deformation"
-        if outline.kind is Mixture:
-            return "mixtures are not built from DALI's operators"
-        if outline.kind is Mix:
-            return "DALI's operators see one image at a time"
-        if outline.kind is Warp and not outline.affine:
-            return "DALI's warp is affine"
-        if outline.kind is Warp and "bicubic" in outline.filters:
-            return "DALI's warp has no bicubic filter"
-        if outline.kind is not Box:
-            return None
-        if (rare := rare_filter(outline.filters)) is not None:
-            return rare
-        if outline.padding_mode is None and "nearest" in outline.filters:
-            return "DALI takes the next pixel on a tie, which shifts an image that is doubled"
-        return "DALI does not mirror what it pads with" if outline.padding_mode in ("reflect", "symmetric") else None
+        if outline.kind in KINDS:
+            return KINDS[outline.kind]
+        if outline.kind is Erase and outline.written != "const":
+            return "DALI erases with constants alone"
+        if outline.kind is Box and outline.padding_mode not in (None, "constant"):
+            return "DALI pads with constants alone"
+        if outline.kind is Box and outline.padding_mode is None and outline.filters != ("bilinear",):
+            rare = rare_filter(outline.filters)
+            return rare or (NEAREST if "nearest" in outline.filters else BICUBIC)
+        return next((f"{name}: {LACKING[name]}" for name in outline.operations if name in LACKING), None)
 
     def levels(self, finish: Finish) -> Levels:
         from gpuload.stage.dali.runner import DaliLevels

@@ -18,12 +18,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from nvidia.dali import types as dali_types
 from nvidia.dali.experimental import dynamic as ndd
 
-__all__ = ["Engine", "ndd", "numbers", "own", "samples", "types"]
+__all__ = ["Engine", "ndd", "own", "samples", "types"]
 
 types: Any = dali_types  # made at run time, so that no type checker knows them
 
@@ -100,9 +99,3 @@ def samples(batch: ndd.Batch) -> list[ndd.Tensor]:
     would wait for the garbage collector."""
     storage = batch.evaluate()._storage
     return [ndd.Tensor(storage[row]) for row in range(len(storage))]
-
-
-def numbers(values: np.ndarray, like: ndd.Batch) -> ndd.Batch:
-    """One number or array for each image, on the device of a batch, for DALI's arithmetic."""
-    made = ndd.as_batch(np.ascontiguousarray(values))
-    return made if like.device.device_type == "cpu" else made.to_device(like.device)

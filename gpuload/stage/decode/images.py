@@ -35,7 +35,7 @@ from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
 from gpuload.stage.decode.backend import PLACE, NoRoom, Pixels, Refused, Source, copy_crops
 from gpuload.stage.decode.nvimagecodec import NvImageCodec
-from gpuload.stage.ranges import DECODE, named
+from gpuload.stage.device import DECODE, named
 from gpuload.workers.protocol import record_of
 
 if TYPE_CHECKING:

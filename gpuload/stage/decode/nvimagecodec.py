@@ -27,7 +27,7 @@ import torch
 
 from gpuload.decode.jpeg import NV_MAX_BYTES, check_version, columns
 from gpuload.decode.native_messages import listen
-from gpuload.stage import accelerator
+from gpuload.stage import device as devices
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source, complaint_about
 
 __all__ = ["CPU", "ENGINE", "GPU", "REGIONS_RIGHT", "NvImageCodec", "load_library"]
@@ -216,6 +216,6 @@ def _box(source: Source) -> Box | None:
 
 def _shared_pool(device: torch.device) -> str:
     """Return whose memory comes from CUDA's own pool of a device, as nvImageCodec's does; "" if nobody's."""
-    if accelerator.shares_its_memory(device):
+    if devices.shares_its_memory(device):
         return "torch's allocator cudaMallocAsync"
     return f"DALI ({DALIS_POOL}=1)" if os.environ.get(DALIS_POOL, "0") not in ("", "0") else ""

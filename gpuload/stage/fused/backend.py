@@ -17,8 +17,7 @@ import torch
 
 from gpuload.errors import CompilerError
 from gpuload.stage.backend import Backend, Form, Late, Levels
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs, apply_late
+from gpuload.stage.finish import Finish, Outputs, apply_late
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program

@@ -23,11 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.accelerator import device_of
-from gpuload.stage.finished import Outputs
+from gpuload.stage.device import device_of, upload
+from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.rounding import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.fusing.erasing import KINDS, RECORD, records
 from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import Erase

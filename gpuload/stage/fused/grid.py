@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from gpuload.stage.accelerator import capability
+from gpuload.stage.device import capability
 from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.transforms.program.fusing.grid import Tile
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpuload.stage.finish import UNCHANGED
-from gpuload.stage.finished import Outputs, neighbours
+from gpuload.stage.finish import UNCHANGED, Outputs, neighbours
 from gpuload.stage.fused.erasing import erase_images
 from gpuload.stage.fused.mixing import mix
 from gpuload.stage.fused.runner import FusedRunner
@@ -22,7 +21,7 @@ __all__ = ["apply", "trial"]
 
 
 def apply(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finished.apply_late`."""
+    """Apply what was drawn to finished images; arguments as for `gpuload.stage.finish.apply_late`."""
     for record in late.records:
         match record:
             case Mix():

@@ -18,10 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.accelerator import device_of
-from gpuload.stage.finished import Outputs
+from gpuload.stage.device import device_of, upload
+from gpuload.stage.finish import Outputs
 from gpuload.stage.fused.rounding import round_to
-from gpuload.stage.upload import upload
 from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import Mix
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.stage.accelerator import device_of
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.device import device_of, upload_together
+from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.fused.grid import tile_of
 from gpuload.stage.fused.kernel import one_pass
 from gpuload.stage.fused.record import WARP
@@ -29,7 +28,6 @@ from gpuload.stage.fused.statistics import tables
 from gpuload.stage.fused.weights import make_tables
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.upload import upload_together
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.layout import FLOATS, JOB
 from gpuload.transforms.program.fusing.plan import Plan, Written

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.accelerator import device_of
+from gpuload.stage.device import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
 from gpuload.transforms.program.fusing.grid import portions
 from gpuload.transforms.program.ops import code as code_of

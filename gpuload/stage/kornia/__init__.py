@@ -1,6 +1,5 @@
-"""The backend ``"kornia"``: Kornia's functional operators with our draws.
+"""The backend ``"kornia"``: Kornia's own operators, for the operations where they mean what Pillow's do.
 
-The operators are batched; which images of a batch are changed, by which operations and in which order, is decided here.
 Importing this package imports no Kornia; making the backend does.
 """
 

@@ -1,28 +1,27 @@
 """The reference on CUDA: a program applied to many images at once, with batched tensor operations.
 
-The images of a batch are in *groups*, each with its rows: a record takes its rows out of them, and its results are a
-new group. If images that go through a record together differ in size, all are taken one by one. Everything is issued
-on the current stream; numbers go to the device as small arrays. Nothing is kept from call to call.
+A record takes its rows out of the batch and puts them back (`Branches`). If images that go through
+a record together differ in size, all are taken one by one. Everything is issued on the current stream; numbers go to
+the device as small arrays. Nothing is kept from call to call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import numpy as np
 import torch
 
-from gpuload.stage.finish import TOPS, Finish
-from gpuload.stage.finished import Outputs, erase_levels
-from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.deep import on_grid
-from gpuload.stage.reference.elastic import deform
+from gpuload.stage.device import upload
+from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
+from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.mixture import mix_batch
-from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels
-from gpuload.stage.reference.warp import warp_batch
-from gpuload.stage.upload import upload
+from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
+from gpuload.stage.reference.resample import on_grid
+from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
@@ -38,14 +37,17 @@ from gpuload.transforms.program.ops import (
     Warp,
     filter_codes,
 )
+from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS
 
-__all__ = ["BatchRunner", "dense"]
+__all__ = ["BatchRunner", "Branches", "changed_by_key"]
 
 PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
 USUAL_CHANNELS: Final = 4  # with more of them fewer images
 
-Group = tuple[np.ndarray, Source]  # rows of a batch, ascending, and where their pixels are
+WARP: Final = code_of("warp")
+UNCHANGED: Final = (NOTHING, code_of("identity"))
+STILL: Final = -1  # in place of a filter, for images that are not warped
 
 
 class BatchRunner:
@@ -67,10 +69,15 @@ class BatchRunner:
         self._top = TOPS[finish.levels]
         self._constants = finish.constants(device)
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
-        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
@@ -83,23 +90,18 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
+        return late
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
-        everyone = np.arange(len(rows))
-        groups: list[Group] = [(everyone, Source.of_ragged(images, rows, windows[0]))]
-        for number, record in enumerate(program.records):
-            if not isinstance(record, CHANGES_PIXELS):
-                continue
-            before, after = windows[number : number + 2]
-            own = everyone
-            if record.rows is not None:
-                own, before, after = record.rows, before[record.rows], after[record.rows]
-            if len(own):
-                source, groups = _picked(groups, own)
-                groups.append((own, self._apply(source, record, before, after)))
-        levels = dense(_picked(groups, everyone)[0])
+        branches = Branches(Source.of_ragged(images, rows, windows[0]))
+        for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
+            if isinstance(record, CHANGES_PIXELS):
+                place = slice(None) if record.rows is None else record.rows
+                change = partial(self._apply, record=record, before=before[place], after=after[place])
+                branches.change(record.rows, change)
+        levels = branches.whole().dense()
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
@@ -113,38 +115,31 @@ class BatchRunner:
         match record:
             case Flip():
                 return self._flip(source, record)
-            case Box() if record.pads:
+            case Box(padding_mode=None):
+                return self._resize(source, record, before, after)
+            case Box():
                 corners = record.box_tlhw[:, :2] + after[:, :2]
                 if np.array_equal(after[:, 2:], before[:, 2:]) and np.array_equal(corners, before[:, :2]):
                     return source
-                return self._crop(source, record, np.hstack([corners, before[:, :2]]), _size(after))
-            case Box():
-                return _resized(source, record, before, after, self._top)
+                corners, mode = np.hstack([corners, before[:, :2]]), str(record.padding_mode)
+                return Source.of_dense(crop(source, corners, _size(after), record.sizes_hw, mode, record.fill))
             case Warp():
                 return self._warp(source, record, after)
-            case Elastic():
-                found = deform(dense(source), record, np.arange(len(after)))
-                deformed = Source.of_dense(found if found.dtype == torch.uint8 else on_grid(found, self._top))
-                return deformed if np.array_equal(before, after) else deformed.cut(after)
-            case Ops() | Mixture():
-                levels = dense(source).to(torch.float32)
-                levels = self._operate(levels, record) if isinstance(record, Ops) else self._mix(levels, record)
-                operated = Source.of_dense(levels.to(torch.uint8))
-                return operated if np.array_equal(before, after) else operated.cut(after)
             case Erase():
-                return Source.of_dense(self._erase(dense(source), record, before))
-        return source
+                return Source.of_dense(self._erase(source.dense(), record, before))
+            case Elastic():
+                levels = on_grid(deform(source.dense(), record, np.arange(len(after))), self._top)
+            case Ops():
+                levels = self._operate(source.dense().to(torch.float32), record).to(torch.uint8)
+            case Mixture():
+                levels = mix_batch(source.dense().to(torch.float32), record, self._operate).to(torch.uint8)
+            case _:
+                return source
+        result = Source.of_dense(levels)
+        return result if np.array_equal(before, after) else result.cut(after)
 
     def _flip(self, source: Source, record: Flip) -> Source:
         return source.flip(record.flipped, horizontally=record.axis == 1)
-
-    def _crop(self, source: Source, record: Box, corners: np.ndarray, size: tuple[int, int]) -> Source:
-        """Boxes of one size that may reach beyond the image; `corners` as for `gather.crop`."""
-        assert record.padding_mode is not None
-        return Source.of_dense(crop(source, corners, size, record.sizes_hw, record.padding_mode, record.fill))
-
-    def _mix(self, levels: torch.Tensor, record: Mixture) -> torch.Tensor:
-        return mix_batch(levels, record, self._operate)
 
     def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
         return erase_levels(levels, record, windows_tlhw, self._finish.levels)
@@ -159,108 +154,57 @@ class BatchRunner:
         corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Images through maps; arguments as for `warp_batch`."""
-        found = warp_batch(levels, coefficients, size, interpolation, fill, corners=corners)
-        return found if found.dtype == torch.uint8 else on_grid(found, self._top)
+        return on_grid(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
+
+    def _resize(self, source: Source, record: Box, before: np.ndarray, after: np.ndarray) -> Source:
+        """Windows of resized boxes, those with the same filter together."""
+        corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
+
+        def resized(some: Source, rows: np.ndarray, number: int) -> Source:
+            levels = resize(some, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[number])
+            return Source.of_dense(on_grid(levels, self._top))
+
+        return changed_by_key(source, filter_codes(record.filters, len(before)), resized)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
-        levels = dense(source)
-        size, filters = _size(after), filter_codes(record.filters, len(levels))
-        results = levels.new_empty(*levels.shape[:2], *size)
-        still = np.flatnonzero(~record.warped)
-        if len(still):
-            index = upload(still, levels.device)
-            results[index] = source.take(still).cut(after[still]).dense()
-        for number in np.unique(filters).tolist():
-            rows = np.flatnonzero((filters == number) & record.warped)
-            if len(rows):
-                index = upload(rows, levels.device)
-                results[index] = self._warped(
-                    levels[index], record.coefficients[rows], size, FILTERS[number], record.fill, after[rows, :2]
-                )
-        return Source.of_dense(results)
+        def warped(some: Source, rows: np.ndarray, number: int) -> Source:
+            if number == STILL:
+                return some.cut(after[rows])
+            coefficients, corners = record.coefficients[rows], after[rows, :2]
+            return Source.of_dense(
+                self._warped(some.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
+            )
+
+        return changed_by_key(source, np.where(record.warped, filter_codes(record.filters, len(after)), STILL), warped)
 
     def _operate(self, levels: torch.Tensor, record: Ops) -> torch.Tensor:
         """Do each image's operations; images with the same n-th one go together."""
         filters = filter_codes(record.filters, record.codes.shape)
         for turn in range(record.codes.shape[1]):
-            for code in np.unique(record.codes[:, turn]).tolist():
-                if code == NOTHING:
+            codes = record.codes[:, turn]
+            # Of maps, those with the same filter.
+            keys = zip(codes.tolist(), np.where(codes == WARP, filters[:, turn], 0).tolist(), strict=True)
+            for (code, number), rows in rows_by_key(keys).items():
+                if code in UNCHANGED:
                     continue
-                rows = np.flatnonzero(record.codes[:, turn] == code)
-                values = record.values[rows, turn]
-                if OPS[code] == "warp":
-                    self._warp_levels(levels, rows, values, filters[rows, turn], record.fill)
-                elif OPS[code] != "identity":
-                    index = upload(rows, levels.device)
+                values, index = record.values[rows, turn], upload(rows, levels.device)
+                if code == WARP:
+                    size, moved = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
+                    levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
+                else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
-        return levels if record.channels is None else in_channels(levels, record.channels)
-
-    def _warp_levels(
-        self,
-        levels: torch.Tensor,
-        rows: np.ndarray,
-        coefficients: np.ndarray,
-        filters: np.ndarray,
-        fill: Sequence[float],
-    ) -> None:
-        """Warp some images in place, those with the same filter together."""
-        size = levels.shape[2], levels.shape[3]
-        for number in np.unique(filters).tolist():
-            some = np.flatnonzero(filters == number)
-            index = upload(rows[some], levels.device)
-            warped = self._warped(levels[index].to(torch.uint8), coefficients[some], size, FILTERS[number], fill)
-            levels[index] = warped.to(torch.float32)
-
-
-def _resized(source: Source, record: Box, before: np.ndarray, after: np.ndarray, top: int | None) -> Source:
-    """Windows of resized boxes, those with the same filter together; `top`: the highest level."""
-    corners = before[:, :2] - record.box_tlhw[:, :2]
-    boxes, sizes = record.box_tlhw[:, 2:], record.size_hw
-    filters = filter_codes(record.filters, len(before))
-    groups: list[Group] = []
-    for number in np.unique(filters).tolist():
-        rows = np.flatnonzero(filters == number)
-        some = source if len(rows) == len(filters) else source.take(rows)
-        found = resize(some, corners[rows], boxes[rows], sizes[rows], after[rows], FILTERS[number])
-        groups.append((rows, Source.of_dense(found if found.dtype == torch.uint8 else on_grid(found, top))))
-    return _picked(groups, np.arange(len(filters)))[0]
-
-
-def _picked(groups: Sequence[Group], rows: np.ndarray) -> tuple[Source, list[Group]]:
-    """The images of some rows, in their order, and the groups that are left."""
-    picked: list[Group] = []
-    left: list[Group] = []
-    for own, source in groups:
-        inside = np.isin(own, rows, assume_unique=True)
-        if inside.all():
-            picked.append((own, source))
-        elif inside.any():
-            picked.append((own[inside], source.take(np.flatnonzero(inside))))
-            left.append((own[~inside], source.take(np.flatnonzero(~inside))))
-        else:
-            left.append((own, source))
-    if len(picked) == 1:
-        return picked[0][1], left
-    source = Source.joined([source for _, source in picked])
-    if source is not None:
-        return source.take(np.argsort(np.concatenate([own for own, _ in picked]))), left
-    results: torch.Tensor | None = None
-    for own, source in picked:
-        found = dense(source)
-        if results is None:
-            results = found.new_empty((len(rows), *found.shape[1:]))
-        results[upload(np.searchsorted(rows, own), found.device)] = found
-    assert results is not None
-    return Source.of_dense(results), left
+        if record.channels in (None, levels.shape[1]):
+            return levels
+        return levels[:, :1].expand(-1, record.channels, -1, -1)  # of grey ones
 
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
     """Whether the images of each record have one size, and all results too. Images of any size may go through the first
     box or flip, which reads pixels where they are."""
     untouched = np.ones(len(program), np.bool_)  # still a view of the stage's input
-    for number, record in enumerate(program.records):
+    for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
-        before, after = windows[number][rows, 2:], windows[number + 1][rows, 2:]
+        before, after = before[rows, 2:], after[rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
         gathers = isinstance(record, Box | Flip) and untouched[rows].all()
@@ -276,19 +220,50 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
-def dense(source: Source) -> torch.Tensor:
-    """All pixels of images of one size, N×C×H×W, read-only: a view if they are contiguous, else a copy."""
-    count, height, width = len(source.base), int(source.heights[0]), int(source.widths[0])
-    length = source.channels * height * width
-    first = int(source.base[0])
-    contiguous = (
-        (source.channel_step == height * width or source.channels == 1)
-        and (source.row_step == width).all()
-        and (source.column_step == 1).all()
-        and (source.heights == height).all()
-        and (source.widths == width).all()
-        and (source.base == first + np.arange(count) * length).all()
-    )
-    if not contiguous or source.pixels.dtype == torch.uint16:
-        return source.dense()
-    return source.pixels[first : first + count * length].view(count, source.channels, height, width)
+def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
+    """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
+    groups = rows_by_key(keys.tolist())
+    if len(groups) == 1:
+        [(key, rows)] = groups.items()
+        return change(images, rows, key)
+    return Source.merged([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
+
+
+class Branches:
+    """The images of a batch in groups, each with its rows: a branch of a chain is a group as long as its records have
+    the same rows.
+
+    Args:
+        images: of the whole batch.
+    """
+
+    def __init__(self, images: Source) -> None:
+        self._everyone = np.arange(len(images.base))
+        self._groups = [(self._everyone, images)]
+
+    def change(self, rows: np.ndarray | None, change: Callable[[Source], Source]) -> None:
+        """Take the images of some rows (ascending; None means all) out of their groups, and put them back changed."""
+        rows = self._everyone if rows is None else rows
+        if len(rows):
+            images = change(self._taken(rows))
+            self._groups.append((rows, images))
+
+    def whole(self) -> Source:
+        """Return the images of the batch; there are no groups after that."""
+        return self._taken(self._everyone)
+
+    def _taken(self, rows: np.ndarray) -> Source:
+        groups, self._groups = self._groups, []
+        taken: list[tuple[np.ndarray, Source]] = []
+        for group_rows, images in groups:
+            inside = np.isin(group_rows, rows, assume_unique=True)
+            if inside.all():
+                taken.append((group_rows, images))
+            elif inside.any():
+                taken.append((group_rows[inside], images.take(np.flatnonzero(inside))))
+                self._groups.append((group_rows[~inside], images.take(np.flatnonzero(~inside))))
+            else:
+                self._groups.append((group_rows, images))
+        if len(taken) == 1:
+            return taken[0][1]
+        return Source.merged([(np.searchsorted(rows, group_rows), images) for group_rows, images in taken])

@@ -1,4 +1,4 @@
-"""One image on its way through a chain on the CPU.
+"""One image on its way through a chain on the CPU, and the forms of its memory.
 
 Levels are a numpy array H×W×C, so crops and flips are views and cost nothing; colour works on a float32 scratch C×H×W
 of whole numbers. A canvas lives as long as its runner, with its scratch memory; used by one thread of the stage's
@@ -10,10 +10,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpuload.stage.reference.color import Floats
-from gpuload.stage.reference.resample import planes, planes_at
+__all__ = ["Canvas", "Floats", "contiguous", "planes", "planes_at"]
 
-__all__ = ["Canvas"]
+
+class Floats:
+    """Levels of one image as float32 C×H×W, shared by numpy and torch."""
+
+    __slots__ = ("array", "tensor")
+
+    def __init__(self, channels: int, height: int, width: int) -> None:
+        self.tensor = torch.empty(channels, height, width, dtype=torch.float32, device="cpu")
+        self.array = self.tensor.numpy()
 
 
 class Canvas:
@@ -69,6 +76,33 @@ class Canvas:
         return self._floats
 
     @property
+    def channels(self) -> int:
+        """How many the levels have."""
+        return self.image().shape[2] if self._floats is None else len(self._floats.array)
+
+    @property
     def is_float(self) -> bool:
         """Whether the levels are floats at present."""
         return self._floats is not None
+
+
+def planes(image: np.ndarray) -> torch.Tensor:
+    """An H×W×C array as a batch of one: 1×C×H×W in channels-last memory, without a copy if it is contiguous."""
+    image = contiguous(image)
+    return planes_at(torch.from_numpy(image), 0, *image.shape)
+
+
+def contiguous(image: np.ndarray) -> np.ndarray:
+    """An H×W×C array in C order; numpy takes ten times as long as torch to copy a mirrored one."""
+    if len(image) == 1 and image.strides[0] < 0:  # contiguous for numpy, but not for torch
+        image = image[::-1]
+    if image.strides[1] < 0:
+        return torch.from_numpy(np.ascontiguousarray(image[:, ::-1])).flip(1).numpy()
+    return np.ascontiguousarray(image)
+
+
+def planes_at(memory: torch.Tensor, offset: int, height: int, width: int, channels: int) -> torch.Tensor:
+    """The same, for an H×W×C image that begins at an offset in a tensor's memory."""
+    return memory.as_strided(
+        (1, channels, height, width), (height * width * channels, 1, width * channels, channels), offset
+    )

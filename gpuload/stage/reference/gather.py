@@ -5,7 +5,7 @@ A `Source` says where the pixels of a batch are in one flat tensor: pixel (y, x)
 same, and crops and flips only change numbers on the host. Pixels move when a result is gathered: loops run over the
 taps of a filter, never over images. The arithmetic is Pillow's fixed point to the last bit (along the rows, rounded to
 levels, then along the columns); for images that are not uint8, which are float32 from where they are gathered on, that
-of `gpuload.stage.reference.deep`.
+of `gpuload.stage.reference.resample`.
 
 Works on any device. Nothing is kept from call to call.
 """
@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.deep import exact
-from gpuload.stage.upload import upload
+from gpuload.stage.reference.resample import exact
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices, padded_places
 
 __all__ = ["Source", "crop", "resize"]
@@ -64,12 +64,18 @@ class Source:
         return replace(self, base=base, heights=tlhw[:, 2], widths=tlhw[:, 3])
 
     @classmethod
-    def joined(cls, sources: Sequence[Source]) -> Source | None:
-        """The images of several sources, in order; None if they are not in one tensor with equal channel steps."""
-        first = sources[0]
-        if any(one.pixels is not first.pixels or one.channel_step != first.channel_step for one in sources):
-            return None
-        return replace(first, **{name: np.concatenate([getattr(one, name) for one in sources]) for name in PER_IMAGE})
+    def merged(cls, parts: Sequence[tuple[np.ndarray, Source]]) -> Source:
+        """Images of parts, each with the places that its images get: copied, unless they are in one tensor."""
+        order, first = np.concatenate([rows for rows, _ in parts]), parts[0][1]
+        sources = [source for _, source in parts]
+        if all(one.pixels is first.pixels and one.channel_step == first.channel_step for one in sources):
+            steps = {name: np.concatenate([getattr(one, name) for one in sources]) for name in PER_IMAGE}
+            return replace(first, **steps).take(np.argsort(order))
+        levels = [source.dense() for source in sources]
+        result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
+        for (rows, _), part in zip(parts, levels, strict=True):
+            result[upload(rows, result.device)] = part
+        return cls.of_dense(result)
 
     def take(self, rows: np.ndarray) -> Source:
         """Some of the images."""
@@ -100,8 +106,20 @@ class Source:
         return self.pixels.view(torch.int16)[indices].to(torch.int32).bitwise_and_(0xFFFF).to(torch.float32)
 
     def dense(self) -> torch.Tensor:
-        """All pixels N×C×H×W; the images must be of one size."""
-        return self.gather(_range(self.heights, self.pixels), _range(self.widths, self.pixels))
+        """All pixels of images of one size, N×C×H×W, read-only: a view if they are contiguous, else a copy."""
+        count, height, width = len(self.base), int(self.heights[0]), int(self.widths[0])
+        length, first = self.channels * height * width, int(self.base[0])
+        contiguous = (
+            (self.channel_step == height * width or self.channels == 1)
+            and (self.row_step == width).all()
+            and (self.column_step == 1).all()
+            and (self.heights == height).all()
+            and (self.widths == width).all()
+            and (self.base == first + np.arange(count) * length).all()
+        )
+        if not contiguous or self.pixels.dtype == torch.uint16:
+            return self.gather(_range(self.heights, self.pixels), _range(self.widths, self.pixels))
+        return self.pixels[first : first + count * length].view(count, self.channels, height, width)
 
 
 def crop(

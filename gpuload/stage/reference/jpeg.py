@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import pad
 
+from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.upload import upload
 
 __all__ = ["compress", "compress_image"]
 

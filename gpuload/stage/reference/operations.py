@@ -1,4 +1,5 @@
-"""What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU.
+"""What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU; and
+mixtures of chains of operations (AugMix).
 
 `OPERATIONS` are for batches. Levels and results are float32 N×C×H×W, whole numbers in 0 … 255. An operation may work in
 place, and returns its result. `values` is float64 (N, `VALUES`), what was drawn for each image, on the host, since some
@@ -6,7 +7,12 @@ operations need a number before they issue anything. The meaning is Pillow's if 
 an image are sums and counts of whole numbers, so an image's result never depends on its batch. The callers do
 ``"warp"`` and ``"identity"`` themselves.
 
-`SingleOperations` does the same to one image with the same results, as a batch of one unless there is a faster way.
+`image_operations` do the same to one image with the same results, as a batch of one unless there is a faster way.
+
+In a mixture, levels are multiplied by their shares and summed up in float32, the image first, then chain after chain,
+and truncated, as in torchvision; for one image and for batches by the same products and sums, so results are equal.
+With `GUARD` an image mixed with itself stays as it is, even if its shares' sum is below 1 by the last bit.
+
 Runs in the process of the stage, one thread.
 """
 
@@ -18,20 +24,20 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
-from gpuload.stage.reference import points
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import ADJUST, SingleColor
+from gpuload.stage.reference.color import ADJUST, POINTS, SINGLE_POINTS, SingleColor
 from gpuload.stage.reference.jpeg import compress, compress_image
-from gpuload.stage.reference.points import POINTS
-from gpuload.stage.reference.warp import warp_image
-from gpuload.stage.upload import upload
-from gpuload.transforms.program.ops import OPS
+from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = ["OPERATIONS", "Operation", "SingleOperations", "canvas_in_channels", "in_channels", "warp_canvas"]
+__all__ = ["OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+ImageOperation = Callable[[Canvas, Sequence[float]], None]
+
+GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
 
 
 def _factor(name: str) -> Operation:
@@ -58,50 +64,29 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return torch.where(wraps, levels.remainder(256), levels.clamp(0, 255))
 
 
-def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
-    """Grey levels in this many channels."""
-    return levels if count == levels.shape[1] else levels[:, :1].expand(-1, count, -1, -1)
-
-
 OPERATIONS: Final[dict[str, Operation]] = {
     **{name: _factor(name) for name in ADJUST},
+    **POINTS,
     "sharpness": sharpness,
-    "solarize": points.solarize,
-    "posterize": points.posterize,
-    "equalize": points.equalize,
-    "autocontrast": points.autocontrast,
-    "invert": points.invert,
-    "grayscale": points.grayscale,
     "blur": blur,
     "noise": noise,
-    "permute": points.permute,
-    "solarize_add": points.solarize_add,
     "pillow_blur": box_blur,
     "jpeg": compress,
 }
 
 
-ImageOperation = Callable[[Canvas, Sequence[float]], None]
-
-
-class SingleOperations:
-    def __init__(self) -> None:
-        color = SingleColor()
-        tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
-        tuned.update(POINTS)
-        tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
-        tuned["blur"] = _blur
-        tuned["noise"] = _noise
-        tuned["pillow_blur"] = box_blur_image
-        tuned["jpeg"] = compress_image
-        tuned["identity"] = lambda canvas, values: None
-        self._by_code = [tuned.get(name) or (_batched(name) if name in OPERATIONS else None) for name in OPS]
-
-    def apply(self, canvas: Canvas, code: int, values: Sequence[float]) -> None:
-        """Do the operation with this code."""
-        operation = self._by_code[code]
-        assert operation is not None, f"there is no {OPS[code]} on the CPU"
-        operation(canvas, values)
+def image_operations() -> list[ImageOperation]:
+    """Return what each code means for one image on the CPU, with scratch memory of its own."""
+    color = SingleColor()
+    tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
+    tuned.update(SINGLE_POINTS)
+    tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
+    tuned["blur"] = _blur
+    tuned["noise"] = _noise
+    tuned["pillow_blur"] = box_blur_image
+    tuned["jpeg"] = compress_image
+    tuned["identity"] = lambda canvas, values: None
+    return [tuned.get(name) or _batched(name) for name in OPS]
 
 
 def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
@@ -109,22 +94,13 @@ def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
 
 
 def _batched(name: str) -> ImageOperation:
-    operation = OPERATIONS[name]
-
     def apply(canvas: Canvas, values: Sequence[float]) -> None:
         floats = canvas.floats()
-        result = operation(floats.tensor[None], np.array([values]))
+        result = OPERATIONS[name](floats.tensor[None], np.array([values]))
         if result.data_ptr() != floats.tensor.data_ptr():
             floats.tensor.copy_(result[0])
 
     return apply
-
-
-def canvas_in_channels(canvas: Canvas, count: int) -> None:
-    """Bring grey levels to this many channels."""
-    channels = canvas.floats().array.shape[0] if canvas.is_float else canvas.image().shape[2]
-    if count != channels:
-        canvas.set(np.repeat(canvas.image()[:, :, :1], count, axis=2))
 
 
 def _blur(canvas: Canvas, values: Sequence[float]) -> None:
@@ -143,7 +119,33 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
         levels.tensor.clamp_(0, 255)
 
 
-def warp_canvas(canvas: Canvas, values: Sequence[float], interpolation: str, fill: Sequence[float]) -> None:
-    """Warp an image to its own size."""
+def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
+    """Replace the image on a canvas by its mixture with the results of chains.
+
+    Args:
+        canvas: holds the image.
+        shares: float32 (1 + chains), of the image itself and of each chain.
+        chains: each changes the image on the canvas.
+    """
     image = canvas.image()
-    canvas.set(warp_image(image, values, (image.shape[0], image.shape[1]), interpolation, fill))
+    total = image * shares[0]
+    for chain, share in zip(chains, shares[1:], strict=True):
+        canvas.set(image)
+        chain()
+        # Floats are read as they are: making them levels first would take another pass.
+        levels = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else canvas.image()
+        total += levels * share
+    total += np.float32(GUARD)
+    canvas.set(total.astype(np.uint8))
+
+
+def mix_batch(
+    levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
+) -> torch.Tensor:
+    """The same for levels N×C×H×W, float32; `operate` does operations in place."""
+    shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
+    total = levels * shares[:, 0]
+    for chain in range(record.codes.shape[1]):
+        made = operate(levels.clone(), record.chain(chain))
+        total.add_(made.mul_(shares[:, 1 + chain]))
+    return total.add_(GUARD).floor_()

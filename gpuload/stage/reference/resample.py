@@ -1,12 +1,18 @@
-"""Resampling of uint8 images, one at a time on the CPU: torch's antialiasing kernels, within a level of Pillow's; for
-filters that torch has no such kernel for, `gpuload.stage.reference.deep`.
+"""Resampling of one image at a time on the CPU.
 
-torch has kernels for uint8 on the CPU (AVX2; Pillow's algorithm in 16-bit fixed point) that cost a third of Pillow's
-time. Like Pillow up to version 12 they go along the rows first; newer versions begin with the cheaper axis, which
-differs where bicubic overshoots 0 … 255 in between. The kernels always start at the image's first pixel. So for a part
-of a result (the window of a crop after a resize) the source is put where it is in the whole image, next to pixels that
-nothing depends on, and the result is computed up to the window's end with the scale given: it equals that part of the
-whole result to the last bit.
+uint8 images go through torch's antialiasing kernels (AVX2; Pillow's algorithm in 16-bit fixed point, within a level of
+Pillow's), which cost a third of Pillow's time. Like Pillow up to version 12 they go along the rows first; newer
+versions begin with the cheaper axis, which differs where bicubic overshoots 0 … 255 in between. The kernels always
+start at the image's first pixel. So for a part of a result (the window of a crop after a resize) the source is put
+where it is in the whole image, next to pixels that nothing depends on, and the result is computed up to the window's
+end with the scale given: it equals that part of the whole result to the last bit.
+
+Where torch has no kernel (images that are not uint8, and uint8 by lanczos and plain filters), `resampled` does it. For
+uint8 it is Pillow's fixed point: along the rows, rounded to levels, then along the columns; with plain filters whole
+numbers in between that may lie beyond 0 … 255, since torch clips only at the end. Other images have these weights
+divided by their sum, in float32. Products and sums are rounded one after the other; results of uint16 become levels
+once, at the end. Taps of no weight are left out, so a NaN reaches as far as the filter does.
+`gpuload.stage.reference.gather` does the same to batches, with the same bits.
 
 Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and must not be shared between
 threads; a result is valid until the next call.
@@ -14,17 +20,18 @@ threads; a result is valid until the next call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.stage.reference.deep import resampled
-from gpuload.transforms.program.windows import nearest_indices
+from gpuload.stage.finish import TOPS
+from gpuload.stage.reference.canvas import planes
+from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
-__all__ = ["Resampler", "contiguous", "planes", "planes_at"]
+__all__ = ["Resampler", "exact", "image_on_grid", "on_grid", "resampled"]
 
 # As called by torch.nn.functional.interpolate(antialias=True); through torch.ops a call takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
@@ -119,23 +126,65 @@ class _Scratch:
         return self
 
 
-def planes(image: np.ndarray) -> torch.Tensor:
-    """An H×W×C array as a batch of one: 1×C×H×W in channels-last memory, without a copy if it is contiguous."""
-    image = contiguous(image)
-    return planes_at(torch.from_numpy(image), 0, *image.shape)
+def exact(weights: np.ndarray) -> np.ndarray:
+    """Weights in fixed point (…, taps) as float32 numbers whose sum is 1."""
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
-def contiguous(image: np.ndarray) -> np.ndarray:
-    """An H×W×C array in C order; numpy takes ten times as long as torch to copy a mirrored one."""
-    if len(image) == 1 and image.strides[0] < 0:  # contiguous for numpy, but not for torch
-        image = image[::-1]
-    if image.strides[1] < 0:
-        return torch.from_numpy(np.ascontiguousarray(image[:, ::-1])).flip(1).numpy()
-    return np.ascontiguousarray(image)
+def resampled(
+    image: np.ndarray,
+    corner: tuple[int, ...],
+    box_hw: tuple[int, ...],
+    size_hw: tuple[int, ...],
+    window: tuple[int, ...],
+    interpolation: str,
+) -> np.ndarray:
+    """A window of a resized box, H×W×C; arguments as for `gpuload.stage.reference.resample.Resampler.window`."""
+    dtype, plain = image.dtype, interpolation in PLAIN.values()
+    for axis in (1, 0):
+        start, count, length = window[axis], window[axis + 2], image.shape[axis]
+        if box_hw[axis] == size_hw[axis]:
+            image = image.take(range(start - corner[axis], start - corner[axis] + count), axis)
+            continue
+        lengths = (np.array([number]) for number in (box_hw[axis], size_hw[axis], start))
+        firsts, weights = filter_weights(*lengths, count, interpolation)
+        places = (firsts[0] - corner[axis] + np.arange(weights.shape[2])[:, None]).clip(0, length - 1)
+        taps = (image.take(place, axis) for place in places)
+        shape = (-1, count, 1, 1) if axis == 0 else (-1, count, 1)
+        if dtype != np.uint8:
+            image = _float_sum(taps, exact(weights[0]).T.reshape(shape))
+            continue
+        image = _whole_sum(taps, weights[0].T.reshape(shape))
+        if not plain:
+            image = image_on_grid(image, dtype)
+    return image_on_grid(image, dtype)
 
 
-def planes_at(memory: torch.Tensor, offset: int, height: int, width: int, channels: int) -> torch.Tensor:
-    """The same, for an H×W×C image that begins at an offset in a tensor's memory."""
-    return memory.as_strided(
-        (1, channels, height, width), (height * width * channels, 1, width * channels, channels), offset
-    )
+def _float_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
+    total = np.float32(0)
+    for levels, weight in zip(taps, weights, strict=True):
+        counts = weight != 0
+        sums = levels * weight + total
+        total = sums if counts.all() else np.where(counts, sums, total)
+    return np.asarray(total)
+
+
+def _whole_sum(taps: Iterator[np.ndarray], weights: np.ndarray) -> np.ndarray:
+    total = np.int32(1 << (PRECISION_BITS - 1))
+    for levels, weight in zip(taps, weights, strict=True):
+        total = total + levels * weight
+    return np.asarray(total) >> PRECISION_BITS
+
+
+def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers as levels of a dtype: rounded and clamped, if these are whole numbers."""
+    top = TOPS[dtype.name]
+    if top is None or numbers.dtype == dtype:
+        return numbers.astype(dtype, copy=False)
+    return (numbers if numbers.dtype.kind == "i" else np.rint(numbers)).clip(0, top).astype(dtype)
+
+
+def on_grid(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
+    """The same for a tensor, float32, which stays that, or uint8; `top` is the highest level, see
+    `gpuload.stage.finish.TOPS`."""
+    return numbers if top is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, top)

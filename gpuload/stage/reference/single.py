@@ -1,7 +1,8 @@
 """The reference on the CPU: a chain applied to one image after the other.
 
 An image is taken through all its transforms while it is in the cache, and its result is written once, into the memory
-of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB.
+of the batch: 224×224 RGB is 150 KB as levels and 600 KB as float32, a whole batch 38 MB. The program of a batch becomes
+steps, functions of (index among the record's rows, canvas), once for a batch; each image is then taken through its own.
 
 Runs in the process of the stage; keeps scratch memory from image to image, so a runner must not be shared between
 threads. The result for an image does not depend on its batch.
@@ -9,20 +10,32 @@ threads. The result for an image does not depend on its batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
 import numpy as np
 import torch
 
-from gpuload.stage.finish import Finish
-from gpuload.stage.finished import Outputs
+from gpuload.stage.finish import TOPS, Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
-from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.resample import contiguous
-from gpuload.stage.reference.steps import Step, Steps
+from gpuload.stage.reference.canvas import Canvas, contiguous
+from gpuload.stage.reference.operations import image_operations, mix_image
+from gpuload.stage.reference.resample import Resampler, resampled
+from gpuload.stage.reference.warp import deform, warp_image
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import NOTHING, Box, Elastic, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.ops import code as code_of
+from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_places
 
 __all__ = ["SingleRunner"]
 
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+Step = Callable[[int, Canvas], None]
+
+WARP: Final = code_of("warp")
+MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
+_NO_PIXELS = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class SingleRunner:
@@ -35,16 +48,22 @@ class SingleRunner:
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
-        self._steps = Steps()
+        self._operations = image_operations()
+        self._resamplers: list[Resampler] = []
         self._canvas = Canvas()
 
-    def levels(
-        self, images: RaggedImages, program: Program, windows_tlhw: tuple[np.ndarray, ...], outputs: Outputs
-    ) -> None:
-        """Apply the records that work on levels, and finish; arguments as for `gpuload.stage.backend.Levels`."""
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None = None,
+    ) -> Program | None:
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        ways = self._steps.of(program, windows_tlhw, canvas.flat.dtype)
+        ways = self._ways(program, windows_tlhw, canvas.flat.dtype)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
@@ -57,7 +76,81 @@ class SingleRunner:
                     step(index, canvas)
                 write(row, canvas)
         finally:
-            canvas.pixels, canvas.flat = _NOTHING, _NOTHING.numpy()  # let go of the ring
+            canvas.pixels, canvas.flat = _NO_PIXELS, _NO_PIXELS.numpy()  # let go of the ring
+        return late
+
+    def _ways(
+        self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
+    ) -> list[list[tuple[int, Step]]]:
+        """Return for each image of a batch of this dtype its steps, with its index among the rows of each record."""
+        ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
+        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
+        for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
+            rows = everyone if record.rows is None else record.rows
+            if not len(rows):
+                continue
+            before, after, steps = before[rows], after[rows], []
+            if isinstance(record, Box) and not record.pads:
+                # Each resize of an image has a resampler of its own, since a result is valid until the next call.
+                number = int(resized[rows].max())
+                resized[rows] = number + 1
+                if number == len(self._resamplers):
+                    self._resamplers.append(Resampler())
+                steps.append(_resize(record, before, after, self._resamplers[number], dtype))
+            elif step := self._step(record, before, after, dtype):
+                steps.append(step)
+                whole = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
+                if whole or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
+                    steps.append(_cut(after))
+            for step in steps:
+                for index, row in enumerate(rows.tolist()):
+                    ways[row].append((index, step))
+        return ways
+
+    def _step(self, record: Record, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
+        """Return what a record does to an image; None if nothing, or only at the end of the chain."""
+        match record:
+            case Flip():
+                return _flip(record)
+            case Box():
+                return _crop(record, before, after, dtype)
+            case Warp():
+                return _warp(record)
+            case Elastic():
+                return _deform(record)
+            case Ops():
+                return self._operate(record)
+            case Mixture():
+                return self._mix(record)
+            case Erase():
+                return _erase(record, before, dtype)
+        return None
+
+    def _operate(self, record: Ops) -> Step:
+        codes, values, channels = record.codes.tolist(), record.values.tolist(), record.channels
+        filters = filter_codes(record.filters, record.codes.shape).tolist()
+        operations = self._operations
+
+        def step(row: int, canvas: Canvas) -> None:
+            for number, code in enumerate(codes[row]):
+                if code == WARP:
+                    image, interpolation = canvas.image(), FILTERS[filters[row][number]]
+                    canvas.set(warp_image(image, values[row][number], image.shape[:2], interpolation, record.fill))
+                elif code != NOTHING:
+                    operations[code](canvas, values[row][number])
+            if channels is not None and channels != canvas.channels:
+                canvas.set(np.repeat(canvas.image()[:, :, :1], channels, axis=2))
+
+        return step
+
+    def _mix(self, record: Mixture) -> Step:
+        chains = [self._operate(record.chain(number)) for number in range(record.codes.shape[1])]
+        shares = record.weights.astype(np.float32)
+
+        def step(row: int, canvas: Canvas) -> None:
+            mix_image(canvas, shares[row], [partial(chain, row, canvas) for chain in chains])
+
+        return step
 
     def _writer(self, outputs: Outputs) -> Step:
         """A function that finishes the image on a canvas and writes it to the batch."""
@@ -104,3 +197,135 @@ class SingleRunner:
                 np.add(np.multiply(rows[row], scale, out=rows[row]), bias, out=rows[row])
 
         return write
+
+
+def _cut(windows_tlhw: np.ndarray) -> Step:
+    windows = windows_tlhw.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        (top, left, height, width), image = windows[row], canvas.image()
+        if image.shape[:2] != (height, width):
+            canvas.set(image[top : top + height, left : left + width])
+
+    return step
+
+
+def _flip(record: Flip) -> Step:
+    flags, view = record.flipped.tolist(), MIRROR[record.axis]
+
+    def step(row: int, canvas: Canvas) -> None:
+        if flags[row]:
+            canvas.set(canvas.image()[view])
+
+    return step
+
+
+def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -> Step | None:
+    starts, sizes_hw, mode = record.box_tlhw[:, :2] + after[:, :2], record.sizes_hw, str(record.padding_mode)
+    outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
+    if not outside.any():
+        return None  # the window that was decoded, or resampled, is the crop
+    if mode == "constant":
+        return _crop_filled(starts, outside.tolist(), np.array(record.fill, dtype), sizes_hw, before, after[:, 2:])
+
+    def step(row: int, canvas: Canvas) -> None:
+        if not outside[row]:
+            return
+        at = []
+        for axis in (0, 1):
+            wanted = starts[row, axis] + np.arange(after[row, axis + 2])
+            at.append(padded_places(wanted, int(sizes_hw[row, axis]), mode) - before[row, axis])
+        canvas.set(canvas.image()[at[0][:, None], at[1]])
+
+    return step
+
+
+def _crop_filled(
+    starts: np.ndarray,
+    outside: list[bool],
+    fill: np.ndarray,
+    sizes_hw: np.ndarray,
+    before: np.ndarray,
+    results_hw: np.ndarray,
+) -> Step:
+    """The part inside the image is copied at once, or is a view if nothing is to be filled: gathering pixels made a
+    detection recipe take three times as long."""
+    first = np.clip(-starts, 0, results_hw)
+    lengths = np.clip(sizes_hw - starts, first, results_hw) - first
+    corners, firsts, sizes = (starts + first - before[:, :2]).tolist(), first.tolist(), results_hw.tolist()
+    parts = lengths.tolist()
+
+    def step(row: int, canvas: Canvas) -> None:
+        if not outside[row]:
+            return
+        (top, left), (down, across), (height, width) = corners[row], firsts[row], parts[row]
+        image = canvas.image()
+        there = image[top : top + height, left : left + width]
+        if [height, width] != sizes[row]:
+            there, part = np.empty((*sizes[row], image.shape[2]), fill.dtype), there
+            there[:] = fill
+            there[down : down + height, across : across + width] = part
+        canvas.set(there)
+
+    return step
+
+
+def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler, dtype: np.dtype) -> Step:
+    corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
+    boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
+    filters, deep = _names(record.filters, len(before)), dtype != np.uint8
+
+    def step(row: int, canvas: Canvas) -> None:
+        box, size, window, interpolation = boxes[row], sizes[row], windows[row], filters[row]
+        if deep and interpolation != "nearest":
+            canvas.set(resampled(canvas.image(), corners[row], box, size, window, interpolation))
+            return
+        if window[:2] == [0, 0] and window[2:] == size != box and interpolation != "nearest":
+            canvas.set(resampler.whole(canvas.planes(), (size[0], size[1]), interpolation))
+            return
+        corner, box, size, window = map(tuple, (corners[row], box, size, window))
+        canvas.set(resampler.window(canvas.image(), corner, box, size, window, interpolation))
+
+    return step
+
+
+def _warp(record: Warp) -> Step:
+    coefficients, sizes, fill = record.coefficients.tolist(), record.size_hw.tolist(), record.fill
+    warped, filters = record.warped.tolist(), _names(record.filters, len(sizes))
+
+    def step(row: int, canvas: Canvas) -> None:
+        if warped[row]:
+            canvas.set(warp_image(canvas.image(), coefficients[row], tuple(sizes[row]), filters[row], fill))
+
+    return step
+
+
+def _deform(record: Elastic) -> Step:
+    def step(row: int, canvas: Canvas) -> None:
+        levels = torch.from_numpy(np.array(canvas.image().transpose(2, 0, 1), order="C"))[None]
+        canvas.set(deform(levels, record, np.array([row]))[0].permute(1, 2, 0).contiguous().numpy())
+
+    return step
+
+
+def _names(filters: np.ndarray | str, count: int) -> list[str]:
+    """The name of each image's filter."""
+    return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
+
+
+def _erase(record: Erase, before: np.ndarray, dtype: np.dtype) -> Step | None:
+    boxes = boxes_within(record.boxes_tlhw, before)
+    rows = set(np.nonzero(boxes[:, :, 2:].all(axis=2))[0].tolist())
+    if not rows:
+        return None
+    corners, levels = boxes.tolist(), np.array(record.levels(TOPS[dtype.name]), dtype)
+
+    def step(row: int, canvas: Canvas) -> None:
+        if row not in rows:
+            return
+        image = canvas.image().copy()  # the image itself may be in the ring
+        for top, left, height, width in corners[row]:
+            image[top : top + height, left : left + width] = levels
+        canvas.set(image)
+
+    return step

@@ -1,8 +1,9 @@
-"""Projective maps of images: Pillow's `Image.transform`, on one image on the CPU, and on batches on any device.
+"""Maps of images: projective ones, Pillow's `Image.transform`, on one image on the CPU and on batches on any device;
+and elastic deformation.
 
-On the CPU it is Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; numpy takes several
-times as long). On batches tensor operations do the same arithmetic, to the last bit if Pillow was built without fused
-multiply-adds, as it is for x86-64:
+Projective maps on the CPU are Pillow itself (224×224 RGB in 0.1, 0.9 and 2.0 ms by nearest, bilinear and bicubic; numpy
+takes several times as long). On batches tensor operations do the same arithmetic, to the last bit if Pillow was built
+without fused multiply-adds, as it is for x86-64:
 
 - Pixel (x, y) of the result shows the point that its centre, (x + ½, y + ½), is mapped to, in float64. If that is
   outside the image, the pixel is filled; taps of a filter outside are those on the border. Filtered levels are
@@ -10,8 +11,14 @@ multiply-adds, as it is for x86-64:
 - The nearest pixel is found in three ways: for a map that only scales and shifts by adding up steps along each axis,
   for another affine map in 16.16 fixed point, for a projective one as above.
 
-Images that are not uint8 are Pillow's floats, and rounded afterwards if they are uint16. Nothing is kept from call to
-call.
+Images that are not uint8 are Pillow's floats, and rounded afterwards if they are uint16.
+
+Elastic deformation (`deform`) shows in each pixel what lies at a smooth random displacement from it. Noise is
+`gpuload.transforms.program.fields`', the same on every device; it is smoothed by sums over taps, in one order, so that
+an image's field does not depend on its batch. Sampling is torch's `grid_sample`, borders as by torchvision: outside is
+the fill, and a filtered pixel next to the border is mixed with it.
+
+Nothing is kept from call to call.
 """
 
 from __future__ import annotations
@@ -22,12 +29,18 @@ from typing import Final
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.functional import grid_sample
 
-from gpuload.stage.reference.deep import image_on_grid
-from gpuload.stage.upload import upload
+from gpuload.stage.device import upload
+from gpuload.stage.noise import philox_words
+from gpuload.stage.ragged import rows_by_key
+from gpuload.stage.reference.resample import image_on_grid
+from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
+from gpuload.transforms.program.ops import Elastic
+from gpuload.transforms.program.windows import padded_places
 
-__all__ = ["mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
+__all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 
 FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -154,14 +167,13 @@ def nearest_pixels(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The pixels that are shown, y and x, int64 (N, H'·W'); outside the image if none is."""
     scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
+    groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
+    if len(groups) == 1:
+        return NEAREST[min(groups)](like, coefficients, size_hw, corners)
     found = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
-    for which, find in ((scaling, _scaled), (fixed, _fixed), (~scaling & ~fixed, _floating)):
-        rows = np.flatnonzero(which)
-        if len(rows) == len(which):
-            return find(like, coefficients, size_hw, corners)
-        if len(rows):
-            index = upload(rows, like.device)
-            found[0, index], found[1, index] = find(like, coefficients[rows], size_hw, corners[rows])
+    for way, rows in groups.items():
+        index = upload(rows, like.device)
+        found[0, index], found[1, index] = NEAREST[way](like, coefficients[rows], size_hw, corners[rows])
     return found[0], found[1]
 
 
@@ -192,6 +204,9 @@ def _floating(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     y, x = mapped_points(like, coefficients, size_hw, corners)
     return tuple(torch.where(v >= 0, v, -1.0).clamp_(max=2.0**31).to(torch.int64) for v in (y, x))  # pyright: ignore[reportReturnType]
+
+
+NEAREST: Final = (_scaled, _fixed, _floating)
 
 
 def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -240,3 +255,51 @@ def _cubic(taps: list[torch.Tensor], share: torch.Tensor) -> torch.Tensor:
     square = 2 * (v1 - v2) + v3 - v4
     cube = v2 - v1 - v3 + v4
     return v2 + share * ((v3 - v1) + share * (square + share * cube))
+
+
+def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Tensor:
+    """Images of one size, N×C×H×W in any dtype, through the fields of these rows of a record; the same shape."""
+    n, channels, height, width = levels.shape
+    fields = _fields(upload(record.keys[rows].astype(np.int64), levels.device), record, height, width)
+    down, across = (
+        (2 * torch.arange(length, device=levels.device, dtype=torch.float32) + 1) / length - 1
+        for length in (height, width)
+    )
+    x = across + fields[:, 0] * (record.alpha[0] / width)
+    y = down[:, None] + fields[:, 1] * (record.alpha[1] / height)
+    inside = torch.ones((n, 1, height, width), device=levels.device)
+    numbers = torch.cat([levels.to(torch.float32), inside], dim=1)
+    interpolation = str(record.filters)
+    found = grid_sample(numbers, torch.stack([x, y], dim=3), interpolation, "zeros", align_corners=False)
+    found, inside = found[:, :channels], found[:, channels:]
+    fill = upload(np.array(record.fill, np.float32).reshape(-1, 1, 1), levels.device)
+    found = torch.where(inside < 0.5, fill, found) if interpolation == "nearest" else (found - fill) * inside + fill
+    if levels.dtype.is_floating_point:
+        return found.to(levels.dtype)
+    return found.round_().clamp_(0, torch.iinfo(levels.dtype).max).to(levels.dtype)
+
+
+def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:
+    """The smoothed noise of images with these keys, (N, 2): float32 N×2×H×W."""
+    count = 2 * height * width
+    words = philox_words(keys, -(-count // 4)).flatten(1)[:, :count]
+    noise = ((words >> 8).to(torch.float32) * 2.0**-23 - (1 - 2.0**-24)).view(-1, 2, height, width)
+    planes = []
+    for plane, numbers in enumerate(noise.unbind(1)):
+        if record.sigma[plane]:
+            size = kernel_size(record.sigma[plane])
+            for axis, length in ((2, width), (1, height)):
+                numbers = _smoothed(numbers, gaussian(record.sigma[2 - axis], size), axis, length)
+        planes.append(numbers)
+    return torch.stack(planes, dim=1)
+
+
+def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
+    """Weighted sums along an axis, with mirrored borders."""
+    reach = len(weights) // 2
+    places = padded_places(np.arange(-reach, length + reach), length, "reflect")
+    wider = numbers.index_select(axis, upload(places, numbers.device))
+    total = wider.narrow(axis, 0, length) * float(np.float32(weights[0]))
+    for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
+        total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round otherwise
+    return total

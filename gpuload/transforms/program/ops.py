@@ -310,8 +310,8 @@ class Erase(Record):
 
 @dataclass(eq=False, repr=False)
 class Mix(Record):
-    """Each image is mixed with its partner, the sample at position p XOR 1. The partner's row is not drawn: whoever
-    applies the record is told. A program has at most one such record, for all rows.
+    """Each image is mixed with its partner (`gpuload.batches.mixing`). The partner's row is not drawn: whoever applies
+    the record is told. A program has at most one such record, for all rows.
 
     Attributes:
         share: float64 (n,), of the image itself, also in the label; 1 where it is not mixed.
@@ -329,7 +329,7 @@ class Mix(Record):
 @dataclass(eq=False, repr=False)
 class Call(Record):
     """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
-    there, and `gpuload.stage.own` calls it.
+    there, and `gpuload.stage.user_code` calls it.
 
     Attributes:
         own: the transform, a `gpuload.transforms.custom.Custom`.

@@ -49,15 +49,7 @@ def test_to_dtype(compare, images):
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize(
-    "erasing",
-    [
-        T.RandomErasing(0.7, value=(0.3, -0.4, 0.5)),
-        T.RandomErasing(0.7, value="random", max_count=3),
-        T.RandomErasing(0.7, mode="rand", max_count=3),
-    ],
-    ids=["constant", "pixels", "boxes"],
-)
+@pytest.mark.parametrize("erasing", [T.RandomErasing(0.7), T.RandomErasing(0.7, value=(0.3, -0.4, 0.5), max_count=3)])
 def test_erasing_of_finished_images(erasing, memory_format, compare, images):
     compared = compare(
         [*CROPS, NORMALIZE, erasing, T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
@@ -70,27 +62,21 @@ def test_erasing_of_finished_images(erasing, memory_format, compare, images):
 
 
 def test_erasing_of_some_finished_images_of_all_sizes(compare, images):
-    erasing = T.RandomApply([T.RandomErasing(1.0, value="random"), T.RandomHorizontalFlip(1.0)], p=0.5)
+    erasing = T.RandomApply([T.RandomErasing(1.0, value=2), T.RandomHorizontalFlip(1.0)], p=0.5)
     compared = compare([T.Pad(2), NORMALIZE, erasing], images)
     assert compared.native == ["dali"]
     assert compared.most < 1e-6
 
 
-@pytest.mark.parametrize(("dtype", "apart"), [("float32", 0.0), ("float16", 0.0), ("bfloat16", 0.0)])
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
 def test_erasing_behind_what_the_reference_does(dtype, apart, memory_format, compare, images):
-    """MixUp is not DALI's, so that what is behind it changes the batch where it lies."""
-    transforms = [
-        *CROPS,
-        NORMALIZE,
-        T.MixUp(num_classes=4),
-        T.RandomErasing(0.7, value="random"),
-        T.RandomVerticalFlip(),
-    ]
+    """MixUp is not DALI's, so what is behind it changes the batch where it lies."""
+    transforms = [*CROPS, NORMALIZE, T.MixUp(num_classes=4), T.RandomErasing(0.7), T.RandomVerticalFlip()]
     compared = compare([T.Identity(), *transforms], images, ragged="error", dtype=dtype, memory_format=memory_format)
     assert compared.plan.backend_of("MixUp") == "torch"
     assert compared.plan.backend_of("RandomErasing") == "dali"
-    assert compared.most <= {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype] + apart
+    assert compared.most <= apart
 
 
 def test_images_between_two_backends(compare, images):
@@ -103,9 +89,10 @@ def test_images_between_two_backends(compare, images):
 
 @pytest.mark.slow
 def test_more_images_than_a_piece(compare, images):
-    seldom = T.RandomApply([T.RandomInvert(1.0), T.RandomCrop(20), T.Pad(10)], p=0.02)  # none in the second piece
-    transforms = [*CROPS, seldom, T.ColorJitter(0.4, 0.4), NORMALIZE, T.RandomErasing()]
+    seldom = T.RandomApply([T.ColorJitter(0.4), T.RandomCrop(20), T.Pad(10)], p=0.02)  # none in the second piece
+    transforms = [*CROPS, seldom, T.ColorJitter(0.4), NORMALIZE, T.RandomErasing()]
     compared = compare(transforms, images * 5, ragged="error")
+    assert compared.native == ["dali"]
     assert len(compared.ours) > 64
     assert compared.most < 0.05  # one level is 1/255 / 0.2
 
@@ -127,7 +114,9 @@ def no_collector():
 @pytest.mark.slow
 def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
     """Batches of changing sizes, orders and counts; the memory of the input is free when a call returns."""
-    chain, stage = stage_of([T.RandomResizedCrop(32), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5), NORMALIZE])
+    chain, stage = stage_of(
+        [T.RandomResizedCrop(32), T.RandomApply([T.ColorJitter(0.4)]), T.GaussianBlur(5), NORMALIZE]
+    )
     arrays = make_images(2, 12)
     page = os.sysconf("SC_PAGE_SIZE")
 
@@ -150,14 +139,14 @@ def test_nothing_is_held_and_memory_does_not_grow(make_images, no_collector):
 
 
 def test_inputs_are_not_copied(make_images):
-    """What is written to the memory behind DALI's back is what the next call sees."""
+    """What is written to the memory behind DALI's back is what DALI sees."""
     from gpuload.stage.dali.engine import Engine
-    from gpuload.stage.dali.images import Images
+    from gpuload.stage.dali.runner import batch_of
 
     images = RaggedImages.from_arrays(make_images(4, 3))
     with Engine(torch.device("cpu")).running():
-        held = Images.of_ragged(images, images.regions_tlhw)
-        seen = [sample.torch() for sample in held.batch]
+        batch = batch_of(images, images.regions_tlhw)
+        seen = [sample.torch() for sample in batch]
         assert [sample.data_ptr() - images.pixels.data_ptr() for sample in seen] == images.offsets.tolist()
         images.pixels.fill_(7)
         assert all(bool((sample == 7).all()) for sample in seen)
@@ -206,10 +195,10 @@ def test_on_a_gpu(make_batch, make_images):
         [
             T.RandomResizedCrop(64),
             T.RandomHorizontalFlip(),
-            T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            T.ColorJitter(0.4),
             T.GaussianBlur(5),
             NORMALIZE,
-            T.RandomErasing(0.5, value="random"),
+            T.RandomErasing(0.5),
         ]
     )
     ragged, program = make_batch(chain, make_images(2, 20))

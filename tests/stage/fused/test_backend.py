@@ -13,11 +13,11 @@ import torch
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
-from gpuload.stage.compile import _chosen
 from gpuload.stage.fused.backend import FusedBackend
 from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
+from gpuload.stage.stage import _chosen
 from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 

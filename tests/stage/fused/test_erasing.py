@@ -15,7 +15,7 @@ import triton.language as tl
 
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
-from gpuload.stage.finished import apply_late
+from gpuload.stage.finish import apply_late
 from gpuload.stage.fused.erasing import erase, erase_images, quantile_table
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.erasing import RECORD, records

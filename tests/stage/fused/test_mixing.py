@@ -8,7 +8,7 @@ import torch
 
 from gpuload import transforms as T
 from gpuload.rng.philox import Key
-from gpuload.stage.finished import apply_late, neighbours
+from gpuload.stage.finish import apply_late, neighbours
 from gpuload.stage.fused.mixing import mix
 from gpuload.transforms.program.ops import Mix
 

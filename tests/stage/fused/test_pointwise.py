@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from gpuload.stage.fused.pointwise import operate
+from gpuload.stage.reference.color import equalize_table
 from gpuload.stage.reference.operations import OPERATIONS
-from gpuload.stage.reference.points import equalize_table
 from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE
 from gpuload.transforms.program.ops import OPS, VALUES, code
 

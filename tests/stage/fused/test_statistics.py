@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpuload.stage.fused import statistics
+from gpuload.stage.reference.color import equalize_table, stretch_table
 from gpuload.stage.reference.operations import OPERATIONS
-from gpuload.stage.reference.points import equalize_table, stretch_table
 from gpuload.transforms.program.fusing.passes import STATISTICS
 from gpuload.transforms.program.ops import VALUES, code
 

@@ -1,4 +1,4 @@
-"""Dense levels are read where they lie, and are gathered where they lie otherwise."""
+"""Levels are read where they lie, or gathered where they lie otherwise; images of a batch are changed in groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpuload.stage import RaggedImages
-from gpuload.stage.reference.batched import dense
+from gpuload.stage.reference.batched import Branches, changed_by_key
 from gpuload.stage.reference.gather import Source
 
 
@@ -15,9 +15,9 @@ from gpuload.stage.reference.gather import Source
 def test_what_lies_as_it_is_wanted_is_not_copied(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = Source.of_dense(levels)
-    assert dense(source).data_ptr() == levels.data_ptr()
-    assert torch.equal(dense(source), levels)
-    some = dense(source.take(np.array([2, 3])))
+    assert source.dense().data_ptr() == levels.data_ptr()
+    assert torch.equal(source.dense(), levels)
+    some = source.take(np.array([2, 3])).dense()
     assert some.data_ptr() == levels[2].data_ptr()
     assert torch.equal(some, levels[2:4])
 
@@ -26,13 +26,59 @@ def test_what_lies_as_it_is_wanted_is_not_copied(channels):
 def test_all_else_is_gathered(channels):
     levels = torch.randint(0, 256, (5, channels, 6, 7), dtype=torch.uint8)
     source = Source.of_dense(levels)
-    assert torch.equal(dense(source.take(np.array([3, 2, 4]))), levels[[3, 2, 4]])
+    assert torch.equal(source.take(np.array([3, 2, 4])).dense(), levels[[3, 2, 4]])
     flipped = source.flip(np.array([False, True, False, True, True]), horizontally=True)
-    assert torch.equal(dense(flipped)[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
+    assert torch.equal(flipped.dense()[[0, 1]], torch.stack([levels[0], levels[1].flip(2)]))
     corners = np.array([[1, 2, 3, 4], [0, 0, 3, 4], [3, 3, 3, 4], [2, 1, 3, 4], [1, 1, 3, 4]])
     for row, (top, left, height, width) in enumerate(corners.tolist()):
         wanted = levels[row, :, top : top + height, left : left + width]
-        assert torch.equal(dense(source.cut(corners))[row], wanted)
+        assert torch.equal(source.cut(corners).dense()[row], wanted)
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in levels]
     ragged = Source.of_ragged(RaggedImages.from_arrays(images), np.arange(5), np.tile([0, 0, 6, 7], (5, 1)))
-    assert torch.equal(dense(ragged), levels)
+    assert torch.equal(ragged.dense(), levels)
+
+
+def letters(text: str) -> Source:
+    """Images of one pixel, each a letter."""
+    return Source.of_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+
+
+def text(images: Source) -> str:
+    return bytes(images.dense().flatten().tolist()).decode()
+
+
+def upper(images: Source) -> Source:
+    return letters(text(images).upper())
+
+
+def test_rows_of_a_branch_are_taken_out_changed_and_put_back():
+    branches = Branches(letters("abcdef"))
+    branches.change(np.array([1, 3, 5]), upper)
+    branches.change(np.array([], np.int64), upper)
+    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # of both groups
+    branches.change(None, lambda images: letters(text(images).replace("F", "x")))
+    assert text(branches.whole()) == "cBaDex"
+
+
+def test_a_branch_stays_apart_until_other_rows_are_asked_for(monkeypatch):
+    merges, real = [], Source.merged
+    monkeypatch.setattr(Source, "merged", staticmethod(lambda parts: merges.append(parts) or real(parts)))
+    branches = Branches(letters("abcd"))
+    for _ in range(3):
+        branches.change(np.array([1, 2]), upper)
+        branches.change(np.array([0, 3]), lambda images: images)
+    assert not merges
+    assert text(branches.whole()) == "aBCd"
+    assert len(merges) == 1
+
+
+def test_images_of_equal_keys_are_changed_together():
+    seen = []
+
+    def change(images: Source, rows: np.ndarray, key: int) -> Source:
+        seen.append((text(images), rows.tolist(), key))
+        return upper(images) if key == 7 else images
+
+    assert text(changed_by_key(letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
+    assert seen == [("ac", [0, 2], 7), ("bd", [1, 3], 2)]
+    assert text(changed_by_key(letters("ab"), np.array([7, 7]), change)) == "AB"

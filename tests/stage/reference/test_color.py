@@ -9,7 +9,8 @@ from PIL import Image, ImageEnhance
 
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.color import ADJUST, Floats, SingleColor
+from gpuload.stage.reference.canvas import Floats
+from gpuload.stage.reference.color import ADJUST, SingleColor
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
 FACTORS = {

@@ -16,7 +16,7 @@ from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.reference.blur import WEIGHT_UNIT, blur_weights, mirrored
-from gpuload.stage.reference.points import equalize_table, stretch_table
+from gpuload.stage.reference.color import equalize_table, stretch_table
 
 RUNNERS = ("single", "batched")
 SCALED = T.ToDtype("float32", scale=True)

@@ -1,27 +1,51 @@
-"""What gpuload asks of a device's runtime beside torch's operations: streams, events, page-locking, the last error.
+"""What gpuload asks of a device's runtime besides torch's operations: streams, events, page-locking, the last error,
+how long the device takes, small arrays to the device, and names in the profiler.
 
-All of it goes through torch's generic interface (`torch.accelerator`, `torch.Stream`, `torch.Event`), so it serves
-CUDA, ROCm (which torch calls CUDA) and XPU alike. What is CUDA's and ROCm's alone is named in this file, and nowhere
-else but in DALI's engine, which knows no other devices.
+All of this goes through torch's generic interface (`torch.accelerator`, `torch.Stream`, `torch.Event`), so it serves
+CUDA, ROCm (which torch calls CUDA) and XPU alike. What belongs to CUDA and ROCm alone is named in this file, and
+nowhere else but in DALI's engine, which knows no other devices.
 
 Streams and events are torch's generic ones throughout: an event of `torch.cuda` takes no generic stream (2.11: an
 error, on XPU a crash). No stream is entered with ``with stream:``, which notes on the stream itself what was current
 before, so that neither two threads nor one thread twice can be within it.
+
+Times are measured by events on the transfer's stream, of one batch in `EVERY`, as an event that keeps the time costs
+the host a few µs. Nothing waits for these events: they are looked at when they have passed.
+
+A copy from pageable memory makes the host wait for all that was issued on the stream before, and a stage uploads dozens
+of small arrays for each batch. So `upload` goes through torch's cache of page-locked memory, which knows the stream
+that reads it and keeps the memory until then.
+
+A range of the profiler (`named`) costs microseconds even where nobody records it, so there is one only while a profiler
+runs: four names, each at most a few times a batch, in the thread that iterates. NVIDIA's tools get them by
+``emit_nvtx``. Runs in the main process.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, Final
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
+from torch.autograd import profiler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gpuload.ring.packing import ALIGNMENT, Span, spans_of, write_arrays
+from gpuload.ring.ring import align
+
 __all__ = [
+    "COPY",
+    "DECODE",
+    "EVERY",
     "KINDS",
     "NO_LOCKS",
+    "STAGE",
+    "WAIT",
     "Accelerator",
+    "DeviceTimes",
     "accelerator",
     "capability",
     "current_device",
@@ -30,9 +54,13 @@ __all__ = [
     "generator_of",
     "is_available",
     "kind",
+    "named",
     "pci_address",
     "shares_its_memory",
+    "upload",
+    "upload_together",
     "usual_type",
+    "views_of",
 ]
 
 KINDS: Final = ("cuda", "xpu")  # of torch's devices, those with streams that gpuload is written for
@@ -42,6 +70,15 @@ NO_LOCKS: Final = -1  # what `Accelerator.lock` returns where torch cannot page-
 # error.
 OF_LOCKS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
+EVERY: Final = 8  # of so many batches, one is timed
+# Names in the profiler.
+WAIT: Final = "gpuload::wait"  # for the chunks of the batch that is due
+DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
+STAGE: Final = "gpuload::stage"  # draws, transforms, collation; the copy is within it
+COPY: Final = "gpuload::copy"  # slots → device
+
+Name = TypeVar("Name")
+_NOTHING: Final = contextlib.nullcontext()
 
 
 class Accelerator:
@@ -233,3 +270,87 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _runtime() -> Any:
     return torch.cuda.cudart()
+
+
+class DeviceTimes:
+    """The times of one device.
+
+    Args:
+        device: a `gpuload.stage.device.Accelerator`.
+
+    Attributes:
+        batches: how many were measured; copy_s and stage_s: what they took.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._coming = 0  # batches
+        self._marks: list[Any] | None = None  # of the batch in work, if it is measured
+        self._measured: deque[list[Any]] = deque()
+        self.batches = 0
+        self.copy_s = self.stage_s = 0.0
+
+    def begin(self, stream: Any) -> None:
+        """A batch begins."""
+        measure = self._coming % EVERY == 0
+        self._coming += 1
+        self._marks = [] if measure else None
+        self.mark(stream)
+
+    def mark(self, stream: Any) -> None:
+        """One of its steps was issued: nothing yet, its copies, all of it."""
+        if self._marks is None:
+            return
+        event = self._device.record_time(stream)
+        self._marks = None if event is None else [*self._marks, event]
+
+    def end(self, stream: Any) -> None:
+        """All of it was issued."""
+        self.mark(stream)
+        marks, self._marks = self._marks, None
+        if marks is not None and len(marks) == 3:
+            self._measured.append(marks)
+        while self._measured and self._measured[0][-1].query():
+            begun, copied, ended = self._measured.popleft()
+            self.copy_s += begun.elapsed_time(copied) / 1e3
+            self.stage_s += copied.elapsed_time(ended) / 1e3
+            self.batches += 1
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor on the device; on the CPU a view of the array."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
+    """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is. Where several
+    arrays of one type are given for one, they become one flat tensor, one after the other."""
+    entries = [own if isinstance(own, Sequence) else [own] for own in arrays]
+    spans, nbytes = spans_of(entries)
+    flat = np.empty(nbytes, np.uint8)
+    write_arrays(entries, spans, flat)
+    found = views_of(upload(flat, device), dict(enumerate(spans)))
+    return [
+        tensor if isinstance(own, Sequence) or own.ndim == 1 else tensor.view(own.shape)
+        for own, tensor in zip(arrays, found.values(), strict=True)
+    ]
+
+
+def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> dict[Name, torch.Tensor]:
+    """The arrays that lie in a memory, uint8, from byte `at` on: flat tensors."""
+    found, typed = {}, {}  # each view of a type takes some microseconds
+    memory = memory[at : at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
+    for name, (start, nbytes, kind) in spans.items():
+        if kind not in typed:
+            dtype: torch.dtype = getattr(torch, kind)
+            typed[kind] = memory.view(dtype), dtype.itemsize
+        tensor, size = typed[kind]
+        found[name] = tensor[start // size : (start + nbytes) // size]
+    return found
+
+
+def named(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range of this name while a profiler runs, else nothing."""
+    # Where torch no longer says whether one does, the range is always there, as are those of torch's own DataLoader.
+    return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else _NOTHING

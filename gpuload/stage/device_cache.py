@@ -19,8 +19,8 @@ import torch
 
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
+from gpuload.stage.device import upload_together
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer, rounded
-from gpuload.stage.upload import upload_together
 from gpuload.workers.batch import Batch
 from gpuload.workers.device_cache import CachedSamples, copy_windows, span_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpuload.stage import resident
-from gpuload.stage.resident import PixelMemory
+from gpuload.stage import device_cache
+from gpuload.stage.device_cache import PixelMemory
 from gpuload.workers.device_cache import span_of
 
 ALIGN = 64
@@ -44,9 +44,9 @@ REGIONS = [(0, 0, 9, 7), (3, 5, 20, 11), (1, 1, 4, 4), (0, 4, 16, 3), (60, 0, 4,
 @pytest.mark.parametrize("segment_bytes", [None, 5000, 1 << 16])
 @pytest.mark.parametrize("small", [True, False])
 def test_windows_are_those_of_the_images(images, segment_bytes, small, monkeypatch):
-    monkeypatch.setattr(resident, "LEAST_SEGMENT_BYTES", ALIGN)
-    monkeypatch.setattr(resident, "SMALL_BYTES", 1 << 20 if small else 0)
-    monkeypatch.setattr(resident, "GATHER_BYTES", 600)
+    monkeypatch.setattr(device_cache, "LEAST_SEGMENT_BYTES", ALIGN)
+    monkeypatch.setattr(device_cache, "SMALL_BYTES", 1 << 20 if small else 0)
+    monkeypatch.setattr(device_cache, "GATHER_BYTES", 600)
     memory, starts = filled(images, segment_bytes)
     assert (len(memory._segments) == 1) == (segment_bytes == 1 << 16)
     order = [4, 0, 5, 3, 1, 2]  # not that of the memory

@@ -1,24 +1,29 @@
-"""Calls what is the user's own with the images or masks of a batch, and checks what comes back.
+"""Calls the user's own code: transforms in mid-chain with the images or masks of a batch, whose results are checked,
+and a module or function at the end of the transforms.
 
-On the CPU a class is called with a few images at a time, so that what it makes on the way stays in the cache. Runs in
-the process of the stage, on its stream.
+On the CPU a class is called with a few images at a time, so that what it makes on the way stays in the cache.
+
+A module such as Kornia's `AugmentationSequential` draws from torch's global generators. They are seeded for the call
+and restored after it, so what it draws depends on the loader's seed, the epoch and the batch alone. Runs in the process
+of the stage, on its stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.stage.finished import Outputs
-from gpuload.stage.module import generators_kept, note_input, seed_generators
-from gpuload.stage.upload import upload
+from gpuload.stage.device import generator_of, upload
+from gpuload.stage.finish import Outputs
+from gpuload.stage.ragged import rows_by_key
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Call, in_params
 
-__all__ = ["cut_at_calls", "run_call"]
+__all__ = ["apply_module", "cut_at_calls", "note_input", "run_call"]
 
 Write = Callable[[np.ndarray, torch.Tensor], None]
 LEVELS: Final = (
@@ -26,6 +31,48 @@ LEVELS: Final = (
     "float_levels = True in a class of T.Custom, or put it after ToDtype"
 )
 PIECE_BYTES: Final = 1 << 20  # of images as float32, on the CPU at once
+
+
+def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
+    """Apply an ``nn.Module``, or a function, to a batch N×C×H×W.
+
+    The result carries gradients if a parameter of the module requires them. `seed`: of torch's generators during the
+    call; None leaves them as they are.
+    """
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    wanted = any(parameter.requires_grad for parameter in parameters)
+    with torch.set_grad_enabled(wanted):
+        if seed is None:
+            return module(batch)
+        with _generators(batch.device) as seed_all:
+            seed_all(seed)
+            return module(batch)
+
+
+@contextlib.contextmanager
+def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Give a function that seeds torch's generators of the CPU and of a device; afterwards these are as they were."""
+    generators = [torch.default_generator]
+    if device.type != "cpu":
+        generators.append(generator_of(device))
+
+    def seed_all(seed: int) -> None:
+        for generator in generators:
+            generator.manual_seed(seed)
+
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield seed_all
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
+    """Add to an exception of the user's own code what it was called with, and for levels how to get floats."""
+    got = f"{called} was called with {str(images.dtype).removeprefix('torch.')} images of shape {tuple(images.shape)}"
+    levels = images.dtype == torch.uint8
+    error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if levels else got)
 
 
 def cut_at_calls(program: Program) -> list[Program | Call]:
@@ -56,16 +103,19 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
         return
     own, device = record.own, images[0].device
     widens = own.float_levels and method == "apply" and images[0].dtype == torch.uint8
-    call, params = getattr(own, method), in_params(record.params, lambda array: _on_device(array, device))
+    call = getattr(own, method)
+    params = in_params(
+        record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
+    )
     wide = torch.empty(0, dtype=torch.float32, device=device)
-    with generators_kept(device) as generators:
+    with _generators(device) as seed_all:
         for some in _pieces(images, rows, own):
             given = _given(images, rows[some])
             if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
                 wide = wide.resize_(given.shape).copy_(given)
                 given = wide
             at = some if isinstance(some, slice) else upload(some, device)
-            seed_generators(generators, int(record.seeds[some][0]))
+            seed_all(int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
             put = given[0] if own.per == "image" else given
             try:
@@ -97,9 +147,7 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
             step = max(1, PIECE_BYTES // max(1, 4 * first.numel()))
         yield from (slice(start, min(start + step, len(rows))) for start in range(0, len(rows), step))
         return
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for number, row in enumerate(rows.tolist()):
-        groups.setdefault(tuple(images[row].shape), []).append(number)
+    groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
     if own.per == "batch" and len(groups) > 1:
         one, other = list(groups)[:2]
         raise ValueError(
@@ -109,9 +157,9 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
         )
     for numbers in groups.values():
         if own.per == "images" and first.device.type == "cpu":
-            yield from (slice(number, number + 1) for number in numbers)
+            yield from (slice(number, number + 1) for number in numbers.tolist())
         else:
-            yield np.array(numbers, np.int64)
+            yield numbers
 
 
 def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
@@ -134,10 +182,6 @@ def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.
         return
     for row, image in zip(rows.tolist(), found, strict=True):
         images[row].copy_(image)
-
-
-def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
 
 
 def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:

@@ -14,7 +14,7 @@ from gpuload import transforms as T
 from gpuload.batches.mixing import Pairing, mixed_labels, partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finished import _mix, _mix_at_once, random_numbers
+from gpuload.stage.finish import _mix, _mix_at_once, random_numbers
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.noise import batch_normals
 
@@ -187,7 +187,8 @@ def test_mixing_is_what_its_formula_says(make_images, transform, options, end):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_mixing_at_once_as_on_a_device_gives_the_same_bits(dtype, layout):
     draws = T.Chain([NORMALIZE, CHOICE]).draw(KEY, np.arange(64), np.tile([[24, 32]], (64, 1)))
-    mix, partners = draws.mix, partners_of(np.random.default_rng(0).permutation(70)[:64])
+    numbers = np.random.default_rng(0).permutation(70)[:64]
+    mix, partners = draws.mix, partners_of(numbers, numbers)
     assert (partners == np.arange(64)).any()
     batch = torch.randn(64, 3, 24, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     one, other = (batch.clone(memory_format=layout) for _ in range(2))

@@ -1,0 +1,271 @@
+"""What gpuload asks of a device's runtime, how long the device takes, small arrays to it, and what torch's profiler
+sees.
+
+What a GPU answers is tested through the transfer, in tests/cuda.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+import torch
+from devices import Device
+from torch.autograd import profiler
+from torch.profiler import ProfilerActivity, profile
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.stage import device as devices
+from gpuload.stage.device import EVERY, Accelerator, DeviceTimes, upload_together
+
+EYE = torch.eye(4)
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """The tensors that were recorded on a stream, by an accelerator that is the CPU."""
+    found = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append(tensor))
+    device = Accelerator(torch.device("cpu"))
+
+    def keep(tensor):
+        found.clear()
+        device.keep(tensor, object())
+        return found
+
+    return keep
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensor).*:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: EYE, 1),
+        (lambda: EYE.clone().requires_grad_(), 1),
+        (lambda: EYE.to_sparse(), 2),
+        (lambda: EYE.to_sparse().requires_grad_(), 2),
+        (lambda: EYE.to_sparse_csr(), 3),
+        (lambda: EYE.to_sparse_csc(), 3),
+        (lambda: EYE.to_sparse_bsr((2, 2)), 3),
+        (lambda: EYE.to_sparse_bsc((2, 2)), 3),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 1),
+    ],
+)
+def test_all_memory_of_a_tensor_is_kept_whatever_its_layout(kept, make, expected):
+    tensor = make()
+    parts = kept(tensor)
+    assert len(parts) == expected
+    assert all(part.layout is torch.strided and not part.is_nested for part in parts)
+    held = tensor.values() if tensor.is_nested or "sparse_cs" in str(tensor.layout) else parts[-1]
+    assert any(part.data_ptr() == held.data_ptr() for part in parts)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
+def test_the_memory_of_a_jagged_tensor_is_kept(kept):
+    tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert {part.data_ptr() for part in kept(tensor)} >= {tensor.values().data_ptr(), tensor.offsets().data_ptr()}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
+def test_what_a_jagged_tensor_has_elsewhere_is_left_alone(monkeypatch):
+    tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    tensor.unbind()  # it notes its longest and shortest row, which stay where they are
+    found = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, stream: found.append(part.device.type))
+    device = Accelerator(torch.device("cpu"))
+    device.device = torch.device("meta")
+    device.keep(tensor.to("meta"), object())
+    assert set(found) == {"meta"}
+
+
+def test_a_tensor_elsewhere_is_left_alone(kept):
+    assert kept(EYE.to("meta")) == []
+
+
+def test_memory_is_locked_by_cuda_alone():
+    assert Accelerator(torch.device("cpu")).lock(0, 4096) == devices.NO_LOCKS
+
+
+def test_a_refusal_is_told_and_the_last_error_is_found_at_once(monkeypatch):
+    """The launch whose check takes the error with it must not show it."""
+    device = Accelerator(torch.device("cpu"))
+    device.device = torch.device("cuda", 1)
+    calls = []
+
+    class Runtime:
+        @staticmethod
+        def cudaHostRegister(address, nbytes, flags):
+            calls.append((address, nbytes))
+            return 2
+
+    class Launch:
+        def fill_(self, value):
+            calls.append("launch")
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(devices, "_runtime", Runtime)
+    monkeypatch.setattr(torch.accelerator, "device_index", devices.contextlib.nullcontext)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device: Launch())
+    assert device.lock(4096, 8192) == 2
+    assert calls == [(4096, 8192), "launch"]
+
+
+@lacking.mark("no GPU", torch.accelerator.is_available())
+def test_without_an_accelerator():
+    assert (devices.is_available(), devices.device_count(), devices.usual_type()) == (False, 0, "cpu")
+    assert devices.generator_of(torch.device("cpu")) is torch.default_generator
+    with devices.device_of(EYE):
+        pass
+
+
+@pytest.mark.parametrize("found", ["mps", "mtia"])
+def test_an_accelerator_that_gpuload_is_not_written_for_is_none(monkeypatch, found):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(found))
+    assert devices.kind() is None
+    assert devices.usual_type() == "cpu"
+
+
+def test_xpu_is_the_usual_device_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
+    assert devices.usual_type() == "xpu"
+    assert devices.current_device() == torch.device("xpu", 2)
+
+
+def batch(times: DeviceTimes, *, loads: bool = True) -> None:
+    times.begin("side")
+    if loads:
+        times.mark("side")
+    times.end("side")
+
+
+def test_one_batch_in_eight_is_measured():
+    device = Device()
+    times = DeviceTimes(device)
+    for _ in range(2 * EVERY):
+        batch(times)
+    assert (times.batches, device.timed) == (2, 6)
+    assert (times.copy_s, times.stage_s) == (0.02, 0.02)  # the stand-in's events are ten milliseconds apart
+
+
+def test_what_has_not_passed_is_not_waited_for():
+    device, made = Device(), []
+
+    def record_time(stream):
+        made.append(Device.record_time(device, stream))
+        made[-1].passed = False
+        return made[-1]
+
+    device.record_time = record_time
+    times = DeviceTimes(device)
+    batch(times)
+    assert times.batches == 0
+    for event in made:
+        event.passed = True
+    for _ in range(EVERY):
+        batch(times)
+    assert times.batches == 1
+
+
+def test_batches_without_copies_and_devices_without_clocks_are_not_measured():
+    device = Device()
+    times = DeviceTimes(device)
+    batch(times, loads=False)
+    device.record_time = lambda stream: None
+    for _ in range(EVERY):
+        batch(times)
+    assert times.batches == 0
+
+
+def test_several_arrays_by_one_copy():
+    arrays = [
+        np.arange(6).reshape(2, 3),
+        np.array([1.5, -2.0, 4.0]),  # 24 bytes
+        np.arange(7, dtype=np.int32)[::2],
+        np.zeros((0, 4)),
+        np.array([9], np.uint8),
+    ]
+    found = upload_together(arrays, torch.device("cpu"))
+    for tensor, array in zip(found, arrays, strict=True):
+        assert tensor.dtype == torch.from_numpy(np.ascontiguousarray(array)).dtype
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.storage_offset() * tensor.itemsize % 16 == 0
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
+
+
+def test_arrays_that_become_one_tensor():
+    parts = [np.arange(6).reshape(2, 3).T, np.array([[7]])]
+    one, other = upload_together([parts, np.array([1.5])], torch.device("cpu"))
+    assert one.tolist() == [0, 3, 1, 4, 2, 5, 7]
+    assert other.tolist() == [1.5]
+
+
+NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
+
+
+def run(**options: Any) -> int:
+    """How many batches came."""
+    pictures = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
+    transforms = [T.CenterCrop(16), T.ToDtype("float32", scale=True)]
+    options = {"num_workers": 0, "device": "cpu", "chunk_size": 2, **options}
+    with gl.Loader(pictures, 2, transforms=transforms, **options) as loader:
+        return sum(1 for _ in loader)
+
+
+def within(inner: Any, outer: Any) -> bool:
+    a, b = inner.time_range, outer.time_range
+    return b.start <= a.start and a.end <= b.end
+
+
+@pytest.mark.slow
+def test_each_batch_has_its_ranges():
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        assert run() == 3
+    events = {name: [event for event in found.events() or () if event.name == name] for name in NAMES}
+    # The epoch's end is waited for too.
+    assert {name: len(own) for name, own in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+    for decode in events["gpuload::decode"]:
+        assert any(within(decode, wait) for wait in events["gpuload::wait"])
+    for copy in events["gpuload::copy"]:
+        assert any(within(copy, stage) for stage in events["gpuload::stage"])
+    for stage in events["gpuload::stage"]:
+        assert not any(within(stage, wait) or within(wait, stage) for wait in events["gpuload::wait"])
+    operations = [event for event in found.events() or () if event.name.startswith("aten::")]
+    assert all(any(within(event, stage) for event in operations) for stage in events["gpuload::stage"])
+
+
+def test_without_a_profiler_there_are_none(monkeypatch: pytest.MonkeyPatch):
+    def record(name: str) -> Any:
+        raise AssertionError(f"{name} is recorded, and nobody asked")
+
+    monkeypatch.setattr(profiler, "record_function", record)
+    assert run() == 3
+    assert devices.named("gpuload::wait") is devices.named("gpuload::stage")  # nothing is made
+
+
+def test_a_torch_that_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(profiler, "_is_profiler_enabled")
+    assert isinstance(devices.named("gpuload::wait"), torch.profiler.record_function)
+
+
+def test_ranges_are_recorded_for_nvtx(monkeypatch: pytest.MonkeyPatch):
+    """torch needs CUDA to make NVTX ranges of them; here it is left out."""
+    recorded: Counter[str] = Counter()
+
+    def record(name: str) -> contextlib.AbstractContextManager[None]:
+        recorded[name] += 1
+        return contextlib.nullcontext()
+
+    for name in ("_enable_profiler", "_disable_profiler"):
+        monkeypatch.setattr(profiler, name, lambda *given: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(profiler, "record_function", record)
+    with profiler.emit_nvtx():
+        run()
+    assert recorded == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
