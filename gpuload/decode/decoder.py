@@ -181,7 +181,7 @@ class Decoder:
         header: Header,
         region_tlhw: Region | None = None,
         out: np.ndarray | None = None,
-        part: Cut | Literal["cut now"] | None = "cut now",
+        part: Cut | None = None,
     ) -> np.ndarray:
         """Decode a region, H×W×C uint8; with ``mode="unchanged"`` as `dtype` says.
 
@@ -190,7 +190,7 @@ class Decoder:
             header: what `header` returned for them.
             region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
             out: where the pixels go, of the result's type and shape; None for a new array.
-            part: what `cuts` returned for the region, if it was called before.
+            part: what `cuts` cut out for the region; None for a file that is to be cut here, where that pays.
 
         Raises:
             DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
@@ -208,7 +208,7 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        if part == "cut now":
+        if part is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
         region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
         stored = self._stored(encoded, header, region, part, None if turned else out)
