@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from decoders import NAMES, decoder_by
 from pictures import jpeg_bytes
 from PIL import Image
 from restarts import SAMPLINGS, restarted
@@ -169,7 +170,7 @@ class TestDamage:
         np.testing.assert_array_equal(fast, exact)
 
     def test_without_simplejpeg(self, slopes):
-        decoder = Decoder(Decode(), prefer="pillow")
+        decoder = decoder_by("Pillow")
         exact, fast = both(decoder, jpeg_bytes(slopes), self.REGION, 1)
         assert decoder.counts["scaled"] == 0
         assert decoder.counts["Pillow"] == 2
@@ -244,7 +245,7 @@ class TestChoice:
         header = Decoder(Decode()).header(Encoded(jpeg))
         assert header.jpeg is not None
         expected = choose_eighths(jpeg, header.jpeg, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear")
-        for prefer in ("nvimgcodec", "simplejpeg", "pillow"):
-            decoder = Decoder(Decode(), prefer=prefer)
+        for name in NAMES:
+            decoder = decoder_by(name)
             assert decoder.eighths(Encoded(jpeg), header, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear") == expected == 1
             assert decoder.counts == dict.fromkeys(decoder.counts, 0)
