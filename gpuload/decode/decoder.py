@@ -247,7 +247,7 @@ class Decoder:
         size_hw = (width, height) if is_transposed(header.orientation) else (height, width)
         usable, scaled = self.jpeg_decoders[0], None
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
-            scaled, _ = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
+            scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
             pixels = self._stored(encoded, header, region, part)

@@ -11,7 +11,7 @@ from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.scaled import EIGHTHS, FILTERS, Scaled, choose_eighths, resample
+from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, choose_eighths, resample
 from gpuload.errors import DecodeError
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
@@ -71,7 +71,7 @@ def test_a_smaller_picture_shows_the_same_place(slopes, kind, region):
     assert_same_place(exact, fast)
 
 
-@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("filter", SUPPORT)
 @pytest.mark.parametrize("eighths", EIGHTHS)
 def test_each_filter_at_each_size(slopes, filter, eighths):
     exact, fast = both(Decoder(Decode()), jpeg_bytes(slopes, quality=98), (97, 213, 400, 411), eighths, filter)
