@@ -30,18 +30,11 @@ __all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "
 
 Region = tuple[int, int, int, int]  # top, left, height, width
 
-PLUGINS: Final[dict[str, tuple[str, str]]] = {
-    "JPEG": ("JpegImagePlugin", "JpegImageFile"),
-    "PNG": ("PngImagePlugin", "PngImageFile"),
-    "GIF": ("GifImagePlugin", "GifImageFile"),
-    "BMP": ("BmpImagePlugin", "BmpImageFile"),
-    "TIFF": ("TiffImagePlugin", "TiffImageFile"),
-    "WEBP": ("WebPImagePlugin", "WebPImageFile"),
-    "AVIF": ("AvifImagePlugin", "AvifImageFile"),
-    "JPEG2000": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
-    "PPM": ("PpmImagePlugin", "PpmImageFile"),
-    "QOI": ("QoiImagePlugin", "QoiImageFile"),
-}
+# How Pillow's names of the plugin and of its class begin.
+PLUGINS: Final[dict[str, str]] = {
+    "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "WEBP": "WebP", "AVIF": "Avif",
+    "JPEG2000": "Jpeg2K", "PPM": "Ppm", "QOI": "Qoi",
+}  # fmt: skip
 # Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
@@ -104,9 +97,9 @@ def hint_on_truncated() -> str:
 
 def open_image(data: bytes, name: str) -> PillowImage:
     """Read the header of an image of a known format; raises whatever the plugin raises."""
-    module, plugin = PLUGINS[name]
+    plugin = PLUGINS[name]
     with quiet():
-        opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
+        opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
         opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
     if name == "TIFF":
         bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
