@@ -134,6 +134,10 @@ class PillowImage:
             if self.format == "PPM" and (faster := _rewritten_pnm(self._image)) is not None:
                 self._image = type(self._image)(io.BytesIO(faster))
             self._image.load()
+            if (size := self._image.size) != (self.width, self.height):
+                raise ValueError(
+                    f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
+                )
         except Exception as error:
             self._failure = error
             raise
@@ -162,13 +166,12 @@ class PillowImage:
         """Return a region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
         with quiet():
             self._load()
-            return self._convert(self._image, mode, region_tlhw)
+            return self._convert(mode, region_tlhw)
 
     def values(self, region_tlhw: Region) -> np.ndarray:
         """Return a region's stored numbers, H×W: palette indices, greys of any depth; raises whatever Pillow raises."""
         with quiet():
             self._load()
-            self._check_size()
             return _region(self._image, region_tlhw)
 
     def deep(self, region_tlhw: Region) -> np.ndarray:
@@ -194,16 +197,10 @@ class PillowImage:
                 self._image.tile = []
             whole = np.asarray(self._image)
             top, _, height, _ = region_tlhw
-            return self._convert(self._image, mode, region_tlhw) if whole[top + height - 1 :].any() else None
+            return self._convert(mode, region_tlhw) if whole[top + height - 1 :].any() else None
 
-    def _check_size(self) -> None:
-        if (size := self._image.size) != (self.width, self.height):
-            raise ValueError(
-                f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
-            )
-
-    def _convert(self, image: Image.Image, mode: str, region_tlhw: Region) -> np.ndarray:
-        self._check_size()
+    def _convert(self, mode: str, region_tlhw: Region) -> np.ndarray:
+        image: Image.Image = self._image
         top, left, height, width = region_tlhw
         box = (left, top, left + width, top + height)
         if (height, width) != (self.height, self.width) and _may_crop(height * width):

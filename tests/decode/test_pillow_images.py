@@ -31,5 +31,5 @@ def test_pnm_of_any_maximum_is_what_pillow_makes_of_it_number_by_number(most, mo
 
 def test_what_is_wrong_with_a_pnm_says_pillow():
     decoder, encoded = Decoder(Decode()), Encoded(b"P6 1 2 200\n12345")
-    with pytest.raises(DecodeError, match="not enough image data|truncated"):
+    with pytest.raises(DecodeError, match=r"not enough image data|truncated"):
         decoder.decode(encoded, decoder.header(encoded))
