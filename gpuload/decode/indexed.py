@@ -69,7 +69,6 @@ class Index(Grid):
     """An index as read from a file; a cell is a stretch of a row's MCUs.
 
     Attributes:
-        blocks: how many blocks of each component an MCU has.
         widths: how many components there are, and the bits of a point's numbers: see `point_bytes`.
         kinds, kind_of, lowest: how many kinds of components, that of each, and for how few bits there is a padding.
         start, stop: where the scan begins and ends.
@@ -77,7 +76,6 @@ class Index(Grid):
         tables: how joints are coded: `SIZES`, `CODES` and `PADDINGS`.
     """
 
-    blocks: tuple[int, ...]
     widths: tuple[int, int, int, int]
     kinds: int
     kind_of: list[int]
@@ -108,7 +106,7 @@ class Index(Grid):
         paddings_at = codes_at + kinds * CATEGORIES * CODES.itemsize
         points_at = paddings_at + kinds * (WORD - lowest) * PADDINGS.itemsize
         return cls(
-            data, header, mcu, spacing, 1, COST_NS, blocks, widths, kinds, kind_of, lowest, start, stop, joints_at,
+            data, header, mcu, blocks, spacing, 1, COST_NS, widths, kinds, kind_of, lowest, start, stop, joints_at,
             points_at, end, (data[joints_at:codes_at], data[codes_at:paddings_at], data[paddings_at:points_at]),
         )  # fmt: skip
 
@@ -125,15 +123,10 @@ class Index(Grid):
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
         # Several at once take less than half the time: NumPy hardly needs longer for the joints of many files.
-        alike: dict[tuple[int, ...], list[int]] = {}  # with as many blocks
-        found: list[Cut | None] = [None] * len(parts)
-        for number, part in enumerate(parts):
-            if part.grid.is_intact():
-                alike.setdefault(part.grid.blocks, []).append(number)
-        for numbers in alike.values():
-            for number, made in zip(numbers, _cut_or_not([parts[number] for number in numbers]), strict=True):
-                found[number] = made
-        return found
+        try:
+            return _cut(parts)
+        except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
+            return [None] if len(parts) == 1 else [made for part in parts for made in cls.cut([part])]
 
 
 def point_bytes(components: int, place: int, first: int, others: int) -> int:
@@ -155,14 +148,7 @@ def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
-def _cut_or_not(parts: list[Part[Index]]) -> list[Cut | None]:
-    try:
-        return _cut(parts)
-    except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
-        return [None] if len(parts) == 1 else [made for part in parts for made in _cut_or_not([part])]
-
-
-def _cut(parts: list[Part[Index]]) -> list[Cut | None]:
+def _cut(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     """Cut files whose MCUs have as many blocks."""
     # Where each stretch begins and ends. All points of a file in turn, with nothing before and behind: so two that
     # follow on each other are the end of a stretch and the begin of the next one.
@@ -235,7 +221,7 @@ def _put_together(part: Part[Index], ends: list[int], joints: list[bytes], last:
 
 
 def _joints(
-    parts: list[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
+    parts: Sequence[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
 ) -> list[bytes]:
     """Return the bytes before each stretch and behind a file's last: the bits that the stretch before has in its last
     byte, an MCU, and the bits that the stretch has in its first byte.
@@ -288,7 +274,7 @@ def _joints(
     return [piece.replace(b"\xff", b"\xff\0") for piece in pieces]
 
 
-def _places(parts: list[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _places(parts: Sequence[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return where among all files' sizes and codes, and among the paddings, those of each block are, (blocks, files);
     and for how few bits each file has a padding."""
     joint: list[list[int]] = []

@@ -214,7 +214,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(large, damage, where):
     """Above, within and below the region."""
-    table = find_grid(large, header_of(large)).offsets()
+    table = find_grid(large, header_of(large)).offsets
     damaged = DAMAGES[damage](large, int(table[where]))
     region = (150, 200, 80, 90)
     assert cut(large, header_of(large), region) is not None
@@ -240,7 +240,7 @@ def test_wrong_data_between_markers_gives_the_pixels_of_before(large):
     scan, decoder, region = header_of(large).first_scan + 14, Decoder(Decode()), (150, 200, 80, 90)
     outcomes = {"as it was": 0, "other pixels": 0, "no cut": 0}
     right = with_cutting(decoder, large, region)
-    inside = slice(*(int(offset) for offset in find_grid(large, header_of(large)).offsets()[[75, 77]]))
+    inside = slice(*(int(offset) for offset in find_grid(large, header_of(large)).offsets[[75, 77]]))
     for number in range(40):
         damaged = bytearray(large)
         low, high = (scan, len(large) - 2) if number % 2 else (inside.start, inside.stop - 2)
