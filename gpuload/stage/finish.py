@@ -30,6 +30,7 @@ __all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype
+PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,6 @@ def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
 
 
 UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are levels
-
-
-PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
 
 def neighbours(count: int) -> np.ndarray:
