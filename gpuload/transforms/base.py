@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, antialias_flag, interpolation_name, shown, whole
+from gpuload.transforms.arguments import Fill, shown, whole
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -36,6 +37,7 @@ __all__ = [
     "Standing",
     "Transform",
     "Uniforms",
+    "argument",
     "by_epoch",
     "declaration",
     "made_late",
@@ -119,6 +121,14 @@ class Transform:
     mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
     gathers: ClassVar[int] = 1  # of how many samples a result may show levels
 
+    def __post_init__(self) -> None:
+        """Check each `argument`, in the order in which they are declared."""
+        for argument in fields(self):
+            value, check = getattr(self, argument.name), argument.metadata.get("check")
+            if check is not None and (value is not None or argument.default is not None):
+                checked = check(f"{type(self).__name__}({argument.name}=…)", value)
+                object.__setattr__(self, argument.name, checked)
+
     def standing(self, where: Standing) -> Transform:
         """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""
         return self
@@ -142,14 +152,6 @@ class Transform:
         """The same record once more, where a worker has drawn it and nothing else, and decoded these regions of the
         images for it; None: it has to be drawn."""
         return None
-
-    def check(self, check: Callable[..., Any], *names: str, optional: bool = False, **options: Any) -> None:
-        """Put in the place of these arguments what a function of `gpuload.transforms.arguments` makes of them: it takes
-        an argument's name, for messages, the argument, and `options`. If `optional`, None stays."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None or not optional:
-                object.__setattr__(self, name, check(f"{type(self).__name__}({name}=…)", value, **options))
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -193,7 +195,15 @@ class Transform:
         return f"{type(self).__name__}({', '.join(written)})"
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def argument(
+    check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
+) -> Any:
+    """A field whose value is replaced by what `check`, a function of `gpuload.transforms.arguments`, makes of it: it
+    takes the name, for messages, the value, and `options`. None stays where it is the default."""
+    return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
     """Make a transform of a class: a frozen dataclass that says what to write for an argument of another library."""
     made: Any = dataclass(frozen=True, repr=False)(cls)
@@ -237,9 +247,13 @@ class Resampling(Transform):
     def _names(self) -> tuple[str, ...]:
         return filter_names(self.interpolation, antialias=self.antialias)
 
-    def check_filter(self) -> None:
-        self.check(interpolation_name, "interpolation", resizing=True)
-        self.check(antialias_flag, "antialias", interpolation=self.interpolation)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interpolation == "lanczos" and not self.antialias:
+            raise ValueError(
+                f"{type(self).__name__}(antialias=…) must be True for interpolation='lanczos', which is defined with "
+                "antialiasing alone"
+            )
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""

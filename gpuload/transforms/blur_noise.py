@@ -21,11 +21,27 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.colour import OneOperation
 from gpuload.transforms.program.ops import Elastic, Ops, Outline
 
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
+
+
+def _odd(name: str, value: Any) -> tuple[int, int]:
+    sizes = size_pair(name, value)
+    if not all(size % 2 for size in sizes):
+        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
+    return sizes
+
+
+def _sigmas(name: str, value: Any) -> tuple[float, float]:
+    if is_sequence(value) and len(value) == 1:
+        value = value[0]
+    if is_sequence(value):
+        return interval(name, value, positive=True)
+    number = finite(name, value)
+    return interval(name, (number, number), positive=True)
 
 
 @declaration
@@ -45,34 +61,14 @@ class GaussianBlur(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_whole: ClassVar[bool] = True
 
-    kernel_size: int | tuple[int, int]
-    sigma: float | tuple[float, float] = (0.1, 2.0)
-
-    def __post_init__(self) -> None:
-        self.check(_odd, "kernel_size")
-        self.check(_sigmas, "sigma")
+    kernel_size: int | tuple[int, int] = argument(_odd)
+    sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
         sigma = low + uniforms(1) * (high - low)
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
-
-
-def _odd(name: str, value: Any) -> tuple[int, int]:
-    sizes = size_pair(name, value)
-    if not all(size % 2 for size in sizes):
-        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
-    return sizes
-
-
-def _sigmas(name: str, value: Any) -> tuple[float, float]:
-    if is_sequence(value) and len(value) == 1:
-        value = value[0]
-    if is_sequence(value):
-        return interval(name, value, positive=True)
-    number = finite(name, value)
-    return interval(name, (number, number), positive=True)
 
 
 @declaration
@@ -93,15 +89,9 @@ class GaussianNoise(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("noise",)
     needs_whole: ClassVar[bool] = True  # pixels are numbered from the first of the image
 
-    mean: float = 0.0
-    sigma: float = 0.1
-    clip: bool = True
-
-    def __post_init__(self) -> None:
-        self.check(finite, "mean", "sigma")
-        if self.sigma < 0:
-            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {self.sigma:g}")
-        self.check(flag, "clip")
+    mean: float = argument(finite, default=0.0)
+    sigma: float = argument(finite, default=0.1, negative=False)
+    clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
@@ -109,6 +99,14 @@ class GaussianNoise(OneOperation):
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
         return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
+
+
+def _qualities(name: str, value: Any) -> tuple[int, ...]:
+    given = value if is_sequence(value) else (value, value)
+    qualities = tuple(whole(name, quality, least=1) for quality in given)
+    if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
+        raise ValueError(f"{name} must lie in 1 … 100, or be (lowest, highest), got {value!r}")
+    return qualities
 
 
 @declaration
@@ -131,19 +129,20 @@ class JPEG(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("jpeg",)
     needs_whole: ClassVar[bool] = True  # blocks are counted from the corner of the image
 
-    quality: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        given = self.quality if is_sequence(self.quality) else (self.quality, self.quality)
-        qualities = tuple(whole("JPEG(quality=…)", quality, least=1) for quality in given)  # pyright: ignore[reportGeneralTypeIssues]
-        if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
-            raise ValueError(f"JPEG(quality=…) must lie in 1 … 100, or be (lowest, highest), got {self.quality!r}")
-        object.__setattr__(self, "quality", qualities)
+    quality: int | tuple[int, int] = argument(_qualities)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
         qualities = lowest + np.floor(uniforms(1) * (highest - lowest + 1))
         return self.ops(np.ones(len(qualities), bool), qualities)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    given = tuple(value) if is_sequence(value) else (value,)
+    numbers = tuple(finite(name, number) for number in given)
+    if len(numbers) not in (1, 2) or min(numbers) < 0:
+        raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
+    return numbers[0], numbers[-1]
 
 
 @declaration
@@ -169,20 +168,15 @@ class ElasticTransform(Transform):
 
     needs_whole: ClassVar[bool] = True
 
-    alpha: float | Sequence[float] = 50.0
-    sigma: float | Sequence[float] = 5.0
-    interpolation: str = "bilinear"
-    fill: Any = 0
+    alpha: float | Sequence[float] = argument(_pair, default=50.0)
+    sigma: float | Sequence[float] = argument(_pair, default=5.0)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=("nearest", "bilinear"))
+    fill: Any = argument(fill_values, default=0)
 
     def __post_init__(self) -> None:
-        self.check(_pair, "alpha", "sigma")
+        super().__post_init__()
         if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
             raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
-        given = self.interpolation
-        self.check(interpolation_name, "interpolation")
-        if self.interpolation == "bicubic":
-            raise ValueError(f"ElasticTransform(interpolation=…) must be one of 'nearest', 'bilinear', got {given!r}")
-        self.check(fill_values, "fill")
 
     @property
     def outline(self) -> tuple[Outline, ...]:
@@ -194,11 +188,3 @@ class ElasticTransform(Transform):
         sigma: Any = self.sigma
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)
-
-
-def _pair(name: str, value: Any) -> tuple[float, float]:
-    given = tuple(value) if is_sequence(value) else (value,)
-    numbers = tuple(finite(name, number) for number in given)
-    if len(numbers) not in (1, 2) or min(numbers) < 0:
-        raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
-    return numbers[0], numbers[-1]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
-from gpuload.transforms.base import Standing, Transform, Uniforms, declaration
+from gpuload.transforms.base import Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = [
@@ -35,6 +35,23 @@ __all__ = [
 ]
 
 ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
+
+
+def _factor_range(
+    name: str, value: Any, *, center: float, least: float = 0.0, greatest: float = math.inf
+) -> tuple[float, float] | None:
+    """The range of a factor, or None if it would change nothing."""
+    if is_sequence(value):
+        low, high = interval(name, value)
+    else:
+        number = finite(name, value)
+        if number < 0:
+            raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
+        low, high = center - number, center + number
+        low = max(low, 0.0) if center else low
+    if not least <= low <= high <= greatest:
+        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got {value!r}")
+    return None if low == high == center else (low, high)
 
 
 @declaration
@@ -58,15 +75,12 @@ class ColorJitter(Transform):
 
     record: ClassVar[type[Record]] = Ops
 
-    brightness: float | tuple[float, float] | None = None
-    contrast: float | tuple[float, float] | None = None
-    saturation: float | tuple[float, float] | None = None
-    hue: float | tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ADJUSTMENTS[:3]:
-            object.__setattr__(self, name, _factor_range(name, getattr(self, name), 1.0, (0.0, float("inf"))))
-        object.__setattr__(self, "hue", _factor_range("hue", self.hue, 0.0, (-0.5, 0.5)))
+    brightness: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    contrast: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    saturation: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    hue: float | tuple[float, float] | None = argument(
+        _factor_range, default=None, center=0.0, least=-0.5, greatest=0.5
+    )
 
     @property
     def adjustments(self) -> tuple[str, ...]:
@@ -101,27 +115,6 @@ class ColorJitter(Transform):
         return columns, ranges[:, 0], ranges[:, 1] - ranges[:, 0], codes
 
 
-def _factor_range(
-    adjustment: str, value: Any, center: float, bounds: tuple[float, float]
-) -> tuple[float, float] | None:
-    """The range of a factor, or None if it would change nothing."""
-    name = f"ColorJitter({adjustment}=…)"
-    if value is None:
-        return None
-    if is_sequence(value):
-        low, high = interval(name, value)
-    else:
-        number = finite(name, value)
-        if number < 0:
-            raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
-        low, high = center - number, center + number
-        if adjustment != "hue":
-            low = max(low, 0.0)
-    if not bounds[0] <= low <= high <= bounds[1]:
-        raise ValueError(f"{name} must lie in {bounds[0]:g} … {bounds[1]:g}, got {value!r}")
-    return None if low == high == center else (low, high)
-
-
 class OneOperation(Transform):
     """Base of the transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
 
@@ -153,10 +146,10 @@ class Grayscale(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    num_output_channels: int = 1
+    num_output_channels: int = argument(whole, default=1, least=1)
 
     def __post_init__(self) -> None:
-        self.check(whole, "num_output_channels", least=1)
+        super().__post_init__()
         if self.num_output_channels not in (1, 3):
             raise ValueError(f"Grayscale(num_output_channels=…) must be 1 or 3, got {self.num_output_channels}")
 
@@ -169,10 +162,7 @@ class Grayscale(OneOperation):
 
 @declaration
 class _Sometimes(OneOperation):
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self.check(probability, "p")
+    p: float = argument(probability, default=0.5)
 
 
 @declaration
@@ -181,7 +171,7 @@ class RandomGrayscale(_Sometimes):
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    p: float = 0.1
+    p: float = argument(probability, default=0.1)
 
 
 @declaration
@@ -222,17 +212,16 @@ class RandomSolarize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("solarize",)
 
-    threshold: float
-    p: float = 0.5
+    threshold: float = argument(finite)
+    p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
-        self.check(finite, "threshold")
+        super().__post_init__()
         if not 0 <= self.threshold <= 255:
             raise ValueError(
                 "RandomSolarize(threshold=…) is in levels of a uint8 image and must lie in 0 … 255, got "
                 f"{self.threshold:g}"
             )
-        self.check(probability, "p")
 
     def standing(self, where: Standing) -> Transform:
         if where.state == "float" and where.unit > 1 and self.threshold <= 1:
@@ -262,14 +251,13 @@ class RandomPosterize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int
-    p: float = 0.5
+    bits: int = argument(whole, least=0)
+    p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
-        self.check(whole, "bits", least=0)
+        super().__post_init__()
         if self.bits > 8:
             raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: a level has 8 bits")
-        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
@@ -290,16 +278,8 @@ class RandomAdjustSharpness(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("sharpness",)
     needs_whole: ClassVar[bool] = True  # the border of the image stays as it is, so it matters where a window is
 
-    sharpness_factor: float
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self.check(finite, "sharpness_factor")
-        if self.sharpness_factor < 0:
-            raise ValueError(
-                f"RandomAdjustSharpness(sharpness_factor=…) must not be negative, got {self.sharpness_factor:g}"
-            )
-        self.check(probability, "p")
+    sharpness_factor: float = argument(finite, negative=False)
+    p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
@@ -315,7 +295,7 @@ class RandomChannelPermutation(OneOperation):
         return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
-def _factors(name: str, value: Any, *, least: float, greatest: float) -> tuple[float, float]:
+def _factors(name: str, value: Any, *, least: float = 0.0, greatest: float = math.inf) -> tuple[float, float]:
     low, high = interval(name, value)
     if low < least or high > greatest:
         raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
@@ -342,16 +322,11 @@ class RandomPhotometricDistort(Transform):
     operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
     needs_whole: ClassVar[bool] = True  # contrast is relative to the mean of the image
 
-    brightness: tuple[float, float] = (0.875, 1.125)
-    contrast: tuple[float, float] = (0.5, 1.5)
-    saturation: tuple[float, float] = (0.5, 1.5)
-    hue: tuple[float, float] = (-0.05, 0.05)
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self.check(_factors, *ADJUSTMENTS[:3], least=0.0, greatest=math.inf)
-        self.check(_factors, "hue", least=-0.5, greatest=0.5)
-        self.check(probability, "p")
+    brightness: tuple[float, float] = argument(_factors, default=(0.875, 1.125))
+    contrast: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
+    saturation: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
+    hue: tuple[float, float] = argument(_factors, default=(-0.05, 0.05), least=-0.5, greatest=0.5)
+    p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         numbers = uniforms(13)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, declaration
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -87,6 +87,7 @@ class _Branching(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = type(self).__name__
         children = held(own, self.transforms)
         object.__setattr__(self, "transforms", children)
@@ -170,11 +171,7 @@ class RandomApply(_Branching):
         TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
     """
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(probability, "p")
+    p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)

@@ -14,16 +14,28 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from gpuload.transforms.arguments import (
+    RESAMPLING,
+    antialias_flag,
     depends_on_epoch,
     fill_values,
     flag,
+    interpolation_name,
     interval,
     is_sequence,
     probability,
     size_pair,
     whole,
 )
-from gpuload.transforms.base import EVERYWHERE, DrawError, Padding, Resampling, Transform, Uniforms, declaration
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    DrawError,
+    Padding,
+    Resampling,
+    Transform,
+    Uniforms,
+    argument,
+    declaration,
+)
 from gpuload.transforms.program.ops import Box, Flip, Record, Turn
 from gpuload.transforms.program.windows import full_windows
 
@@ -69,16 +81,16 @@ class Resize(Resampling):
     """
 
     size: int | tuple[int, int] | None
-    interpolation: str = "bilinear"
-    max_size: int | None = None
-    antialias: bool = True
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    max_size: int | None = argument(whole, default=None, least=1)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         size, max_size = self.size, self.max_size
         if depends_on_epoch(size):
             each = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
             object.__setattr__(self, "size", each)
-            self.check_filter()
             return
         if is_sequence(size):
             pair = size_pair("Resize(size=…)", size)
@@ -86,7 +98,6 @@ class Resize(Resampling):
         elif size is not None:
             size = whole("Resize(size=…)", size, least=1)
         if max_size is not None:
-            max_size = whole("Resize(max_size=…)", max_size, least=1)
             if isinstance(size, tuple):
                 raise ValueError(
                     f"Resize(max_size={max_size}) goes with one integer as size, which is the shorter side; got "
@@ -99,8 +110,6 @@ class Resize(Resampling):
         elif size is None:
             raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
         object.__setattr__(self, "size", size)
-        object.__setattr__(self, "max_size", max_size)
-        self.check_filter()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         filters = self.filters(uniforms(1)[:, 0] if self.interpolation == "random" else None)
@@ -143,10 +152,7 @@ class FixedSizeCrop(Padding):
 
     crops: ClassVar[bool] = True
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        self.check(size_pair, "size")
+    size: int | tuple[int, int] = argument(size_pair)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size  # pyright: ignore[reportReturnType]
@@ -178,6 +184,23 @@ def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
     return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
 
 
+def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:
+    """Padding as torchvision reads it, as (left, top, right, bottom)."""
+    if not is_sequence(value):
+        value = (value,)
+    if len(value) not in (1, 2, 4):
+        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
+    numbers = [whole(name, entry, least=least) for entry in value]
+    left, top, right, bottom = numbers * (4 // len(numbers))
+    return left, top, right, bottom
+
+
+def padding_mode_of(name: str, value: Any) -> PaddingMode:
+    if not isinstance(value, str) or value not in PADDING_MODES:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
+    return value
+
+
 @declaration
 class RandomCrop(FixedSizeCrop):
     """Cut out a box of a given size at a random place.
@@ -196,17 +219,10 @@ class RandomCrop(FixedSizeCrop):
         DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
-    padding: int | tuple[int, ...] | None = None
-    pad_if_needed: bool = False
-    fill: int | tuple[int, ...] = 0
-    padding_mode: PaddingMode = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(sides_of, "padding", optional=True, least=0)
-        self.check(fill_values, "fill")
-        self.check(padding_mode_of, "padding_mode")
-        self.check(flag, "pad_if_needed")
+    padding: int | tuple[int, ...] | None = argument(sides_of, default=None, least=0)
+    pad_if_needed: bool = argument(flag, default=False)
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -234,33 +250,13 @@ class RandomCrop(FixedSizeCrop):
         return self.boxes(starts - before)
 
 
-def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:
-    """Padding as torchvision reads it, as (left, top, right, bottom)."""
-    if not is_sequence(value):
-        value = (value,)
-    if len(value) not in (1, 2, 4):
-        raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [whole(name, entry, least=least) for entry in value]
-    left, top, right, bottom = numbers * (4 // len(numbers))
-    return left, top, right, bottom
-
-
-def padding_mode_of(name: str, value: Any) -> PaddingMode:
-    if not isinstance(value, str) or value not in PADDING_MODES:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
-    return value
-
-
 @declaration
 class _RandomFlip(Transform):
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = Flip
     axis: ClassVar[int]
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self.check(probability, "p")
+    p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Flip:
         return Flip(uniforms(1)[:, 0] < self.p, self.axis)
@@ -284,10 +280,7 @@ class RandomVerticalFlip(_RandomFlip):
 class _RandomTurn(Transform):
     record: ClassVar[type[Record]] = Turn
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability(f"{type(self).__name__}(p=…)", self.p))
+    p: float = argument(probability, default=0.5)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return size_hw if size_hw is not None and size_hw[0] == size_hw[1] else None
@@ -363,16 +356,11 @@ class RandomResizedCrop(Resampling):
 
     crops: ClassVar[bool] = True
 
-    size: int | tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        self.check(size_pair, "size")
-        self.check(interval, "scale", "ratio", positive=True)
-        self.check_filter()
+    size: int | tuple[int, int] = argument(size_pair)
+    scale: tuple[float, float] = argument(interval, default=(0.08, 1.0), positive=True)
+    ratio: tuple[float, float] = argument(interval, default=(3 / 4, 4 / 3), positive=True)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))
@@ -437,14 +425,9 @@ class Pad(Padding):
         (40, 40)
     """
 
-    padding: int | tuple[int, ...]
-    fill: Any = 0
-    padding_mode: PaddingMode = "constant"
-
-    def __post_init__(self) -> None:
-        self.check(sides_of, "padding", least=None)
-        self.check(fill_values, "fill")
-        self.check(padding_mode_of, "padding_mode")
+    padding: int | tuple[int, ...] = argument(sides_of, least=None)
+    fill: Any = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
     @property
     def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -495,16 +478,14 @@ class RandomZoomOut(Padding):
         TypeError, ValueError: an argument is invalid.
     """
 
-    fill: Any = 0
-    side_range: tuple[float, float] = (1.0, 4.0)
-    p: float = 0.5
+    fill: Any = argument(fill_values, default=0)
+    side_range: tuple[float, float] = argument(interval, default=(1.0, 4.0))
+    p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
-        self.check(fill_values, "fill")
-        self.check(interval, "side_range")
+        super().__post_init__()
         if self.side_range[0] < 1:
             raise ValueError(f"RandomZoomOut(side_range=…) must not be less than 1, got {self.side_range}")
-        self.check(probability, "p")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)

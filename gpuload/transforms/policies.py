@@ -25,7 +25,7 @@ import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
-from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Outline, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
@@ -360,10 +360,6 @@ class TorchvisionAugment(AutomaticAugment):
     interpolation: Interpolation
     fill: Any
 
-    def __post_init__(self) -> None:
-        self.check(interpolation_name, "interpolation")
-        self.check(fill_values, "fill", optional=True, uint8=True)
-
     @property
     def kinds(self) -> np.ndarray:
         return self.space.kinds
@@ -380,6 +376,13 @@ class TorchvisionAugment(AutomaticAugment):
     ) -> np.ndarray:
         bins = np.broadcast_to(np.asarray(magnitudes, np.int64), kinds.shape)
         return self.space.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
+
+
+def _policy_name(name: str, value: Any) -> str:
+    policy = value.value if isinstance(value, enum.Enum) else value
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, POLICIES))}, got {value!r}")
+    return policy
 
 
 @declaration
@@ -401,18 +404,9 @@ class AutoAugment(TorchvisionAugment):
 
     space: ClassVar[Space] = AUTO
 
-    policy: str = "imagenet"
-    interpolation: Interpolation = "nearest"
-    fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        policy = self.policy.value if isinstance(self.policy, enum.Enum) else self.policy
-        if not isinstance(policy, str) or policy not in POLICIES:
-            raise ValueError(
-                f"AutoAugment(policy=…) must be one of {', '.join(map(repr, POLICIES))}, got {self.policy!r}"
-            )
-        object.__setattr__(self, "policy", policy)
+    policy: str = argument(_policy_name, default="imagenet")
+    interpolation: Interpolation = argument(interpolation_name, default="nearest")
+    fill: Any = argument(fill_values, default=None, uint8=True)
 
     @property
     def recipe(self) -> Recipe:
@@ -440,16 +434,14 @@ class RandAugment(TorchvisionAugment):
 
     space: ClassVar[Space] = RAND
 
-    num_ops: int = 2
-    magnitude: int = 9
-    num_magnitude_bins: int = 31
-    interpolation: Interpolation = "nearest"
-    fill: Any = None
+    num_ops: int = argument(whole, default=2, least=0)
+    magnitude: int = argument(whole, default=9, least=0)
+    num_magnitude_bins: int = argument(whole, default=31, least=2)
+    interpolation: Interpolation = argument(interpolation_name, default="nearest")
+    fill: Any = argument(fill_values, default=None, uint8=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(whole, "num_ops", "magnitude", least=0)
-        self.check(whole, "num_magnitude_bins", least=2)
         bins = self.num_magnitude_bins
         if self.magnitude >= bins:
             raise ValueError(
@@ -481,13 +473,9 @@ class TrivialAugmentWide(TorchvisionAugment):
 
     space: ClassVar[Space] = WIDE
 
-    num_magnitude_bins: int = 31
-    interpolation: Interpolation = "nearest"
-    fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(whole, "num_magnitude_bins", least=2)
+    num_magnitude_bins: int = argument(whole, default=31, least=2)
+    interpolation: Interpolation = argument(interpolation_name, default="nearest")
+    fill: Any = argument(fill_values, default=None, uint8=True)
 
     @property
     def recipe(self) -> Recipe:
@@ -519,24 +507,20 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = 3
-    mixture_width: int = 3
-    chain_depth: int = -1
-    alpha: float = 1.0
-    all_ops: bool = True
-    interpolation: Interpolation = "bilinear"
-    fill: Any = None
+    severity: int = argument(whole, default=3, least=1)
+    mixture_width: int = argument(whole, default=3, least=1)
+    chain_depth: int = argument(whole, default=-1, least=None)
+    alpha: float = argument(finite, default=1.0)
+    all_ops: bool = argument(flag, default=True)
+    interpolation: Interpolation = argument(interpolation_name, default="bilinear")
+    fill: Any = argument(fill_values, default=None, uint8=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(whole, "severity", "mixture_width", least=1)
         if self.severity > BINS:
             raise ValueError(f"AugMix(severity=…) must lie in 1 … {BINS}, got {self.severity}")
-        self.check(finite, "alpha")
         if self.alpha <= 0:
             raise ValueError(f"AugMix(alpha=…) must be greater than 0, got {self.alpha:g}")
-        self.check(flag, "all_ops")
-        self.check(whole, "chain_depth", least=None)
 
     @property
     def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]

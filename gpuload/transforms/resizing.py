@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import (
+    RESAMPLING,
+    antialias_flag,
     fill_values,
     finite,
     flag,
@@ -26,7 +28,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, declaration
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration
 from gpuload.transforms.geometry import (
     FixedSizeCrop,
     PaddingMode,
@@ -65,6 +67,12 @@ class _Resizing(Resampling):
         return None
 
 
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    if not is_sequence(value) or len(value) != 2:
+        raise TypeError(f"{name} must be (height, width), got {value!r}")
+    return size_pair(name, value)
+
+
 @declaration
 class ScaleJitter(_Resizing):
     """Resize to fit into a target, times a random factor: large scale jittering.
@@ -81,22 +89,22 @@ class ScaleJitter(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    target_size: tuple[int, int]
-    scale_range: tuple[float, float] = (0.1, 2.0)
-    interpolation: str = "bilinear"
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        if not is_sequence(self.target_size) or len(self.target_size) != 2:
-            raise TypeError(f"ScaleJitter(target_size=…) must be (height, width), got {self.target_size!r}")
-        self.check(size_pair, "target_size")
-        self.check(interval, "scale_range", positive=True)
-        self.check_filter()
+    target_size: tuple[int, int] = argument(_pair)
+    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), positive=True)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         low, high = self.scale_range
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
         return (sizes_hw * (fit * (low + numbers * (high - low)))[:, None]).astype(np.int64)
+
+
+def _lengths(name: str, value: Any) -> tuple[int, ...]:
+    given = value if is_sequence(value) else (value,)
+    if not len(given):
+        raise ValueError(f"{name} must be a length or several, got {value!r}")
+    return tuple(whole(name, length, least=1) for length in given)
 
 
 @declaration
@@ -114,19 +122,10 @@ class RandomShortestSize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int | Sequence[int]
-    max_size: int | None = None
-    interpolation: str = "bilinear"
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        name = "RandomShortestSize(min_size=…)"
-        given: Any = self.min_size if is_sequence(self.min_size) else (self.min_size,)
-        if not len(given):
-            raise ValueError(f"{name} must be a length or several, got {self.min_size!r}")
-        object.__setattr__(self, "min_size", tuple(whole(name, length, least=1) for length in given))
-        self.check(whole, "max_size", optional=True, least=1)
-        self.check_filter()
+    min_size: int | Sequence[int] = argument(_lengths)
+    max_size: int | None = argument(whole, default=None, least=1)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = np.array(self.min_size, np.int64)
@@ -151,19 +150,18 @@ class RandomResize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int
-    max_size: int
-    interpolation: str = "bilinear"
-    antialias: bool = True
+    min_size: int = argument(whole, least=1)
+    max_size: int = argument(whole, least=1)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
-        self.check(whole, "min_size", "max_size", least=1)
+        super().__post_init__()
         if self.max_size <= self.min_size:
             raise ValueError(
                 f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the longest "
                 "side that is drawn is one less than max_size"
             )
-        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = self.min_size + (numbers * (self.max_size - self.min_size)).astype(np.int64)
@@ -193,24 +191,19 @@ class ResizeKeepRatio(Resampling):
         (192, 256)
     """
 
-    size: int | tuple[int, int]
-    longest: float = 0.0
-    interpolation: str = "bilinear"
-    random_scale_prob: float = 0.0
-    random_scale_range: tuple[float, float] = (0.85, 1.05)
-    random_scale_area: bool = False
-    random_aspect_prob: float = 0.0
-    random_aspect_range: tuple[float, float] = (0.9, 1.11)
+    size: int | tuple[int, int] = argument(size_pair)
+    longest: float = argument(finite, default=0.0)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    random_scale_prob: float = argument(probability, default=0.0)
+    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), positive=True)
+    random_scale_area: bool = argument(flag, default=False)
+    random_aspect_prob: float = argument(probability, default=0.0)
+    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), positive=True)
 
     def __post_init__(self) -> None:
-        self.check(size_pair, "size")
-        self.check(finite, "longest")
+        super().__post_init__()
         if not 0 <= self.longest <= 1:
             raise ValueError(f"ResizeKeepRatio(longest=…) must lie in 0 … 1, got {self.longest}")
-        self.check(interpolation_name, "interpolation", resizing=True)
-        self.check(probability, "random_scale_prob", "random_aspect_prob")
-        self.check(interval, "random_scale_range", "random_aspect_range", positive=True)
-        self.check(flag, "random_scale_area")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
@@ -239,13 +232,8 @@ class ResizeKeepRatio(Resampling):
 
 @declaration
 class _CropOrPad(FixedSizeCrop):
-    fill: int | tuple[int, ...] = 0
-    padding_mode: PaddingMode = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(fill_values, "fill")
-        self.check(padding_mode_of, "padding_mode")
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
 
 @declaration
@@ -292,10 +280,7 @@ class TrimBorder(Padding):
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
 
-    border_size: int
-
-    def __post_init__(self) -> None:
-        self.check(whole, "border_size", least=0)
+    border_size: int = argument(whole, least=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left = sizes_hw - 2 * self.border_size

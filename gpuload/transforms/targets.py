@@ -7,14 +7,13 @@ what else `labels_getter` gives, and its instance mask (`gpuload.workers.box_fie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from gpuload.datasets.box_formats import format_name
-from gpuload.transforms.arguments import finite, is_sequence, whole
-from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, declaration
+from gpuload.transforms.arguments import finite, is_sequence, label_getter, whole
+from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
 __all__ = [
@@ -60,17 +59,17 @@ class RandomIoUCrop(Padding):
     reads_boxes: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
-    min_scale: float = 0.3
-    max_scale: float = 1.0
-    min_aspect_ratio: float = 0.5
-    max_aspect_ratio: float = 2.0
+    min_scale: float = argument(finite, default=0.3)
+    max_scale: float = argument(finite, default=1.0)
+    min_aspect_ratio: float = argument(finite, default=0.5)
+    max_aspect_ratio: float = argument(finite, default=2.0)
     sampler_options: Sequence[float] | None = None
-    trials: int = 40
+    trials: int = argument(whole, default=40, least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = "RandomIoUCrop"
         for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
-            self.check(finite, low, high)
             least, most = getattr(self, low), getattr(self, high)
             if not 0 < least <= most:
                 raise ValueError(f"{own} needs 0 < {low} ≤ {high}, got {least:g} and {most:g}")
@@ -79,7 +78,6 @@ class RandomIoUCrop(Padding):
             raise TypeError(f"{own}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
         options = tuple(finite(f"{own}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
-        self.check(whole, "trials", least=1)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
@@ -150,15 +148,6 @@ def _size(name: str, value: Any) -> float:
     return number
 
 
-def _getter(name: str, value: Any, *, of: str) -> Any:
-    if value not in ("default", None) and not callable(value):
-        raise ValueError(
-            f"{name} must be 'default', None, or a function that takes a sample and gives what belongs to its {of}, "
-            f"such as lambda s: s[1]['labels']; got {value!r}"
-        )
-    return value
-
-
 @declaration
 class SanitizeBoundingBoxes(Transform):
     """Leave out boxes that are too small or reach beyond the image, and their belongings.
@@ -182,14 +171,12 @@ class SanitizeBoundingBoxes(Transform):
     drops_boxes: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Tidy
 
-    min_size: float = 1.0
-    min_area: float = 1.0
+    min_size: float = argument(_size, default=1.0)
+    min_area: float = argument(_size, default=1.0)
     # Not compared: it does not decide which boxes are kept, and a function is another object in each process.
-    labels_getter: Callable[[Any], Any] | str | None = field(default="default", compare=False)
-
-    def __post_init__(self) -> None:
-        self.check(_size, "min_size", "min_area")
-        self.check(_getter, "labels_getter", of="boxes")
+    labels_getter: Callable[[Any], Any] | str | None = argument(
+        label_getter, default="default", compare=False, of="boxes", none=True
+    )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
         return Tidy(self.min_size, self.min_area)
@@ -244,10 +231,7 @@ class ConvertBoundingBoxFormat(Transform):
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
     record: ClassVar[type[Record]] = Reformat
 
-    format: str
-
-    def __post_init__(self) -> None:
-        self.check(format_name, "format")
+    format: str = argument(format_name)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Reformat:
         return Reformat(self.format)
@@ -284,10 +268,9 @@ class SanitizeKeyPoints(Transform):
     record: ClassVar[type[Record]] = TidyPoints
 
     # Not compared: it does not decide which keypoints are kept, and a function is another object in each process.
-    labels_getter: Callable[[Any], Any] | str | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        self.check(_getter, "labels_getter", of="keypoints")
+    labels_getter: Callable[[Any], Any] | str | None = argument(
+        label_getter, default=None, compare=False, of="keypoints", none=True
+    )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:
         return TidyPoints()

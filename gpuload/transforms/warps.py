@@ -23,7 +23,7 @@ from gpuload.transforms.arguments import (
     is_sequence,
     probability,
 )
-from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Outline, Warp
 
 __all__ = [
@@ -167,6 +167,37 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
     return found, exists
 
 
+def _angles(name: str, value: Any) -> tuple[float, float]:
+    """A range of angles; a number is a range around 0."""
+    if is_sequence(value):
+        return interval(name, value)
+    number = finite(name, value)
+    if number < 0:
+        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
+    return 0.0 - number, number  # not -0.0, which prints differently
+
+
+def _shears(name: str, value: Any) -> tuple[float, ...]:
+    if is_sequence(value) and len(value) == 4:
+        return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
+    if is_sequence(value) and len(value) != 2:
+        raise ValueError(f"{name} must be one number, or 2 or 4 of them, got {len(value)}: {value!r}")
+    return _angles(name, value)
+
+
+def _fractions(name: str, value: Any) -> tuple[float, float]:
+    fractions = _point(name, value)
+    if not all(0 <= fraction <= 1 for fraction in fractions):
+        raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {value!r}")
+    return fractions
+
+
+def _point(name: str, value: Any) -> tuple[float, float]:
+    if not is_sequence(value) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
+    return finite(name, value[0]), finite(name, value[1])
+
+
 class _Warping(Transform):
     """Base of the warps; not a dataclass, so that each has its arguments where torchvision has them."""
 
@@ -183,11 +214,6 @@ class _Warping(Transform):
         moves = (coefficients != IDENTITY).any(axis=1)
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
-
-    def _check(self) -> None:
-        """Check the arguments that all warps have."""
-        self.check(interpolation_name, "interpolation")
-        self.check(fill_values, "fill")
 
 
 @declaration
@@ -209,17 +235,11 @@ class RandomRotation(_Warping):
         RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))
     """
 
-    degrees: float | tuple[float, float]
-    interpolation: str = "nearest"
-    expand: bool = False
-    center: Sequence[float] | None = None
-    fill: Any = 0
-
-    def __post_init__(self) -> None:
-        self.check(_angles, "degrees")
-        self.check(flag, "expand")
-        self.check(_point, "center", optional=True)
-        self._check()
+    degrees: float | tuple[float, float] = argument(_angles)
+    interpolation: str = argument(interpolation_name, default="nearest")
+    expand: bool = argument(flag, default=False)
+    center: Sequence[float] | None = argument(_point, default=None)
+    fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         angles = _between(self.degrees, uniforms(1)[:, 0])
@@ -248,21 +268,13 @@ class RandomAffine(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    degrees: float | tuple[float, float]
-    translate: Sequence[float] | None = None
-    scale: Sequence[float] | None = None
-    shear: float | Sequence[float] | None = None
-    interpolation: str = "nearest"
-    fill: Any = 0
-    center: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        self.check(_angles, "degrees")
-        self.check(_fractions, "translate", optional=True)
-        self.check(interval, "scale", optional=True, positive=True)
-        self.check(_shears, "shear", optional=True)
-        self.check(_point, "center", optional=True)
-        self._check()
+    degrees: float | tuple[float, float] = argument(_angles)
+    translate: Sequence[float] | None = argument(_fractions, default=None)
+    scale: Sequence[float] | None = argument(interval, default=None, positive=True)
+    shear: float | Sequence[float] | None = argument(_shears, default=None)
+    interpolation: str = argument(interpolation_name, default="nearest")
+    fill: Any = argument(fill_values, default=0)
+    center: Sequence[float] | None = argument(_point, default=None)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
@@ -295,17 +307,15 @@ class RandomPerspective(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    distortion_scale: float = 0.5
-    p: float = 0.5
-    interpolation: str = "bilinear"
-    fill: Any = 0
+    distortion_scale: float = argument(finite, default=0.5)
+    p: float = argument(probability, default=0.5)
+    interpolation: str = argument(interpolation_name, default="bilinear")
+    fill: Any = argument(fill_values, default=0)
 
     def __post_init__(self) -> None:
-        self.check(finite, "distortion_scale")
+        super().__post_init__()
         if not 0 <= self.distortion_scale <= 1:
             raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {self.distortion_scale:g}")
-        self.check(probability, "p")
-        self._check()
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(9)
@@ -320,34 +330,3 @@ class RandomPerspective(_Warping):
 def _between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
     low, high = bounds
     return low + numbers * (high - low)
-
-
-def _angles(name: str, value: Any) -> tuple[float, float]:
-    """A range of angles; a number is a range around 0."""
-    if is_sequence(value):
-        return interval(name, value)
-    number = finite(name, value)
-    if number < 0:
-        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
-    return 0.0 - number, number  # not -0.0, which prints differently
-
-
-def _shears(name: str, value: Any) -> tuple[float, ...]:
-    if is_sequence(value) and len(value) == 4:
-        return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
-    if is_sequence(value) and len(value) != 2:
-        raise ValueError(f"{name} must be one number, or 2 or 4 of them, got {len(value)}: {value!r}")
-    return _angles(name, value)
-
-
-def _fractions(name: str, value: Any) -> tuple[float, float]:
-    fractions = _point(name, value)
-    if not all(0 <= fraction <= 1 for fraction in fractions):
-        raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {value!r}")
-    return fractions
-
-
-def _point(name: str, value: Any) -> tuple[float, float]:
-    if not is_sequence(value) or len(value) != 2:
-        raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
-    return finite(name, value[0]), finite(name, value[1])
