@@ -42,7 +42,7 @@ from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
 from gpuload.stage.plan import LONGEST, shortened, table
-from gpuload.transforms import Chain
+from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
@@ -82,7 +82,8 @@ class Loader:
             made here; default: they stay.
         in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no
             other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
-        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
+        transforms: `gpuload.transforms`, in order, as a list or a `Compose`; a `torch.nn.Module` may come last and gets
+            the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset. A warning if
             more than these CPUs, and more than 8. ``"auto"``: as many as are of use, found out while it runs.
@@ -176,7 +177,7 @@ class Loader:
         multiprocessing_context: Any = None,
         persistent_workers: bool = True,
         in_order: bool = True,
-        transforms: Sequence[Any] = (),
+        transforms: Sequence[Any] | Compose = (),
         num_workers: int | Literal["auto"] | None = None,
         workers: RayWorkers | None = None,
         prefetch_factor: int | Literal["auto"] | None = None,

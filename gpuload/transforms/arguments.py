@@ -28,6 +28,7 @@ __all__ = [
     "dtype_name",
     "fill_values",
     "finite",
+    "flag",
     "interpolation_name",
     "interval",
     "is_module",
@@ -93,6 +94,12 @@ def whole(name: str, value: Any, *, least: int | None) -> int:
     if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def finite(name: str, value: Any) -> float:

@@ -5,13 +5,15 @@ once (`draw`); which records these may be (`outline`); and where in a chain it m
 never touches pixels: backends do, and see the records (`gpuload.transforms.program`) but not the transform.
 
 Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
-their image; they may reach beyond it where a transform pads.
+their image; they may reach beyond it where a transform pads. A size may depend on the epoch (`by_epoch`): a chain is
+made into that of an epoch before anything is drawn (`Chain.at`), in workers as in the main process.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
@@ -20,12 +22,13 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, shown
+from gpuload.transforms.arguments import Fill, antialias_flag, interpolation_name, shown, whole
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
 __all__ = [
     "EVERYWHERE",
+    "ByEpoch",
     "ClipTransform",
     "DrawError",
     "Padding",
@@ -33,6 +36,7 @@ __all__ = [
     "Standing",
     "Transform",
     "Uniforms",
+    "by_epoch",
     "declaration",
     "made_late",
 ]
@@ -139,6 +143,14 @@ class Transform:
         images for it; None: it has to be drawn."""
         return None
 
+    def check(self, check: Callable[..., Any], *names: str, optional: bool = False, **options: Any) -> None:
+        """Put in the place of these arguments what a function of `gpuload.transforms.arguments` makes of them: it takes
+        an argument's name, for messages, the argument, and `options`. If `optional`, None stays."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None or not optional:
+                object.__setattr__(self, name, check(f"{type(self).__name__}({name}=…)", value, **options))
+
     @property
     def outline(self) -> tuple[Outline, ...]:
         """The records that it and its children may draw."""
@@ -225,6 +237,10 @@ class Resampling(Transform):
     def _names(self) -> tuple[str, ...]:
         return filter_names(self.interpolation, antialias=self.antialias)
 
+    def check_filter(self) -> None:
+        self.check(interpolation_name, "interpolation", resizing=True)
+        self.check(antialias_flag, "antialias", interpolation=self.interpolation)
+
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""
         names = self._names
@@ -248,3 +264,58 @@ class Padding(Transform):
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept=kept)
+
+
+@dataclass(frozen=True, repr=False)
+class ByEpoch:
+    """A size for each epoch: (first epoch, size) in ascending order, or a function."""
+
+    sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
+
+    def at_epoch(self, epoch: int) -> Any:
+        """The size in an epoch."""
+        if not isinstance(self.sizes, tuple):
+            return self.sizes(epoch)
+        return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
+
+    def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
+        """The same with sizes as `check` returns them; what a function gives is checked when it is used."""
+        if not isinstance(self.sizes, tuple):
+            return self
+        return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
+
+    def __repr__(self) -> str:
+        if isinstance(self.sizes, tuple):
+            return f"by_epoch({dict(self.sizes)!r})"
+        return f"by_epoch({getattr(self.sizes, '__qualname__', type(self.sizes).__name__)})"
+
+
+def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
+    """A size that changes from epoch to epoch, as `size` of `Resize`, the crops and `Mosaic`.
+
+    Args:
+        sizes: by the first epoch that has them, from 0 on: ``{0: 128, 10: 176, 20: 224}``. Or a function of the epoch's
+            number, which must depend on nothing else; workers get a copy of it. A state of the loader knows a function
+            by its name only.
+
+    Raises:
+        TypeError, ValueError: it is neither, or does not begin at epoch 0.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> chain = T.Chain([T.RandomResizedCrop(by_epoch({0: 128, 10: 176}))])
+        >>> chain.at(9).output_size_hw, chain.at(10).output_size_hw
+        ((128, 128), (176, 176))
+    """
+    if callable(sizes):
+        return ByEpoch(sizes)
+    if not isinstance(sizes, Mapping):
+        raise TypeError(
+            "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
+            f"epoch, got {type(sizes).__name__}: {sizes!r}"
+        )
+    found = [(whole("by_epoch({epoch: size})", epoch, least=0), size) for epoch, size in sizes.items()]
+    found.sort(key=lambda entry: entry[0])
+    if not found or found[0][0] != 0:
+        raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")
+    return ByEpoch(tuple(found))

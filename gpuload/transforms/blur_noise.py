@@ -1,17 +1,31 @@
-"""Gaussian blur and Gaussian noise, drawn for each sample. Arguments, defaults and meaning are torchvision's."""
+"""Blur, noise, JPEG's losses and elastic deformation, drawn for each sample.
+
+Names, arguments, defaults and distributions are torchvision's. Source of the elastic deformation: Simard, Steinkraus,
+Platt, "Best practices for convolutional neural networks applied to visual document analysis", ICDAR 2003.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
-from gpuload.transforms.base import Uniforms, declaration
-from gpuload.transforms.color_random import OneOperation
-from gpuload.transforms.program.ops import Ops
+from gpuload.transforms.arguments import (
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    size_pair,
+    whole,
+)
+from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.colour import OneOperation
+from gpuload.transforms.program.ops import Elastic, Ops, Outline
 
-__all__ = ["GaussianBlur", "GaussianNoise"]
+__all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
 
 @declaration
@@ -35,11 +49,8 @@ class GaussianBlur(OneOperation):
     sigma: float | tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        sizes = size_pair("GaussianBlur(kernel_size=…)", self.kernel_size)
-        if not all(size % 2 for size in sizes):
-            raise ValueError(f"GaussianBlur(kernel_size=…) must be odd, so that it has a middle, got {sizes}")
-        object.__setattr__(self, "kernel_size", sizes)
-        object.__setattr__(self, "sigma", _sigmas(self.sigma))
+        self.check(_odd, "kernel_size")
+        self.check(_sigmas, "sigma")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
@@ -48,8 +59,14 @@ class GaussianBlur(OneOperation):
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
 
-def _sigmas(value: Any) -> tuple[float, float]:
-    name = "GaussianBlur(sigma=…)"
+def _odd(name: str, value: Any) -> tuple[int, int]:
+    sizes = size_pair(name, value)
+    if not all(size % 2 for size in sizes):
+        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
+    return sizes
+
+
+def _sigmas(name: str, value: Any) -> tuple[float, float]:
     if is_sequence(value) and len(value) == 1:
         value = value[0]
     if is_sequence(value):
@@ -81,13 +98,10 @@ class GaussianNoise(OneOperation):
     clip: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", finite("GaussianNoise(mean=…)", self.mean))
-        sigma = finite("GaussianNoise(sigma=…)", self.sigma)
-        if sigma < 0:
-            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {sigma:g}")
-        object.__setattr__(self, "sigma", sigma)
-        if not isinstance(self.clip, bool):
-            raise TypeError(f"GaussianNoise(clip=…) must be True or False, got {self.clip!r}")
+        self.check(finite, "mean", "sigma")
+        if self.sigma < 0:
+            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {self.sigma:g}")
+        self.check(flag, "clip")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
@@ -95,3 +109,96 @@ class GaussianNoise(OneOperation):
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
         return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
+
+
+@declaration
+class JPEG(OneOperation):
+    """Compress images as JPEG, with colour at half the resolution, and decompress them.
+
+    Images must have 1 or 3 channels.
+
+    Args:
+        quality: 1 … 100, or (lowest, highest), of which each image gets a whole number.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+
+    Example:
+        >>> JPEG((30, 90))
+        JPEG(quality=(30, 90))
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("jpeg",)
+    needs_whole: ClassVar[bool] = True  # blocks are counted from the corner of the image
+
+    quality: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        given = self.quality if is_sequence(self.quality) else (self.quality, self.quality)
+        qualities = tuple(whole("JPEG(quality=…)", quality, least=1) for quality in given)  # pyright: ignore[reportGeneralTypeIssues]
+        if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
+            raise ValueError(f"JPEG(quality=…) must lie in 1 … 100, or be (lowest, highest), got {self.quality!r}")
+        object.__setattr__(self, "quality", qualities)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
+        qualities = lowest + np.floor(uniforms(1) * (highest - lowest + 1))
+        return self.ops(np.ones(len(qualities), bool), qualities)
+
+
+@declaration
+class ElasticTransform(Transform):
+    """Show at each pixel what lies at a random displacement from it; neighbours have similar ones.
+
+    Displacements are smoothed noise. Boxes and keypoints move by the displacement of their pixel, with the sign turned
+    round, which is close to right where the field is smooth.
+
+    Args:
+        alpha: how strong they are, or (along x, along y): noise in -1 … 1 is multiplied by half of it, in pixels.
+        sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0: none.
+        interpolation: ``"nearest"`` or ``"bilinear"``.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> ElasticTransform(alpha=120.0, sigma=4.0)
+        ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
+    """
+
+    needs_whole: ClassVar[bool] = True
+
+    alpha: float | Sequence[float] = 50.0
+    sigma: float | Sequence[float] = 5.0
+    interpolation: str = "bilinear"
+    fill: Any = 0
+
+    def __post_init__(self) -> None:
+        self.check(_pair, "alpha", "sigma")
+        if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
+            raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
+        given = self.interpolation
+        self.check(interpolation_name, "interpolation")
+        if self.interpolation == "bicubic":
+            raise ValueError(f"ElasticTransform(interpolation=…) must be one of 'nearest', 'bilinear', got {given!r}")
+        self.check(fill_values, "fill")
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Elastic, name=type(self).__name__, filters=(self.interpolation,)),)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
+        keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
+        alpha: Any = self.alpha
+        sigma: Any = self.sigma
+        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    given = tuple(value) if is_sequence(value) else (value,)
+    numbers = tuple(finite(name, number) for number in given)
+    if len(numbers) not in (1, 2) or min(numbers) < 0:
+        raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
+    return numbers[0], numbers[-1]

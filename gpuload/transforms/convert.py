@@ -1,4 +1,7 @@
-"""Transforms that turn uint8 levels into floats: the end of nearly every chain. Nothing is random."""
+"""Transforms that turn uint8 levels into floats, the end of nearly every chain; and the choice of a clip's frames.
+
+Nothing is random.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, made_late
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, declaration, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
-__all__ = ["Normalize", "ToDtype"]
+__all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
 
 
 @declaration
@@ -53,8 +56,7 @@ class ToDtype(Transform):
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
         masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
         object.__setattr__(self, "mask_dtype", masks)
-        if not isinstance(self.scale, bool):
-            raise TypeError(f"ToDtype(scale=…) must be True or False, got {self.scale!r}")
+        self.check(flag, "scale")
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -149,3 +151,25 @@ class Normalize(Transform):
     @property
     def outline(self) -> tuple[Outline, ...]:
         return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
+
+
+@declaration
+class UniformTemporalSubsample(ClipTransform):
+    """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
+
+    A clip is an `Image` T×H×W×C, or a list of images. Frames are chosen in the worker, before all other transforms,
+    wherever it stands in a chain: the others are not decoded. Masks and all else stay as they are.
+
+    Args:
+        num_samples: how many.
+
+    Raises:
+        TypeError, ValueError: it is no whole number, or less than 1.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    num_samples: int
+
+    def __post_init__(self) -> None:
+        self.check(whole, "num_samples", least=1)

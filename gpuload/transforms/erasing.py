@@ -69,12 +69,12 @@ class RandomErasing(Transform):
 
     def __post_init__(self) -> None:
         own = "RandomErasing"
-        object.__setattr__(self, "p", probability(f"{own}(p=…)", self.p))
-        object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale))
+        self.check(probability, "p")
+        self.check(interval, "scale")
         if not 0 <= self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"{own}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
-        object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
-        object.__setattr__(self, "value", _value(self.value))
+        self.check(interval, "ratio", positive=True)
+        self.check(_value, "value")
         modes = get_args(Mode)
         if self.mode is not None and self.mode not in modes:
             raise ValueError(f"{own}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
@@ -84,9 +84,8 @@ class RandomErasing(Transform):
             raise ValueError(
                 f"{own}(value={self.value!r}) has no meaning with mode={self.mode!r}; leave one of them out"
             )
-        object.__setattr__(self, "min_count", whole(f"{own}(min_count=…)", self.min_count, least=1))
-        if self.max_count is not None:
-            object.__setattr__(self, "max_count", whole(f"{own}(max_count=…)", self.max_count, least=self.min_count))
+        self.check(whole, "min_count", least=1)
+        self.check(whole, "max_count", optional=True, least=self.min_count)
 
     @property
     def kind(self) -> str:
@@ -174,8 +173,7 @@ def _numbers(value: Any) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _value(value: Any) -> float | tuple[float, ...] | str:
-    name = "RandomErasing(value=…)"
+def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
     if isinstance(value, str):
         if value != "random":
             raise ValueError(f"{name} as a text must be 'random', got {value!r}")

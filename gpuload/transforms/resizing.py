@@ -1,23 +1,51 @@
-"""Transforms that resize to a random size, each drawn as a `Box` around the whole image.
+"""Transforms that resize to a random size, and timm's ways to bring an image to a size.
 
-Names, arguments, defaults and distributions are torchvision's. A side never becomes shorter than one pixel, where
+Names, arguments, defaults and distributions are torchvision's, and of `CenterCropOrPad`, `RandomCropOrPad`,
+`ResizeKeepRatio` and `TrimBorder` those of `timm.data.transforms` (1.0); `from_timm` uses these. torchvision's Resize
+rounds sides down and makes the shorter side fit; timm's rounds to the nearest and can make the longer one fit, and
+timm's crops pad with a colour, or with the mirrored image. A side never becomes shorter than one pixel, where
 torchvision raises an error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, is_sequence, size_pair, whole
-from gpuload.transforms.base import Resampling, Uniforms, declaration
-from gpuload.transforms.geometry import sizes_by_shorter_side
+from gpuload.transforms.arguments import (
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    probability,
+    size_pair,
+    whole,
+)
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, declaration
+from gpuload.transforms.geometry import (
+    FixedSizeCrop,
+    PaddingMode,
+    central_starts,
+    padding_mode_of,
+    sizes_by_shorter_side,
+)
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
-__all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
+__all__ = [
+    "CenterCropOrPad",
+    "RandomCropOrPad",
+    "RandomResize",
+    "RandomShortestSize",
+    "ResizeKeepRatio",
+    "ScaleJitter",
+    "TrimBorder",
+]
 
 
 @declaration
@@ -35,14 +63,6 @@ class _Resizing(Resampling):
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
-
-    def _check(self) -> None:
-        """Check the arguments that all of them have."""
-        own: Any = self
-        name = type(self).__name__
-        filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, resizing=True)
-        object.__setattr__(self, "interpolation", filters)
-        object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias, own.interpolation))
 
 
 @declaration
@@ -67,12 +87,11 @@ class ScaleJitter(_Resizing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        name = "ScaleJitter(target_size=…)"
         if not is_sequence(self.target_size) or len(self.target_size) != 2:
-            raise TypeError(f"{name} must be (height, width), got {self.target_size!r}")
-        object.__setattr__(self, "target_size", size_pair(name, self.target_size))
-        object.__setattr__(self, "scale_range", interval("ScaleJitter(scale_range=…)", self.scale_range, positive=True))
-        self._check()
+            raise TypeError(f"ScaleJitter(target_size=…) must be (height, width), got {self.target_size!r}")
+        self.check(size_pair, "target_size")
+        self.check(interval, "scale_range", positive=True)
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         low, high = self.scale_range
@@ -106,9 +125,8 @@ class RandomShortestSize(_Resizing):
         if not len(given):
             raise ValueError(f"{name} must be a length or several, got {self.min_size!r}")
         object.__setattr__(self, "min_size", tuple(whole(name, length, least=1) for length in given))
-        if self.max_size is not None:
-            object.__setattr__(self, "max_size", whole("RandomShortestSize(max_size=…)", self.max_size, least=1))
-        self._check()
+        self.check(whole, "max_size", optional=True, least=1)
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = np.array(self.min_size, np.int64)
@@ -139,15 +157,155 @@ class RandomResize(_Resizing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "min_size", whole("RandomResize(min_size=…)", self.min_size, least=1))
-        object.__setattr__(self, "max_size", whole("RandomResize(max_size=…)", self.max_size, least=1))
+        self.check(whole, "min_size", "max_size", least=1)
         if self.max_size <= self.min_size:
             raise ValueError(
                 f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the longest "
                 "side that is drawn is one less than max_size"
             )
-        self._check()
+        self.check_filter()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = self.min_size + (numbers * (self.max_size - self.min_size)).astype(np.int64)
         return sizes_by_shorter_side(sizes_hw, lengths)
+
+
+@declaration
+class ResizeKeepRatio(Resampling):
+    """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
+
+    Args:
+        size: an integer (a square), or (height, width).
+        longest: 0: the result covers the size; 1: it fits into it; other fractions: in between.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        random_scale_prob: the probability of scaling by a random factor too.
+        random_scale_range: the least and the greatest factor, greater than 0.
+        random_scale_area: the factor is 1 / √x, with x from the range, as for the area of a crop.
+        random_aspect_prob: the probability of changing the aspect ratio by a random factor.
+        random_aspect_range: the least and the greatest factor; drawn log-uniformly.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> ResizeKeepRatio(256, longest=1).output_size((375, 500))
+        (192, 256)
+    """
+
+    size: int | tuple[int, int]
+    longest: float = 0.0
+    interpolation: str = "bilinear"
+    random_scale_prob: float = 0.0
+    random_scale_range: tuple[float, float] = (0.85, 1.05)
+    random_scale_area: bool = False
+    random_aspect_prob: float = 0.0
+    random_aspect_range: tuple[float, float] = (0.9, 1.11)
+
+    def __post_init__(self) -> None:
+        self.check(size_pair, "size")
+        self.check(finite, "longest")
+        if not 0 <= self.longest <= 1:
+            raise ValueError(f"ResizeKeepRatio(longest=…) must lie in 0 … 1, got {self.longest}")
+        self.check(interpolation_name, "interpolation", resizing=True)
+        self.check(probability, "random_scale_prob", "random_aspect_prob")
+        self.check(interval, "random_scale_range", "random_aspect_range", positive=True)
+        self.check(flag, "random_scale_area")
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
+        low, high = self.random_scale_range
+        scale = low + numbers[:, 1] * (high - low)
+        if self.random_scale_area:
+            scale = 1 / np.sqrt(scale)
+        factors *= np.where(numbers[:, 0] < self.random_scale_prob, scale, 1.0)[:, None]
+        low, high = (math.log(end) for end in self.random_aspect_range)
+        root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
+        root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
+        factors *= np.stack([1 / root, root], axis=1)
+        return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
+
+    def _sizes(self, sizes_hw: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
+        ratios = sizes_hw / np.array(self.size)
+        ratio = ratios.max(axis=1) * self.longest + ratios.min(axis=1) * (1 - self.longest)
+        return np.maximum(np.rint(sizes_hw * factors / ratio[:, None]), 1).astype(np.int64)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        if size_hw is None or self.random_scale_prob or self.random_aspect_prob:
+            return None
+        height, width = self._sizes(np.array([size_hw]), 1.0)[0].tolist()
+        return height, width
+
+
+@declaration
+class _CropOrPad(FixedSizeCrop):
+    fill: int | tuple[int, ...] = 0
+    padding_mode: PaddingMode = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(fill_values, "fill")
+        self.check(padding_mode_of, "padding_mode")
+
+
+@declaration
+class CenterCropOrPad(_CropOrPad):
+    """Cut out the middle; a smaller image is padded on both sides first.
+
+    Arguments and errors are those of `RandomCropOrPad`.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        return self.boxes(central_starts(sizes_hw, self.size))
+
+
+@declaration
+class RandomCropOrPad(_CropOrPad):
+    """Cut out a box at a random place; a smaller image is padded, itself at a random place.
+
+    Args:
+        size: an integer (a square), or (height, width).
+        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        spare = sizes_hw - np.array(self.size, np.int64)
+        return self.boxes((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
+
+
+@declaration
+class TrimBorder(Padding):
+    """Cut off a border of the same width on all sides.
+
+    Args:
+        border_size: in pixels.
+
+    Raises:
+        TypeError, ValueError: it is not an integer, or negative.
+        DrawError: (when drawn) nothing of an image would be left.
+    """
+
+    crops: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
+
+    border_size: int
+
+    def __post_init__(self) -> None:
+        self.check(whole, "border_size", least=0)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        left = sizes_hw - 2 * self.border_size
+        if (left < 1).any():
+            row = int((left < 1).any(axis=1).argmax())
+            height, width = sizes_hw[row].tolist()
+            raise DrawError(
+                f"TrimBorder({self.border_size}) leaves nothing of an image of {height}×{width} (height × width)", row
+            )
+        return self.box(np.full_like(left, self.border_size), left)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None if size_hw is None else (size_hw[0] - 2 * self.border_size, size_hw[1] - 2 * self.border_size)

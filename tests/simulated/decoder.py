@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from gpuload.decode.header import scan_markers
 from gpuload.decode.jpeg import SimpleJpeg
-from gpuload.decode.jpeg_header import scan_markers
 from gpuload.stage.decode import choose
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from gpuload.decode.orientation import upright
+from gpuload.decode.header import upright
 
 __all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpuload.decode.orientation import FLIPPED_X, FLIPPED_Y
+from gpuload.decode.header import FLIPPED_X, FLIPPED_Y
 
 if TYPE_CHECKING:
     from gpuload.stage.decode.backend import Pixels

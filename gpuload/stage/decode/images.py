@@ -30,7 +30,7 @@ from gpuload.datasets import sample
 from gpuload.datasets.tree import places_of
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
-from gpuload.decode.orientation import is_transposed, stored_region
+from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
 from gpuload.stage.decode.backend import PLACE, NoRoom, Pixels, Refused, Source, copy_crops

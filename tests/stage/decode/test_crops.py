@@ -12,7 +12,7 @@ import pytest
 import torch
 from simulated.runtime import simulated
 
-from gpuload.decode.orientation import upright
+from gpuload.decode.header import upright
 from gpuload.stage.decode import crops
 from gpuload.stage.decode.backend import PLACE, Pixels, copy_crops
 
