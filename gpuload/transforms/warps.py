@@ -24,12 +24,11 @@ class _Warping(Transform):
 
     interpolation: str
     needs_whole: ClassVar[bool] = True
-    affine: ClassVar[bool] = True  # all its maps are
 
     @property
     def outline(self) -> tuple[Outline, ...]:
         name = type(self).__name__
-        return (Outline(kind=Warp, name=name, filters=(self.interpolation,), affine=self.affine),)
+        return (Outline(kind=Warp, name=name, filters=(self.interpolation,)),)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for images where `warped`."""
@@ -157,8 +156,6 @@ class RandomPerspective(_Warping):
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
-
-    affine: ClassVar[bool] = False
 
     distortion_scale: float = 0.5
     p: float = 0.5
