@@ -193,9 +193,7 @@ def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
         return
     boxes, first = record.boxes_tlhw.tolist(), outputs[0]
     if record.kind == "const":
-        constant = torch.tensor(record.numbers, dtype=torch.float32, device="cpu")[:, None, None]
-        if first.device.type != "cpu":
-            constant = upload(constant.numpy(), first.device)
+        constant = upload(np.array(record.numbers, np.float32)[:, None, None], first.device)
         for index in there.tolist():
             for box in boxes[index]:
                 if box[2]:
