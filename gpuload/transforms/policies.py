@@ -283,7 +283,7 @@ class Space:
         return TORCHVISION.numbers(self.names)
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins."""
+        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins; shifts in whole pixels."""
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
