@@ -64,6 +64,7 @@ class Table:
         )
         self.codes = np.array([code(name) for name in operations], np.int64)
         self.least, self.greatest = bounds.T
+        self.limited = bool(self.whole.any())
         self.coefficients = np.array([COEFFICIENTS.get(name, -1) for name in kinds])
         self.shifts = np.array([name.startswith("Translate") for name in kinds])
         self.sides = np.array([int(name == "TranslateX") for name in kinds])  # in a size (height, width)
@@ -83,17 +84,21 @@ class Table:
         is added to a coordinate in the output; of rotations about the centre, counterclockwise in degrees.
         """
         amounts, codes = strengths * self.times[kinds], self.codes[kinds]
-        amounts = self.first[kinds] + np.where(self.whole[kinds], np.trunc(amounts), amounts)
-        amounts = np.clip(amounts, self.least[kinds], self.greatest[kinds])
         values = np.zeros((*kinds.shape, VALUES))
+        if self.limited:
+            amounts = self.first[kinds] + np.where(self.whole[kinds], np.trunc(amounts), amounts)
+            amounts = np.clip(amounts, self.least[kinds], self.greatest[kinds])
+            added = codes == SOLARIZE_ADD
+            values[added, 1] = amounts[added]
+            amounts[added] = SOLARIZE_ADD_BELOW
+        else:
+            amounts += self.first[kinds]
         values[..., 0] = amounts
-        added = codes == SOLARIZE_ADD
-        if added.any():
-            values[added, 0], values[added, 1] = SOLARIZE_ADD_BELOW, amounts[added]
         warps = codes == WARP
         if warps.any():
             amounts, at, sizes_hw = amounts[warps], self.coefficients[kinds[warps]], sizes_hw[warps.nonzero()[0]]
-            coefficients = np.tile(IDENTITY, (len(at), 1))
+            coefficients = np.empty((len(at), VALUES))
+            coefficients[:] = IDENTITY
             coefficients[np.arange(len(at)), at] = amounts
             turned = at == ROTATE
             if turned.any():
@@ -186,9 +191,11 @@ class AutomaticAugment(Transform):
         else:
             # The order of exponential times at these rates is that of draws without replacement.
             drawn = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, : recipe.count]
-        kinds, magnitudes, probabilities = recipe.kinds[drawn], *recipe[1:3]
+        magnitudes, probabilities = recipe.magnitudes, recipe.probabilities
         if entry_drawn:
-            kinds, magnitudes, probabilities = kinds[:, 0], magnitudes[drawn[:, 0]], probabilities[drawn[:, 0]]
+            drawn = drawn[:, 0]
+            magnitudes, probabilities = magnitudes[drawn], probabilities[drawn]
+        kinds = recipe.kinds[drawn]
         if recipe.below:
             magnitudes = (bins * recipe.below).astype(np.int64)
         strengths = self.strengths(kinds, magnitudes, signs, spread, sizes_hw)
@@ -237,9 +244,9 @@ TORCHVISION: Final = Table(
         "Identity": Kind("identity"),
         "ShearX": Kind("warp", times=1.0, signed=True),
         "ShearY": Kind("warp", times=1.0, signed=True),
-        # A positive magnitude moves the image right, by whole pixels; coefficients lead back to the input.
-        "TranslateX": Kind("warp", times=-1.0, signed=True, whole=True),
-        "TranslateY": Kind("warp", times=-1.0, signed=True, whole=True),
+        # A positive magnitude moves the image right; coefficients lead back to the input.
+        "TranslateX": Kind("warp", times=-1.0, signed=True),
+        "TranslateY": Kind("warp", times=-1.0, signed=True),
         "Rotate": Kind("warp", times=1.0, signed=True),
         "Brightness": Kind("brightness", 1.0, 1.0, signed=True),
         "Color": Kind("saturation", 1.0, 1.0, signed=True),
@@ -254,7 +261,7 @@ TORCHVISION: Final = Table(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Space:
     """The operations that one method chooses from, and their greatest magnitudes.
 
@@ -276,11 +283,11 @@ class Space:
         return TORCHVISION.numbers(self.names)
 
     def magnitudes(self, kinds: np.ndarray, count: int, bins: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins."""
+        """Float64 (B, n), without a sign, of the kinds (B, n) in these of the `count` bins; shifts in whole pixels."""
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
-            magnitudes[rows, columns] = _ramp(self.translate * sides, count, bins[rows, columns])
+            magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
 
 
@@ -291,7 +298,7 @@ def _magnitudes(space: Space, count: int) -> np.ndarray:
     shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
     none, solarize = np.zeros(count), _ramp(1.0, count, bins, down=True)
-    turn = _ramp(space.rotate, count, bins)
+    turn, shift = _ramp(space.rotate, count, bins), np.trunc(shift)
     return np.array([none, shear, shear, shift, shift, turn, *[enhance] * 4, bits, solarize, none, none, none])
 
 
@@ -374,7 +381,8 @@ class TorchvisionAugment(AutomaticAugment):
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
     ) -> np.ndarray:
-        bins = np.broadcast_to(np.asarray(magnitudes, np.int64), kinds.shape)
+        bins = np.empty(kinds.shape, np.int64)
+        bins[:] = magnitudes
         return self.space.magnitudes(kinds, self.num_magnitude_bins, bins, sizes_hw)
 
 
