@@ -30,9 +30,7 @@ _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
 JOB: Final = COUNTED.itemsize // 8  # int64 numbers of a job
 _JOB: Final = tl.constexpr(JOB)
-_RED: Final = tl.constexpr(LUMA[0])
-_GREEN: Final = tl.constexpr(LUMA[1])
-_BLUE: Final = tl.constexpr(LUMA[2])
+_RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _GUARD: Final = tl.constexpr(GUARD)
 
 BLOCK: Final = 2048  # pixels that a program counts at once
@@ -76,8 +74,7 @@ def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.c
     size = (tl.load(job_ptr + 1) * tl.load(job_ptr + 2)).to(tl.int32)
     levels = tl.arange(0, 256)
     reds = tl.zeros((256,), tl.int32)
-    greens = tl.zeros((256,), tl.int32)
-    blues = tl.zeros((256,), tl.int32)
+    greens, blues = reds, reds
     at = tl.program_id(1) * BLOCK
     while at < size:
         places = at + tl.arange(0, BLOCK)

@@ -102,7 +102,7 @@ class SingleRunner:
             if not len(rows):
                 continue
             before, after, steps = before[rows], after[rows], []
-            if isinstance(record, Box) and not record.pads:
+            if isinstance(record, Box) and record.padding_mode is None:
                 # Each resize of an image has a resampler of its own, since a result is valid until the next call.
                 number = int(resized[rows].max())
                 resized[rows] = number + 1
