@@ -345,7 +345,10 @@ class Passes:
             self._neighbourhoods(rows, passes, ops)
         pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
-        self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
+        if pointwise.all():
+            self._operations.append((jobs.ravel(), codes.ravel(), ops.values.reshape(-1, VALUES)))
+        elif pointwise.any():
+            self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
 
     def _first_needs(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
         """Take back that a pass begins with an image's first operation, where the last one will do."""
