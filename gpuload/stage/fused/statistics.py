@@ -43,7 +43,7 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
 
     Args:
         pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
-        jobs: `COUNTED` (n,) as int64, on the same device: sizes are not 0, codes those of `STATISTICS`
+        jobs: `COUNTED` (n,) as int64, n > 0, on the same device: sizes are not 0, codes those of `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
         most: pixels of the largest image.
@@ -54,8 +54,6 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     """
     n, device = len(factors), pixels.device
     result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
-    if not n:
-        return result
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(most, BLOCK * ROUNDS)
     with device_of(pixels):
