@@ -114,7 +114,7 @@ class FusedRunner:
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
         assert planned.plan is not None
-        self.launch(Plan.of_plain(planned.plan), planned.arrays, pixels, outputs)
+        self.launch(planned.plan, planned.arrays, pixels, outputs)
 
     def launch(self, plan: Plan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
