@@ -150,7 +150,6 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
 
 @triton.jit
 def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
-    """Pixels of the result."""
     factor = tl.load(floats_ptr + FACTOR).to(tl.float32)
     height, width = tl.load(ints_ptr + HEIGHT), tl.load(ints_ptr + WIDTH)
     inner = ((ys > 0) & (ys < height - 1))[:, None] & ((xs > 0) & (xs < width - 1))[None, :]

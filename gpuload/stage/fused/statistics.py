@@ -127,7 +127,6 @@ def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _total(counts, levels):
-    """The sum of all levels, exact."""
     return tl.sum(counts.to(tl.int64) * levels.to(tl.int64)).to(tl.float64)
 
 

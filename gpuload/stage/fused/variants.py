@@ -81,26 +81,24 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
         form: of its results.
         tile: of the device.
     """
-    channels, dtype, column, erases = form.channels, form.dtype, form.column, form.erases
+    (channels, out_channels), dtype = form.channels, form.dtype
     ended, going_on, counted = _passes(steps)
-    own = {"ROWS": tile.rows, "COLUMNS": tile.columns}
-    operates = operations_in(steps)
-    column = 0 if transposes_in(steps) else column
+    operates, column = operations_in(steps), 0 if transposes_in(steps) else form.column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     found: set[Variant] = set()
-    ways = [(kind, dtype, channels[1], column, dtype != U8, box) for kind in ended for box in erases]
-    ways += [(kind, U8, channels[0], channels[0], False, False) for kind in going_on]
+    ways = [(kind, dtype, out_channels, column, dtype != U8, box) for kind in ended for box in form.erases]
+    ways += [(kind, U8, channels, channels, False, False) for kind in going_on]
     for kind, written, out, step, finished, box in ways:
-        constants = {"CHANNELS": channels[0], "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
-        constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box, **own}
-        found.add(_variant("one_pass", (*pointers, written), {**constants, **options_of(kind, tile.warps)}))
+        constants = {"CHANNELS": channels, "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
+        constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box}
+        constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
+        found.add(_variant("one_pass", (*pointers, written), **constants, **options_of(kind, tile.warps)))
     for kind in (ended | going_on) & {R.RESIZE, R.BLUR}:
-        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **separable.OPTIONS}
-        found.add(_variant("weigh", (I64, F64, I32), constants))
+        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS}
+        found.add(_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
     if counted:
-        constants = {"CHANNELS": channels[0]}
-        found.add(_variant("count", (U8, I64, I32), {**constants, "BLOCK": statistics.BLOCK}))
-        found.add(_variant("tabulate", (I32, I64, F64, U8), {**constants, **statistics.OPTIONS}))
+        found.add(_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
+        found.add(_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
     return found
 
 
@@ -118,17 +116,16 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
     """What a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
     found: set[Variant] = set()
     channels, dtype = form.channels[1], form.dtype
-    last = 1 < channels == form.column
     for outline in (known for outlines in steps for known in outlines):
         if outline.kind is Mix:
-            constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": last, "BLOCK": mixing.BLOCK}
+            constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
             for whole in (False, True):
-                numbers = (NUMBER,) * 6
-                found.add(_variant("mix", (dtype, I64, *numbers), {**constants, "WHOLE": whole, **mixing.OPTIONS}))
+                constants |= {"WHOLE": whole, "BLOCK": mixing.BLOCK}
+                found.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
-            constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS, **erasing.OPTIONS}
+            constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
             args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, form.column)
-            found.add(_variant("erase_images", args, constants))
+            found.add(_variant("erase_images", args, **constants, **erasing.OPTIONS))
     return found
 
 
@@ -160,7 +157,7 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
         print(f" ({time.monotonic() - begun:.0f} s; they are kept on disk)", file=sys.stderr, flush=True)
 
 
-def _variant(name: str, args: tuple[torch.dtype | int, ...], options: dict[str, Any]) -> Variant:
+def _variant(name: str, args: tuple[torch.dtype | int, ...], **options: Any) -> Variant:
     return Variant(name, args, tuple(options.items()))
 
 

@@ -138,7 +138,6 @@ class Program:
         return Program(tuple(records), self.sizes_hw[rows], self.results_hw[rows], self.late_from)
 
     def _sizes_before(self, number: int) -> np.ndarray:
-        """The sizes of the images before a record."""
         if number == len(self.records):
             return self.results_hw
         return reduce(lambda sizes, record: record.resized(sizes), self.records[:number], self.sizes_hw)

@@ -181,7 +181,6 @@ def _stays(record: Box | Elastic | Warp, at: int) -> bool:
 
 
 def _is_whole(record: Box, at: int) -> bool:
-    """Whether the box is the whole image."""
     return np.array_equal(record.box_tlhw[at], [0, 0, *record.sizes_hw[at]])
 
 
