@@ -181,15 +181,11 @@ def _separable(
                 red3, green3, blue3 = _add(red3, green3, blue3, row3 + step, at, channel_step, weight, CHANNELS, CURVE)
             weights += 2 * out_width
             tap += 2
-        places = tl.arange(0, ROWS)
-        share = _read_weight(down_ptr + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red0, green0, blue0, share, CHANNELS, CURVE)
-        share = _read_weight(down_ptr + ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red1, green1, blue1, share, CHANNELS, CURVE)
-        share = _read_weight(down_ptr + 2 * ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red2, green2, blue2, share, CHANNELS, CURVE)
-        share = _read_weight(down_ptr + 3 * ROWS + places, CURVE)
-        red, green, blue = _spread(red, green, blue, red3, green3, blue3, share, CHANNELS, CURVE)
+        places = down_ptr + tl.arange(0, ROWS)
+        red, green, blue = _spread(red, green, blue, red0, green0, blue0, places, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red1, green1, blue1, places + ROWS, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red2, green2, blue2, places + 2 * ROWS, CHANNELS, CURVE)
+        red, green, blue = _spread(red, green, blue, red3, green3, blue3, places + 3 * ROWS, CHANNELS, CURVE)
         down_ptr += 4 * ROWS
         row += 4
     red = _finished(red, CURVE)
@@ -226,9 +222,9 @@ def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.const
 
 
 @triton.jit
-def _spread(red, green, blue, one, two, three, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
+def _spread(red, green, blue, one, two, three, weights_ptr, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
     """Add one more row, filtered along itself, to all rows of the result."""
-    weight = weight[:, None]
+    weight = _read_weight(weights_ptr, CURVE)[:, None]
     if CURVE == GAUSSIAN:
         red = tl.fma(one[None, :], weight, red)
         if CHANNELS == 3:

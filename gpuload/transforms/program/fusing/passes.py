@@ -58,18 +58,10 @@ AXES: Final = (
 )
 # What an operation needs, by its code; the last is that of no operation.
 IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
-
-
-def _need(name: str) -> int:
-    if name == "identity":
-        return IDLE
-    if name in STATISTICS:
-        return STATISTIC
-    return SINGLE if name in POINTWISE else GEOMETRY if name in OPERATIONS else UNKNOWN
-
-
-NEEDS: Final = np.array([*map(_need, OPS), IDLE])
-assert NEEDS[NOTHING] == IDLE
+NEEDS: Final = np.full(len(OPS) + 1, UNKNOWN)
+for _names, _need in ((OPERATIONS, GEOMETRY), (POINTWISE, SINGLE), (STATISTICS, STATISTIC), (("identity",), IDLE)):
+    NEEDS[[*map(code, _names)]] = _need
+NEEDS[NOTHING] = IDLE
 
 
 class Passes:
