@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names",
-    "filter_weights", "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter",
-    "source_windows", "transposed_boxes",
+    "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
+    "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
+    "transposed_boxes",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
@@ -26,7 +26,6 @@ PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
 _SUPPORTS: Final = np.array([*SUPPORT.values()])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # when an image becomes smaller
-RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
 
@@ -141,8 +140,8 @@ def _filter(distance: np.ndarray, interpolation: str) -> np.ndarray:
 
 
 def filter_names(interpolation: str, *, antialias: bool = True) -> tuple[str, ...]:
-    """The filters that arguments name: two for ``"random"``."""
-    names = [FILTERS[code] for code in RANDOM_FILTERS] if interpolation == "random" else [interpolation]
+    """The filters that arguments name: two for ``"random"``, as timm chooses."""
+    names = ["bilinear", "bicubic"] if interpolation == "random" else [interpolation]
     return tuple(names if antialias else [PLAIN.get(name, name) for name in names])
 
 
