@@ -177,6 +177,11 @@ class Transform:
         return fill if not masks or len(fill) == 1 else (0,)
 
     @property
+    def called(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
     def children(self) -> tuple[Transform, ...]:
         """The transforms that it holds."""
         return ()
