@@ -3,8 +3,9 @@
     python examples/with_kornia.py
     python examples/with_kornia.py PATH --backend kornia    PATH/train/CLASS/….jpg
 
-A module in `transforms=` gets the whole batch on the device. `--backend` says what runs the transforms that are not
-modules, with the same draws on each.
+A module in `transforms=` gets the whole batch on the device. So colours are jittered as Kornia means it, on every
+backend; `T.ColorJitter` would do what Pillow does. `--backend` says what runs the transforms that are not modules, with
+the same draws on each.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def main() -> None:
         transforms=[
             T.RandomResizedCrop(args.size),
             T.RandomHorizontalFlip(),
-            T.ColorJitter(0.4, 0.4, 0.4),
+            T.RandomGrayscale(0.1),
             T.ToDtype("float32", scale=True),  # Kornia's augmentations want 0 … 1
-            K.AugmentationSequential(K.RandomPlanckianJitter(p=0.5), K.RandomBoxBlur(p=0.2)),
+            K.AugmentationSequential(K.ColorJitter(0.4, 0.4, 0.4), K.RandomPlanckianJitter(p=0.5)),
             T.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ],
         backend=args.backend,

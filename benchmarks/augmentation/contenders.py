@@ -106,6 +106,8 @@ def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Mis
         return Missing(" ".join(str(error).split()))
     images = photographs.ragged(case.start)
     away = [type(step.transform).__name__ for step in stage.plan.steps if step.backend != backend]
+    if away and backend in ("kornia", "dali"):  # what these take is not what the chain takes
+        return Missing(f"torch runs {', '.join(away)}")
     return Contender(lambda turn: stage(images, ours.program(turn)), tuple(away))
 
 

@@ -18,6 +18,7 @@ order, with the end-of-image marker behind them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -40,9 +41,8 @@ def find_grid(data: bytes, header: JpegHeader) -> Grid | None:
     if not (header.restart_interval or header.index_at) or not header.plain or not header.single_scan:
         return None
     mcu, blocks = mcu_layout(data, header)
-    if not all(mcu):
-        return None
-    return Intervals.read(data, header, mcu) if header.restart_interval else Index.read(data, header, mcu, blocks)
+    kind = Intervals if header.restart_interval else Index
+    return kind.read(data, header, mcu, blocks) if all(mcu) else None
 
 
 def is_cuttable(data: bytes, header: JpegHeader) -> bool:
@@ -65,13 +65,13 @@ def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
 def cuts(wanted: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut | None]:
     """`cut` several files, in half the time; None for those without a header too."""
     found: list[Cut | None] = [None] * len(wanted)
-    parts: dict[type[Grid], dict[int, Part[Grid]]] = {}
+    parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
     for number, (data, header, region_tlhw) in enumerate(wanted):
         grid = None if header is None else find_grid(data, header)
-        if grid is not None and _pays(part := grid.part(region_tlhw)):
-            parts.setdefault(type(grid), {})[number] = part
-    for kind, of_kind in parts.items():
-        for number, made in zip(of_kind, kind.cut([*of_kind.values()]), strict=True):
+        if grid is not None and _pays(part := grid.part(region_tlhw)) and grid.is_intact():
+            parts.setdefault((type(grid), grid.blocks), {})[number] = part
+    for (kind, _), alike in parts.items():
+        for number, made in zip(alike, kind.cut([*alike.values()]), strict=True):
             found[number] = made
     return found
 
@@ -91,19 +91,20 @@ class Intervals(Grid):
     """The intervals between restart markers, as cells."""
 
     @classmethod
-    def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int]) -> Self | None:
+    def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
         """Return the grid of a JPEG that has such markers; None if they are not a grid."""
         interval, (in_row, _) = header.restart_interval, mcus(header, mcu)
         cost_ns = CUT_NS + (len(data) - header.first_scan) * SEARCH_NS
-        if in_row % interval == 0:
-            return cls(data, header, mcu, interval, 1, cost_ns)
-        return cls(data, header, mcu, in_row, interval // in_row, cost_ns) if interval % in_row == 0 else None
+        if interval % in_row and in_row % interval:
+            return None
+        return cls(data, header, mcu, blocks, min(interval, in_row), max(interval // in_row, 1), cost_ns)
 
     def is_intact(self) -> bool:
-        return self.offsets() is not None
+        return self.offsets is not None
 
+    @cached_property
     def offsets(self) -> np.ndarray | None:
-        """Return where each interval begins, and at last where the picture ends: int64, one more than intervals.
+        """Where each interval begins, and at last where the picture ends: int64, one more than intervals.
 
         Each but the first is that of the byte behind a marker. None if markers are missing, too many or out of order.
         """
@@ -124,11 +125,10 @@ class Intervals(Grid):
         return [_cut_by_markers(part) for part in parts]
 
 
-def _cut_by_markers(part: Part[Intervals]) -> Cut | None:
+def _cut_by_markers(part: Part[Intervals]) -> Cut:
     grid, _, x0, x1, y0, y1 = part
-    table = grid.offsets()
-    if table is None:
-        return None
+    table = grid.offsets
+    assert table is not None
     starts, stops = (ends.reshape(grid.rows, grid.columns)[y0:y1, x0:x1] for ends in (table[:-1], table[1:]))
     view = memoryview(grid.data)
     coded = bytearray().join(map(view.__getitem__, map(slice, starts[:, 0].tolist(), stops[:, -1].tolist())))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Final, Literal
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -41,11 +42,6 @@ DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled"
 # a JPEG for which all of it was decoded, since nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
-LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
-    "nvimgcodec": (NvImageCodec, SimpleJpeg),
-    "simplejpeg": (SimpleJpeg,),
-    "pillow": (),
-}
 UNUSABLE: Final = "nvImageCodec is installed and cannot be used"  # how a decoder's remark begins
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's words; of several warnings simplejpeg tells the first
 
@@ -55,9 +51,6 @@ class Decoder:
 
     Args:
         options: what to allow and whether to turn images upright.
-        prefer: which of nvimgcodec, simplejpeg, pillow tries plain JPEGs first; those after it take what it refuses.
-            None: nvimgcodec, but simplejpeg for whole images, which it decodes directly into `out`, 10% faster. Both
-            give the same pixels.
 
     Attributes:
         counts: what was decoded so far, see `COUNTED`.
@@ -78,21 +71,28 @@ class Decoder:
         (16, 24, 3)
     """
 
-    def __init__(self, options: Decode, *, prefer: Literal["nvimgcodec", "simplejpeg", "pillow"] | None = None) -> None:
-        if prefer is not None and prefer not in LADDER:
-            raise ValueError(f"prefer must be one of {', '.join(map(repr, LADDER))}, got {prefer!r}")
+    def __init__(self, options: Decode) -> None:
         self._options = options
-        self._ladder = LADDER[prefer or "nvimgcodec"]
-        self._by_size = prefer is None
-        self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
         self.counts = dict.fromkeys(COUNTED, 0)
         self.remark = ""
 
-    @property
-    def jpeg_decoders(self) -> tuple[list[str], list[str]]:
-        """The names of the decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
-        usable, missing = self._jpeg_decoders or self._find_jpeg_decoders()
-        return [decoder.name for decoder in usable], list(missing)
+    @cached_property
+    def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
+        """The decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
+        usable: list[JpegDecoder] = []
+        missing: list[str] = []
+        for kind in (NvImageCodec, SimpleJpeg):
+            try:
+                usable.append(kind())
+            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
+                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
+                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
+                    self.remark = one_line(
+                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
+                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
+                        "gpuload doctor says more"
+                    )
+        return usable, missing
 
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation, without decoding; errors as for `read_header`."""
@@ -171,8 +171,6 @@ class Decoder:
         Args:
             wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
-        if not self._ladder:
-            return [None] * len(wanted)
         return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
 
     def decode(
@@ -181,7 +179,7 @@ class Decoder:
         header: Header,
         region_tlhw: Region | None = None,
         out: np.ndarray | None = None,
-        part: Cut | Literal["cut now"] | None = "cut now",
+        part: Cut | None = None,
     ) -> np.ndarray:
         """Decode a region, H×W×C uint8; with ``mode="unchanged"`` as `dtype` says.
 
@@ -190,7 +188,7 @@ class Decoder:
             header: what `header` returned for them.
             region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
             out: where the pixels go, of the result's type and shape; None for a new array.
-            part: what `cuts` returned for the region, if it was called before.
+            part: what `cuts` cut out for the region; None for a file that is to be cut here, where that pays.
 
         Raises:
             DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
@@ -208,7 +206,7 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        if part == "cut now":
+        if part is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
         region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
         stored = self._stored(encoded, header, region, part, None if turned else out)
@@ -247,10 +245,9 @@ class Decoder:
         grey = _is_grey(jpeg, encoded.mode)
         region, (height, width) = self._as_stored(header, region_tlhw), out.shape[:2]
         size_hw = (width, height) if is_transposed(header.orientation) else (height, width)
-        usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
-        scaled = None
+        usable, scaled = self.jpeg_decoders[0], None
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
-            scaled, _ = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
+            scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
             pixels = self._stored(encoded, header, region, part)
@@ -267,29 +264,26 @@ class Decoder:
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Return a region as stored, in the right mode; in `out`, or in memory that the next call may overwrite."""
-        data, mode = encoded.data, encoded.mode
-        jpeg = header.jpeg
+        data, mode, jpeg = encoded.data, encoded.mode, header.jpeg
         said: list[str] = []
         if jpeg is not None:
             grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
-            decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
+            decoders, missing = self.jpeg_decoders
             whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
+            attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
+            if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
+                attempts.reverse()
             if part is not None and decoders:
-                decoder = decoders[-1 if self._by_size else 0]
-                pixels, _ = decoder.decode(part.data, part.header, grey, part.region_tlhw)
+                attempts.insert(0, ("cut", decoders[-1], part))
+            complaints: dict[str, str] = {}
+            for name, decoder, (coded, its_header, region) in attempts:
+                pixels, complaints[name] = decoder.decode(coded, its_header, grey, region, out if as_it_is else None)
                 if pixels is not None:
-                    self.counts["cut"] += 1
-                    return pixels if as_it_is else _convert(pixels, mode)
-            turned = self._by_size and whole
-            for decoder in reversed(decoders) if turned else decoders:
-                pixels, complaint = decoder.decode(data, jpeg, grey, region_tlhw, out if as_it_is else None)
-                if pixels is not None:
-                    self.counts[decoder.name] += 1
-                    if missing and not whole and decoder is decoders[0]:
+                    self.counts[name] += 1
+                    if missing and not whole and name == decoders[0].name:
                         self.counts["whole"] += 1
                     return pixels if as_it_is else _convert(pixels, mode)
-                said.insert(0 if turned else len(said), f"{decoder.name}: {complaint}")
-            said += missing
+            said = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
         pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
         if pixels is None:
             said.append(f"Pillow: {complaint}")
@@ -303,24 +297,6 @@ class Decoder:
             raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{ways}")
         self.counts["Pillow"] += 1
         return pixels
-
-    def _find_jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """Return the usable decoders of the ladder, and what is wrong with the others; called at the first JPEG."""
-        usable: list[JpegDecoder] = []
-        missing: list[str] = []
-        for kind in self._ladder:
-            try:
-                usable.append(kind())
-            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
-                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
-                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
-                    self.remark = one_line(
-                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
-                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
-                        "gpuload doctor says more"
-                    )
-        self._jpeg_decoders = usable, missing
-        return self._jpeg_decoders
 
 
 def _is_installed(name: str) -> bool:

@@ -39,6 +39,7 @@ class Grid(ABC):
     Attributes:
         data, header: the file.
         mcu: width and height of an MCU in pixels.
+        blocks: how many blocks of each component an MCU has.
         across, down: how many MCUs a cell has in a row and in a column.
         cost_ns: what cutting costs.
         columns, rows: how many cells there are.
@@ -48,6 +49,7 @@ class Grid(ABC):
     data: bytes
     header: JpegHeader
     mcu: tuple[int, int]
+    blocks: tuple[int, ...]
     across: int
     down: int
     cost_ns: float
@@ -64,7 +66,7 @@ class Grid(ABC):
     @classmethod
     @abstractmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
-        """Cut parts out of their files; None where a file is not intact."""
+        """Cut parts out of intact files whose MCUs have as many blocks; None where that cannot be."""
 
     @property
     def is_interpolated(self) -> tuple[bool, bool]:

@@ -14,10 +14,13 @@ of the rows, at the right; and as the first one has to come before the first row
 unless the picture begins there, and no joint is needed. The cut has no restart markers: libjpeg-turbo decodes a scan
 that has some 4% more slowly.
 
-Layout of the segment, little-endian: `INDEX`, `FIXED`, of each kind of component how it is coded in a joint, and the
-points. Those of a row are one behind the other, the first at its left edge; behind all stands one more, where the last
-row ends. A point is a number of as few bytes as hold it. From its lowest bit on: at which bit the MCU begins (from the
-scan's first byte, stuffed bytes counted), from what the first component is predicted, and from what the others are.
+Layout of the segment, little-endian: `INDEX`, `FIXED`, how joints are coded, and the points. For joints, of each kind
+of component in turn: for each category of DC difference (`CATEGORIES`) the bits that it takes (`SIZES`), then its code
+with zeros for the bits of the difference (`CODES`); and then, for `lowest` to 63 bits, the AC coefficients and the end
+of block that take as many (`PADDINGS`). The points of a row are one behind the other, the first at its left edge;
+behind all stands one more, where the last row ends. A point is a number of as few bytes as hold it. From its lowest bit
+on: at which bit the MCU begins (from the scan's first byte, stuffed bytes counted), from what the first component is
+predicted, and from what the others are.
 
 Pure functions of the bytes, for workers. What does not fit gives None, and is decoded as if there were no index.
 """
@@ -66,17 +69,13 @@ class Index(Grid):
     """An index as read from a file; a cell is a stretch of a row's MCUs.
 
     Attributes:
-        blocks: how many blocks of each component an MCU has.
-        checksum, known: CRC-32 of the segment, and `digest` of the file that it belongs to.
         widths: how many components there are, and the bits of a point's numbers: see `point_bytes`.
         kinds, kind_of, lowest: how many kinds of components, that of each, and for how few bits there is a padding.
         start, stop: where the scan begins and ends.
         joints_at, points_at, end: where the segment says how joints are coded, where its points are, and where it ends.
+        tables: how joints are coded: `SIZES`, `CODES` and `PADDINGS`.
     """
 
-    blocks: tuple[int, ...]
-    checksum: int
-    known: int
     widths: tuple[int, int, int, int]
     kinds: int
     kind_of: list[int]
@@ -86,6 +85,7 @@ class Index(Grid):
     joints_at: int
     points_at: int
     end: int
+    tables: tuple[bytes, bytes, bytes]
 
     @classmethod
     def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
@@ -95,50 +95,38 @@ class Index(Grid):
         at += 4 + len(INDEX)
         if end < at + FIXED.size or end > header.frame_at:
             return None
-        checksum, known, nbytes, spacing, place, first, others, kinds, *kind_of, lowest = FIXED.unpack_from(data, at)
+        _, _, nbytes, spacing, place, first, others, kinds, *kind_of, lowest = FIXED.unpack_from(data, at)
         start, joints_at, widths = scan_start(data, header), at + FIXED.size, (header.components, place, first, others)
         stop = start + nbytes
         if not spacing or data[stop : stop + 2] != EOI:
             return None
         if point_bytes(*widths) > POINT // 8 or max(kind_of) >= kinds:
             return None
-        points_at = joints_at + joint_bytes(kinds, lowest)
+        codes_at = joints_at + kinds * CATEGORIES * SIZES.itemsize
+        paddings_at = codes_at + kinds * CATEGORIES * CODES.itemsize
+        points_at = paddings_at + kinds * (WORD - lowest) * PADDINGS.itemsize
         return cls(
-            data, header, mcu, spacing, 1, COST_NS, blocks, checksum, known, widths, kinds, kind_of,
-            lowest, start, stop, joints_at, points_at, end,
+            data, header, mcu, blocks, spacing, 1, COST_NS, widths, kinds, kind_of, lowest, start, stop, joints_at,
+            points_at, end, (data[joints_at:codes_at], data[codes_at:paddings_at], data[paddings_at:points_at]),
         )  # fmt: skip
 
     def is_intact(self) -> bool:
         """Return whether the index is as it was made, and made for this file."""
-        view = memoryview(self.data)
+        view, fixed_at = memoryview(self.data), self.joints_at - FIXED.size
+        checksum, known, *_ = FIXED.unpack_from(view, fixed_at)
         return (
-            crc32(view[self.joints_at - FIXED.size + 4 : self.end]) == self.checksum
-            and digest(view[self.end : self.start], view[self.start : self.stop]) == self.known
+            crc32(view[fixed_at + 4 : self.end]) == checksum
+            and digest(view[self.end : self.start], view[self.start : self.stop]) == known
             and self.points_at + point_bytes(*self.widths) * (self.columns * self.rows + 1) == self.end
         )
 
     @classmethod
     def cut(cls, parts: Sequence[Part[Self]]) -> list[Cut | None]:
         # Several at once take less than half the time: NumPy hardly needs longer for the joints of many files.
-        alike: dict[tuple[int, ...], list[int]] = {}  # with as many blocks
-        found: list[Cut | None] = [None] * len(parts)
-        for number, part in enumerate(parts):
-            if part.grid.is_intact():
-                alike.setdefault(part.grid.blocks, []).append(number)
-        for numbers in alike.values():
-            for number, made in zip(numbers, _cut_or_not([parts[number] for number in numbers]), strict=True):
-                found[number] = made
-        return found
-
-
-def joint_bytes(kinds: int, lowest: int) -> int:
-    """Return how many bytes say how so many kinds of components are coded in a joint.
-
-    For each category of DC difference (`CATEGORIES`) the bits that it takes, of one kind after the other (`SIZES`),
-    then its code with zeros for the bits of the difference (`CODES`). Then, for `lowest` to 63 bits, the AC
-    coefficients and the end of block that take as many (`PADDINGS`).
-    """
-    return kinds * (CATEGORIES * (SIZES.itemsize + CODES.itemsize) + (WORD - lowest) * PADDINGS.itemsize)
+        try:
+            return _cut(parts)
+        except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
+            return [None] if len(parts) == 1 else [made for part in parts for made in cls.cut([part])]
 
 
 def point_bytes(components: int, place: int, first: int, others: int) -> int:
@@ -160,14 +148,7 @@ def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:
     return crc32(scan[-ENDS:], crc32(scan[:ENDS], crc32(header)))
 
 
-def _cut_or_not(parts: list[Part[Index]]) -> list[Cut | None]:
-    try:
-        return _cut(parts)
-    except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
-        return [None] if len(parts) == 1 else [made for part in parts for made in _cut_or_not([part])]
-
-
-def _cut(parts: list[Part[Index]]) -> list[Cut | None]:
+def _cut(parts: Sequence[Part[Index]]) -> list[Cut | None]:
     """Cut files whose MCUs have as many blocks."""
     # Where each stretch begins and ends. All points of a file in turn, with nothing before and behind: so two that
     # follow on each other are the end of a stretch and the begin of the next one.
@@ -240,7 +221,7 @@ def _put_together(part: Part[Index], ends: list[int], joints: list[bytes], last:
 
 
 def _joints(
-    parts: list[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
+    parts: Sequence[Part[Index]], counts: np.ndarray, predicted: np.ndarray, bits: np.ndarray, edges: np.ndarray
 ) -> list[bytes]:
     """Return the bytes before each stretch and behind a file's last: the bits that the stretch before has in its last
     byte, an MCU, and the bits that the stretch has in its first byte.
@@ -255,10 +236,10 @@ def _joints(
         bits: at which bits of a byte that is, int64 (2 · joints).
         edges: these bytes, int64.
     """
-    tables = [_tables(part.grid) for part in parts]
+    tables = zip(*(part.grid.tables for part in parts), strict=True)
     sizes, codes, paddings = (
         np.frombuffer(b"".join(of_files), dtype).astype(np.int64)
-        for of_files, dtype in zip(zip(*tables, strict=True), (SIZES, CODES, PADDINGS), strict=True)
+        for of_files, dtype in zip(tables, (SIZES, CODES, PADDINGS), strict=True)
     )
     joint, padding, lowest = _places(parts)
     behind = np.add.accumulate(counts) - 1  # the last joint of each file: nothing is behind it
@@ -293,15 +274,7 @@ def _joints(
     return [piece.replace(b"\xff", b"\xff\0") for piece in pieces]
 
 
-def _tables(index: Index) -> tuple[bytes, bytes, bytes]:
-    """Return how a file's joints are coded: see `joint_bytes`."""
-    codes_at = index.joints_at + index.kinds * CATEGORIES * SIZES.itemsize
-    paddings_at = codes_at + index.kinds * CATEGORIES * CODES.itemsize
-    data = index.data
-    return data[index.joints_at : codes_at], data[codes_at:paddings_at], data[paddings_at : index.points_at]
-
-
-def _places(parts: list[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _places(parts: Sequence[Part[Index]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return where among all files' sizes and codes, and among the paddings, those of each block are, (blocks, files);
     and for how few bits each file has a padding."""
     joint: list[list[int]] = []

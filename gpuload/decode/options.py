@@ -111,9 +111,9 @@ class Decode:
         if share is None and self.where == "both":
             raise ValueError(
                 "Decode(where='both') needs device_share=…, the share of the samples that the device decodes: device / "
-                "(device + workers), two rates in images a second. That of the workers is the row 'decode' with all of "
-                "them in `gpuload bench DATA`; that of the device, the row 'device decode' in print(loader.stats()) "
-                "after an epoch with Decode(where='device')"
+                "(device + workers), two rates in images/s. That of the workers is the row 'decode' with all of them "
+                "in `gpuload bench DATA`; that of the device is in the first line of print(loader.stats()) after an "
+                "epoch with Decode(where='device') in a loop that does nothing else"
             )
 
 

@@ -26,22 +26,15 @@ if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "open_image", "quiet", "rewritten_pnm"]
+__all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "open_image", "quiet"]
 
 Region = tuple[int, int, int, int]  # top, left, height, width
 
-PLUGINS: Final[dict[str, tuple[str, str]]] = {
-    "JPEG": ("JpegImagePlugin", "JpegImageFile"),
-    "PNG": ("PngImagePlugin", "PngImageFile"),
-    "GIF": ("GifImagePlugin", "GifImageFile"),
-    "BMP": ("BmpImagePlugin", "BmpImageFile"),
-    "TIFF": ("TiffImagePlugin", "TiffImageFile"),
-    "WEBP": ("WebPImagePlugin", "WebPImageFile"),
-    "AVIF": ("AvifImagePlugin", "AvifImageFile"),
-    "JPEG2000": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
-    "PPM": ("PpmImagePlugin", "PpmImageFile"),
-    "QOI": ("QoiImagePlugin", "QoiImageFile"),
-}
+# How Pillow's names of the plugin and of its class begin.
+PLUGINS: Final[dict[str, str]] = {
+    "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "WEBP": "WebP", "AVIF": "Avif",
+    "JPEG2000": "Jpeg2K", "PPM": "Ppm", "QOI": "Qoi",
+}  # fmt: skip
 # Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
@@ -56,10 +49,6 @@ LOWER: Final[dict[str, str]] = {
 VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
-SLOW_PNM: Final = ("ppm", "ppm_plain")  # Pillow's names of its decoders in Python
-PNM_SPACE: Final = b" \t\n\v\f\r"
-PNM_BLOCK_BYTES: Final = 1 << 20
-
 
 _lock = threading.Lock()  # of the two that follow, which belong to `quiet`
 _inside = 0
@@ -104,9 +93,9 @@ def hint_on_truncated() -> str:
 
 def open_image(data: bytes, name: str) -> PillowImage:
     """Read the header of an image of a known format; raises whatever the plugin raises."""
-    module, plugin = PLUGINS[name]
+    plugin = PLUGINS[name]
     with quiet():
-        opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
+        opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
         opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
     if name == "TIFF":
         bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
@@ -142,9 +131,13 @@ class PillowImage:
         if self._failure is not None:
             raise self._failure
         try:
-            if self.format == "PPM" and (faster := rewritten_pnm(self._image)) is not None:
+            if self.format == "PPM" and (faster := _rewritten_pnm(self._image)) is not None:
                 self._image = type(self._image)(io.BytesIO(faster))
             self._image.load()
+            if (size := self._image.size) != (self.width, self.height):
+                raise ValueError(
+                    f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
+                )
         except Exception as error:
             self._failure = error
             raise
@@ -173,13 +166,12 @@ class PillowImage:
         """Return a region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
         with quiet():
             self._load()
-            return self._convert(self._image, mode, region_tlhw)
+            return self._convert(mode, region_tlhw)
 
     def values(self, region_tlhw: Region) -> np.ndarray:
         """Return a region's stored numbers, H×W: palette indices, greys of any depth; raises whatever Pillow raises."""
         with quiet():
             self._load()
-            self._check_size()
             return _region(self._image, region_tlhw)
 
     def deep(self, region_tlhw: Region) -> np.ndarray:
@@ -205,16 +197,10 @@ class PillowImage:
                 self._image.tile = []
             whole = np.asarray(self._image)
             top, _, height, _ = region_tlhw
-            return self._convert(self._image, mode, region_tlhw) if whole[top + height - 1 :].any() else None
+            return self._convert(mode, region_tlhw) if whole[top + height - 1 :].any() else None
 
-    def _check_size(self) -> None:
-        if (size := self._image.size) != (self.width, self.height):
-            raise ValueError(
-                f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
-            )
-
-    def _convert(self, image: Image.Image, mode: str, region_tlhw: Region) -> np.ndarray:
-        self._check_size()
+    def _convert(self, mode: str, region_tlhw: Region) -> np.ndarray:
+        image: Image.Image = self._image
         top, left, height, width = region_tlhw
         box = (left, top, left + width, top + height)
         if (height, width) != (self.height, self.width) and _may_crop(height * width):
@@ -257,50 +243,21 @@ def _may_crop(pixels: int) -> bool:
     return Image.MAX_IMAGE_PIXELS is None or pixels <= Image.MAX_IMAGE_PIXELS
 
 
-def rewritten_pnm(image: Any) -> bytes | None:
-    """Return an opened PNM, not loaded yet, as a file that Pillow reads at once; None if Pillow's own way is as fast,
-    or Pillow has to say what is wrong.
+def _rewritten_pnm(image: Any) -> bytes | None:
+    """Return an opened PNM of binary numbers whose maximum is not 255 as a file that Pillow reads at once; None for all
+    others, and for a truncated one.
 
-    Pillow reads text, and binary numbers with a maximum other than 255, one after the other in Python: 5 to 200 times
-    slower from 120×128 pixels on. Numbers become levels as in Pillow: of their maximum 255, or 65535 for grey of more
-    than 8 bits, rounded.
+    Pillow reads such numbers one by one in Python, 600 times slower. Numbers become levels as in Pillow: of their
+    maximum 255, or 65535 for grey of more than 8 bits, rounded.
     """
-    if not image.tile or image.tile[0][0] not in SLOW_PNM:
+    if not image.tile or image.tile[0][0] != "ppm":
         return None
-    decoder, _, offset, args = image.tile[0]
-    (width, height), data = image.size, image.fp.getvalue()
-    if image.mode == "1":
-        digits = data[offset:].translate(None, PNM_SPACE)
-        if len(digits) < width * height or digits.translate(None, b"01"):
-            return None
-        bits = np.frombuffer(digits, np.uint8, width * height).reshape(height, width) - ord("0")
-        return b"P4 %d %d\n" % (width, height) + np.packbits(bits, 1).tobytes()
-    bands, most = len(image.getbands()), args[-1]
+    _, _, offset, (_, most) = image.tile[0]
+    (width, height), bands, data = image.size, len(image.getbands()), image.fp.getvalue()
+    count, stored = width * height * bands, np.dtype("u1" if most < 256 else ">u2")
+    if len(data) < offset + count * stored.itemsize:
+        return None
     top, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
     table = np.minimum(np.rint(np.arange(65536) / most * top), top).astype(dtype)
-    count, stored = width * height * bands, np.dtype("u1" if most < 256 else ">u2")
-    if decoder == "ppm_plain":
-        levels = _pnm_text(data, offset, count, most, table)
-    else:
-        fits = len(data) >= offset + count * stored.itemsize
-        levels = table[np.frombuffer(data, stored, count, offset)] if fits else None
-    if levels is None:
-        return None
+    levels = table[np.frombuffer(data, stored, count, offset)]
     return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, top) + levels.tobytes()
-
-
-def _pnm_text(data: bytes, offset: int, count: int, most: int, table: np.ndarray) -> np.ndarray | None:
-    """Return the levels of a PNM of text; read in blocks, since numbers take four times as much memory as text."""
-    if data[offset:].translate(None, b"0123456789" + PNM_SPACE):  # a comment, or no number
-        return None
-    levels, at, found = np.empty(count, table.dtype), offset, 0
-    while at < len(data):
-        block = data[at : at + PNM_BLOCK_BYTES]
-        if at + len(block) < len(data):  # up to the end of a number
-            block = block[: max(map(block.rfind, (bytes([space]) for space in PNM_SPACE))) + 1]
-        numbers = np.fromstring(block, np.int64, sep=" ") if block.strip() else np.empty(0, np.int64)
-        if not block or found + len(numbers) > count or (numbers > most).any():
-            return None
-        levels[found : found + len(numbers)] = table[numbers]
-        at, found = at + len(block), found + len(numbers)
-    return levels if found == count else None

@@ -22,14 +22,12 @@ import numpy as np
 
 from gpuload.decode.cut import cut, find_grid
 from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
-from gpuload.errors import one_line
 
-__all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
+__all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
 Extent = tuple[float, float, float, float]
 
-# The filters that smooth what becomes smaller, of which a smaller picture looks the same; Pillow's names.
-FILTERS: Final = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+# The filters that smooth what becomes smaller, so that a smaller picture looks the same, and Pillow's radius of each.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
@@ -68,7 +66,7 @@ def choose_eighths(
     """
     height, width = region_tlhw[2:]
     eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
-    if not eighths or interpolation not in FILTERS or not header.plain or not header.complete:
+    if not eighths or interpolation not in SUPPORT or not header.plain or not header.complete:
         return 0
     if not has_end(data, header):
         return 0
@@ -87,8 +85,8 @@ def choose_eighths(
 
 def decode_scaled(
     decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
-) -> tuple[Scaled | None, str]:
-    """Decode a part of the smaller picture that holds a region; or None, and the complaint.
+) -> Scaled | None:
+    """Decode a part of the smaller picture that holds a region; None if simplejpeg complains.
 
     Args:
         decode: simplejpeg's `decode_jpeg`.
@@ -108,14 +106,14 @@ def decode_scaled(
     try:  # it takes the smallest picture that is as large as this
         found = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
         if found.shape != pixels.shape:
-            return None, f"{header.width}×{header.height} pixels became {found.shape[1]}×{found.shape[0]}"
+            return None
     except Exception as error:
         if ended is None or not MORE_ROWS.fullmatch(str(error)):
-            return None, one_line(f"{type(error).__name__}: {error}")
+            return None
     y0, x0 = int(top * share), int(left * share)
     y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
     extent = top * share - y0, left * share - x0, height * share, width * share
-    return Scaled(pixels[y0:y1, x0:x1], extent), ""
+    return Scaled(pixels[y0:y1, x0:x1], extent)
 
 
 def _can_end(header: JpegHeader) -> bool:
@@ -143,5 +141,5 @@ def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np
     pixels, (top, left, height, width) = scaled
     image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
     extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
-    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, FILTERS[interpolation]), extent)
+    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, interpolation.upper()), extent)
     return np.asarray(resized).reshape(*size_hw, -1)

@@ -172,7 +172,7 @@ def _sizes(kind: Kind) -> list[int]:
 
 
 def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
-    """Return how joints are coded: see `joint_bytes`."""
+    """Return how joints are coded: see `gpuload.decode.indexed`."""
     sizes = [_sizes(kind) for kind in paddings]
     codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
     padded = [[bits or 0 for bits in some[lowest:]] for some in paddings.values()]

@@ -70,6 +70,15 @@ NO_LOCKS: Final = -1  # what `Accelerator.lock` returns where torch cannot page-
 # error.
 OF_LOCKS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
+EVERY: Final = 8  # of so many batches, one is timed
+# Names in the profiler.
+WAIT: Final = "gpuload::wait"  # for the chunks of the batch that is due
+DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
+STAGE: Final = "gpuload::stage"  # draws, transforms, collation; the copy is within it
+COPY: Final = "gpuload::copy"  # slots → device
+
+Name = TypeVar("Name")
+_NOTHING: Final = contextlib.nullcontext()
 
 
 class Accelerator:
@@ -263,9 +272,6 @@ def _runtime() -> Any:
     return torch.cuda.cudart()
 
 
-EVERY: Final = 8
-
-
 class DeviceTimes:
     """The times of one device.
 
@@ -311,9 +317,6 @@ class DeviceTimes:
             self.batches += 1
 
 
-Name = TypeVar("Name")
-
-
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A tensor on the device; on the CPU a view of the array."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -345,14 +348,6 @@ def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> d
         tensor, size = typed[kind]
         found[name] = tensor[start // size : (start + nbytes) // size]
     return found
-
-
-WAIT: Final = "gpuload::wait"  # for the chunks of the batch that is due
-DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
-STAGE: Final = "gpuload::stage"  # draws, transforms, collation; the copy is within it
-COPY: Final = "gpuload::copy"  # slots → device
-
-_NOTHING: Final = contextlib.nullcontext()
 
 
 def named(name: str) -> contextlib.AbstractContextManager[Any]:

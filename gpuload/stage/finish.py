@@ -30,6 +30,7 @@ __all__ = ["TOPS", "UNCHANGED", "Finish", "Outputs", "apply_late", "erase_levels
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]  # N×C×H×W, or C×H×W each
 TOPS: Final[dict[str, int | None]] = {"uint8": 255, "uint16": 65535, "float32": None}  # the highest level, by dtype
+PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,6 @@ def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
 UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are levels
 
 
-PIECE: Final = 16  # images whose random pixels are made at once on a GPU: each pixel takes some 100 numbers of 64 bits
-
-
 def neighbours(count: int) -> np.ndarray:
     """The partners if none are given: rows 2k and 2k + 1; int64 (count,), a row's own number if it has none."""
     rows = np.arange(count, dtype=np.int64)
@@ -195,9 +193,7 @@ def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
         return
     boxes, first = record.boxes_tlhw.tolist(), outputs[0]
     if record.kind == "const":
-        constant = torch.tensor(record.numbers, dtype=torch.float32, device="cpu")[:, None, None]
-        if first.device.type != "cpu":
-            constant = upload(constant.numpy(), first.device)
+        constant = upload(np.array(record.numbers, np.float32)[:, None, None], first.device)
         for index in there.tolist():
             for box in boxes[index]:
                 if box[2]:

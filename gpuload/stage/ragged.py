@@ -120,4 +120,4 @@ def rows_by_key(keys: Iterable[Key]) -> dict[Key, np.ndarray]:
     rows: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
-    return {key: np.array(own, np.int64) for key, own in rows.items()}
+    return {key: np.array(numbers, np.int64) for key, numbers in rows.items()}

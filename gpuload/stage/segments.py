@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import cycle, groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -108,7 +108,7 @@ class SegmentRunner:
             planned: Any = self._levels[0]  # as `fusing` found it
             return planned.launch_planned(program, images.pixels, outputs)
         program, late = program.split()
-        later = [] if late is None else [self._parts(late.part(*run.bounds(late))) for run in self._after]
+        later = [] if late is None else [cut_at_calls(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.
         joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
         first = later[0][0] if joins else None
@@ -171,50 +171,44 @@ class SegmentRunner:
         first = self._transforms[self._after[0].start]
         return (True,) if _erases(first) else (False, True) if first.children else (False,)
 
-    def _parts(self, program: Program) -> list[Program | Call]:
-        return cut_at_calls(program) if self._calls else [program]
-
     def _apply_levels(
         self, images: RaggedImages, program: Program, outputs: Outputs, late: Program | None
     ) -> Program | None:
         """Apply the records that work on levels, and finish; returns what is left of `late`."""
-        windows = program.windows_tlhw
-        parts = self._cut(program)
+        windows, parts = program.windows_tlhw, self._cut(program)
         planes: Outputs | None = None  # what a call is given, and leaves
-        turn = 0
-        for number, (levels, start, end) in enumerate(parts[:-1]):
+        turns = cycle((0, 1))  # a run reads what the one before it wrote, so two pieces of memory take turns
+        for (levels, start, end), following in pairwise(parts):
             part, seen = program.part(start, end), windows[start : end + 1]
             if levels is None:
                 assert planes is not None
                 record = program.records[start]
                 assert isinstance(record, Call)
-                if number == len(parts) - 2 and record.rows is None and not _changes_pixels(program, parts[-1]):
+                if following is parts[-1] and record.rows is None and not _changes_pixels(program, following):
                     self._call(record, planes, write=partial(self._write, outputs))
                     return late
                 self._call(record, planes)
                 continue
             if planes is not None:
-                images, planes, turn = self._interleaved(images, planes, turn), None, turn + 1
+                images, planes = self._interleaved(images, planes, next(turns)), None
             channels = _channels(images, part)
-            if parts[number + 1][0] is None:
-                planes = self._planes(channels, seen[-1], images.pixels.device, turn)
+            if following[0] is None:
+                planes = self._planes(channels, seen[-1], images.pixels.device, next(turns))
                 levels(images, part, seen, planes, None)
                 of = image_table(images.offsets, images.shapes, part.results_hw, seen[-1])  # what the planes are of
                 images = replace(images, table=of)
             else:
-                between, memory = self._between(images, channels, part.results_hw, seen[-1], turn)
+                between, memory = self._between(images, channels, part.results_hw, seen[-1], next(turns))
                 levels(images, part, seen, memory, None)
                 images = between
-            turn += 1
         levels, start, end = parts[-1]
         assert levels is not None
-        part = program.part(start, end)
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self._finish.write(planes, outputs, self._constants)
                 return late
-            images = self._interleaved(images, planes, turn)
-        return levels(images, part, windows[start : end + 1], outputs, late)
+            images = self._interleaved(images, planes, next(turns))
+        return levels(images, program.part(start, end), windows[start : end + 1], outputs, late)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
         """Finish the images of some rows, and write them to the batch."""
@@ -277,10 +271,9 @@ class SegmentRunner:
         return between
 
     def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
-        """Memory between two runs. A run reads what the one before it wrote, so two pieces take turns."""
+        """Memory between two runs; `turn`: which of the two pieces."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
-        turn %= 2
         if len(self._scratch[turn]) < count:
             self._scratch[turn] = torch.empty(count, dtype=self._dtype, device="cpu")
         return self._scratch[turn][:count]

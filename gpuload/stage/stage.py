@@ -38,15 +38,20 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = [
-    "BackendName",
-    "MemoryFormat",
-    "Ragged",
-    "Result",
-    "Stage",
-    "check_stage",
-    "compile_stage",
-]
+__all__ = ["BackendName", "MemoryFormat", "Ragged", "Result", "Stage", "check_stage", "compile_stage"]
+
+BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
+MemoryFormat = Literal["contiguous_format", "channels_last"]
+Ragged = Literal["error", "list", "pad", "views"]
+
+FLOATS: Final = ("float16", "bfloat16", "float32")
+# Imported when asked for: Kornia, DALI and Triton take seconds.
+HOMES: Final = {
+    "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
+    "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
+    "dali": ("gpuload.stage.dali", "DaliBackend"),
+    "fused": ("gpuload.stage.fused", "FusedBackend"),
+}
 
 NOTHING = contextlib.nullcontext()
 USUAL_CHANNELS = 4  # images of uint8 with more of them are left to the reference
@@ -361,20 +366,6 @@ def _intra_op_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
-MemoryFormat = Literal["contiguous_format", "channels_last"]
-Ragged = Literal["error", "list", "pad", "views"]
-
-FLOATS: Final = ("float16", "bfloat16", "float32")
-# Imported when asked for: Kornia, DALI and Triton take seconds.
-HOMES: Final = {
-    "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
-    "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
-    "dali": ("gpuload.stage.dali", "DaliBackend"),
-    "fused": ("gpuload.stage.fused", "FusedBackend"),
-}
 
 
 def compile_stage(

@@ -37,7 +37,6 @@ from gpuload.stage.device import DeviceTimes
 
 if TYPE_CHECKING:
     from gpuload.workers.batch import Batch, Part
-    from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["CpuTransfer", "CudaTransfer", "make_transfer", "rounded"]
 
@@ -78,7 +77,7 @@ class CpuTransfer:
 
     def starts(self, batch: Batch) -> list[int]:
         """Where each part will be in the tensor that `load` gives."""
-        return _offsets(batch) if _in_slots(batch) else _starts(batch)[:-1]
+        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else _starts(batch)[:-1]
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
@@ -88,11 +87,7 @@ class CpuTransfer:
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
         starts = _starts(batch)
         whole = torch.empty(starts.pop(), dtype=torch.uint8)
-        for part, start in zip(batch.copied_parts, starts, strict=True):
-            if part.data is not None and part.used_bytes > part.encoded_bytes:
-                copied = slice(part.encoded_bytes, part.used_bytes)
-                whole.numpy()[start + copied.start : start + copied.stop] = part.data[copied]
-            _take_decoded(part, whole, start)
+        _fill(whole, batch, starts)
         return whole, starts
 
     def finish(self) -> Any:
@@ -169,21 +164,12 @@ class CudaTransfer(CpuTransfer):
     def mark(self) -> Any:
         return self._device.record(self._stream)
 
-    def starts(self, batch: Batch) -> list[int]:
-        return _starts(batch)[:-1]
-
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         starts = _starts(batch)
         used = starts.pop()
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
-            for part, start in zip(batch.copied_parts, starts, strict=True):
-                if part.data is not None and part.used_bytes > part.encoded_bytes:
-                    copied = slice(part.encoded_bytes, part.used_bytes)
-                    source = torch.from_numpy(part.data[copied])
-                    target = flat[start + copied.start : start + copied.stop]
-                    target.copy_(source, non_blocking=part.slot is not None and not self.pinning_refused)
-                _take_decoded(part, flat, start)
+            _fill(flat, batch, starts, pinned=not self.pinning_refused)
         finally:
             self._loaded(batch, release)
         return flat, starts
@@ -306,11 +292,20 @@ def _starts(batch: Batch) -> list[int]:
     return [*found, at]
 
 
-def _take_decoded(part: Part | PlannedBatch, whole: torch.Tensor, start: int) -> None:
-    """Copy what the device decoded of a part to its place in the batch's memory."""
-    if (decoded := part.decoded) is not None:
-        begin = start + align(part.used_bytes, ALIGN)
-        whole[begin : begin + len(decoded)].copy_(decoded)
+def _fill(memory: torch.Tensor, batch: Batch, starts: Sequence[int], *, pinned: bool = False) -> None:
+    """Copy the parts of a batch, and what the device decoded of them, to their places; `pinned`: slots are page-locked,
+    so that the host goes on."""
+    for part, start in zip(batch.copied_parts, starts, strict=True):
+        if part.data is not None and part.used_bytes > part.encoded_bytes:
+            source = part.data[part.encoded_bytes : part.used_bytes]
+            target = memory[start + part.encoded_bytes : start + part.used_bytes]
+            if memory.is_cpu:
+                target.numpy()[:] = source  # not by torch, which would wait in a fork for threads that it has not there
+            else:
+                target.copy_(torch.from_numpy(source), non_blocking=pinned and part.slot is not None)
+        if (decoded := part.decoded) is not None:
+            begin = start + align(part.used_bytes, ALIGN)
+            memory[begin : begin + len(decoded)].copy_(decoded)
 
 
 def rounded(nbytes: int) -> int:

@@ -11,7 +11,7 @@ of the stage, on its stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,14 @@ from gpuload.stage.ragged import rows_by_key
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import Call, in_params
 
-__all__ = ["apply_module", "cut_at_calls", "generators_kept", "note_input", "run_call", "seed_generators"]
+__all__ = ["apply_module", "cut_at_calls", "note_input", "run_call"]
+
+Write = Callable[[np.ndarray, torch.Tensor], None]
+LEVELS: Final = (
+    ": it gets levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say "
+    "float_levels = True in a class of T.Custom, or put it after ToDtype"
+)
+PIECE_BYTES: Final = 1 << 20  # of images as float32, on the CPU at once
 
 
 def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
@@ -37,28 +44,28 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
     with torch.set_grad_enabled(wanted):
         if seed is None:
             return module(batch)
-        with generators_kept(batch.device) as generators:
-            seed_generators(generators, seed)
+        with _generators(batch.device) as seed_all:
+            seed_all(seed)
             return module(batch)
 
 
 @contextlib.contextmanager
-def generators_kept(device: torch.device) -> Iterator[list[torch.Generator]]:
-    """torch's generators of the CPU and of a device; afterwards they are as they were."""
+def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Give a function that seeds torch's generators of the CPU and of a device; afterwards these are as they were."""
     generators = [torch.default_generator]
     if device.type != "cpu":
         generators.append(generator_of(device))
+
+    def seed_all(seed: int) -> None:
+        for generator in generators:
+            generator.manual_seed(seed)
+
     states = [generator.get_state() for generator in generators]
     try:
-        yield generators
+        yield seed_all
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-def seed_generators(generators: Sequence[torch.Generator], seed: int) -> None:
-    for generator in generators:
-        generator.manual_seed(seed)
 
 
 def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
@@ -66,14 +73,6 @@ def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
     got = f"{called} was called with {str(images.dtype).removeprefix('torch.')} images of shape {tuple(images.shape)}"
     levels = images.dtype == torch.uint8
     error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if levels else got)
-
-
-Write = Callable[[np.ndarray, torch.Tensor], None]
-LEVELS: Final = (
-    ": it gets levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say "
-    "float_levels = True in a class of T.Custom, or put it after ToDtype"
-)
-PIECE_BYTES: Final = 1 << 20  # of images as float32, on the CPU at once
 
 
 def cut_at_calls(program: Program) -> list[Program | Call]:
@@ -109,14 +108,14 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
     wide = torch.empty(0, dtype=torch.float32, device=device)
-    with generators_kept(device) as generators:
+    with _generators(device) as seed_all:
         for some in _pieces(images, rows, own):
             given = _given(images, rows[some])
             if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
                 wide = wide.resize_(given.shape).copy_(given)
                 given = wide
             at = some if isinstance(some, slice) else upload(some, device)
-            seed_generators(generators, int(record.seeds[some][0]))
+            seed_all(int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
             put = given[0] if own.per == "image" else given
             try:

@@ -203,12 +203,11 @@ class _Warping(Transform):
 
     interpolation: str
     needs_whole: ClassVar[bool] = True
-    affine: ClassVar[bool] = True  # all its maps are
 
     @property
     def outline(self) -> tuple[Outline, ...]:
         name = type(self).__name__
-        return (Outline(kind=Warp, name=name, filters=(self.interpolation,), affine=self.affine),)
+        return (Outline(kind=Warp, name=name, filters=(self.interpolation,)),)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for images where `warped`."""
@@ -307,8 +306,6 @@ class RandomPerspective(_Warping):
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
-
-    affine: ClassVar[bool] = False
 
     distortion_scale: float = argument(finite, default=0.5)
     p: float = argument(probability, default=0.5)

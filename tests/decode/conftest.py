@@ -8,8 +8,9 @@ import lacking
 import numpy as np
 import pictures
 import pytest
+from decoders import NAMES, decoder_by
 
-from gpuload.decode import Decode, Decoder
+from gpuload.decode import Decoder
 
 
 @pytest.fixture(scope="session")
@@ -28,21 +29,21 @@ def encode() -> Callable[..., bytes]:
 
 
 def _needs(decoder: str) -> None:
-    if decoder == "nvimgcodec":
+    if decoder == "nvImageCodec":
         lacking.nvimgcodec()
     if decoder == "simplejpeg":
         lacking.require("simplejpeg")
 
 
-@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+@pytest.fixture(params=NAMES)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    """A default decoder that prefers each of the three in turn."""
+    """Each of the three in turn."""
     _needs(request.param)
-    return Decoder(Decode(), prefer=request.param)
+    return decoder_by(request.param)
 
 
-@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+@pytest.fixture(params=NAMES)
 def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
     """The same with ``exif=True``."""
     _needs(request.param)
-    return Decoder(Decode(exif=True), prefer=request.param)
+    return decoder_by(request.param, exif=True)

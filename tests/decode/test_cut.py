@@ -7,6 +7,7 @@ import lacking
 import numpy as np
 import pytest
 from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from decoders import decoder_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from restarts import SAMPLINGS, header_of, restarted
@@ -138,12 +139,12 @@ def test_a_crop_is_cut_where_that_pays(large):
     assert cut(small, header_of(small), (40, 40, 30, 30)) is None
 
 
-@pytest.mark.parametrize("prefer", [None, "nvimgcodec", "simplejpeg"])
+@pytest.mark.parametrize("name", ["all", "nvImageCodec", "simplejpeg"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
-    if prefer == "nvimgcodec":
+def test_the_decoder_cuts_by_itself(large, monkeypatch, name, mode):
+    if name == "nvImageCodec":
         lacking.nvimgcodec()
-    decoder, region = Decoder(Decode(), prefer=prefer), (100, 130, 90, 110)
+    decoder, region = Decoder(Decode()) if name == "all" else decoder_by(name), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     seen = []
     for kind in (NvImageCodec, SimpleJpeg):
@@ -160,7 +161,7 @@ def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
 
 
 def test_pillow_alone_cuts_nothing(large):
-    decoder, region = Decoder(Decode(), prefer="pillow"), (100, 130, 90, 110)
+    decoder, region = decoder_by("Pillow"), (100, 130, 90, 110)
     np.testing.assert_array_equal(
         with_cutting(decoder, large, region), without_cutting(Decoder(Decode()), large, region)
     )
@@ -171,7 +172,7 @@ def test_cutting_loads_no_decoders(large, encode):
     noise = np.random.default_rng(0).integers(0, 256, (384, 512, 3), np.uint8)
     files = [Encoded(data) for data in (encode(noise, "PNG"), encode(noise, "JPEG"), large)]
     decoder, region = Decoder(Decode()), (100, 130, 90, 110)
-    with mock.patch.object(Decoder, "_find_jpeg_decoders", side_effect=AssertionError):
+    with mock.patch.object(Decoder, "jpeg_decoders", new_callable=mock.PropertyMock, side_effect=AssertionError):
         found = decoder.cuts([(file, decoder.header(file), region) for file in files])
     assert [part is None for part in found] == [True, True, False]
 
@@ -213,7 +214,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(large, damage, where):
     """Above, within and below the region."""
-    table = find_grid(large, header_of(large)).offsets()
+    table = find_grid(large, header_of(large)).offsets
     damaged = DAMAGES[damage](large, int(table[where]))
     region = (150, 200, 80, 90)
     assert cut(large, header_of(large), region) is not None
@@ -239,7 +240,7 @@ def test_wrong_data_between_markers_gives_the_pixels_of_before(large):
     scan, decoder, region = header_of(large).first_scan + 14, Decoder(Decode()), (150, 200, 80, 90)
     outcomes = {"as it was": 0, "other pixels": 0, "no cut": 0}
     right = with_cutting(decoder, large, region)
-    inside = slice(*(int(offset) for offset in find_grid(large, header_of(large)).offsets()[[75, 77]]))
+    inside = slice(*(int(offset) for offset in find_grid(large, header_of(large)).offsets[[75, 77]]))
     for number in range(40):
         damaged = bytearray(large)
         low, high = (scan, len(large) - 2) if number % 2 else (inside.start, inside.stop - 2)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpuload.decode import Decode, Decoder
+from gpuload.decode import Decode
 
 
 def test_defaults_are_those_of_torchvision_and_pillow():
@@ -45,8 +45,3 @@ def test_defaults_are_those_of_torchvision_and_pillow():
 def test_bad_options_are_refused_when_built(options, error, text):
     with pytest.raises(error, match=re.escape(text)):
         Decode(**options)
-
-
-def test_an_unknown_decoder_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="prefer must be one of 'nvimgcodec', 'simplejpeg', 'pillow', got 'opencv'"):
-        Decoder(Decode(), prefer="opencv")  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_refused_locks(policy, locks):
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
         found = on_device(options(chunk_size=1), policy, most_locks=locks)
     assert_equal(found.values, on_cpu(options(chunk_size=1)))
-    assert {wait.function for wait in found.hidden} <= {"load"}
+    assert {wait.function for wait in found.hidden} <= {"_fill"}
 
 
 # -- streams and threads ----------------------------------------------------------------------------------------------

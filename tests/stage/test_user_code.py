@@ -545,6 +545,23 @@ def test_kornias_own_augmentation_is_the_same_with_any_workers_and_after_a_resum
             assert torch.equal(images, other)
 
 
+@pytest.mark.parametrize("backend", ["torch", "kornia"])
+def test_kornias_own_definition_of_an_operation(jpeg_folder, backend):
+    """A module is called with the batch as it is, so its contrast is Kornia's, not Pillow's, on every backend."""
+    from kornia import augmentation, enhance
+
+    def batch(*jitter):
+        chain = [T.CenterCrop(24), *jitter, T.Normalize([0.0] * 3, [1.0] * 3)]
+        options = {"transforms": chain, "num_workers": 0, "device": "cpu", "backend": backend}
+        with gl.Loader(gl.ImageFolder(jpeg_folder), batch_size=8, **options) as made:
+            return next(iter(made))[0]
+
+    as_float = T.ToDtype("float32", scale=True)
+    found = batch(as_float, augmentation.RandomContrast((2.0, 2.0), p=1.0))
+    torch.testing.assert_close(found, enhance.adjust_contrast(batch(as_float), 2.0))
+    assert (found - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
+
+
 def test_views_draw_each_their_own(jpeg_folder):
     views = T.MultiView([[T.CenterCrop(24)], [T.CenterCrop(24)]])
     made = gl.Loader(

@@ -174,10 +174,10 @@ class NvImageCodec:
         ]
 
     def _call(self, decoder: Any, sources: Sequence[Source], boxes: Sequence[Box | None]) -> list[Any]:
-        stream = 0
+        stream, channels = 0, 1 if sources[0].grey else 3
         if not self._on_cpu:
             stream = torch.cuda.current_stream(self._device).cuda_stream
-        elif any(height * width * (1 if grey else 3) >= NV_MAX_BYTES for _, height, width, grey, _ in sources):
+        elif any(source.height * source.width * channels >= NV_MAX_BYTES for source in sources):
             raise ValueError("an image is beyond its limit")
         code_stream, region = self._library.CodeStream, self._library.Region
         codes = [code_stream(source.data) for source in sources]

@@ -49,7 +49,7 @@ __all__ = ["OPERATIONS", "KorniaRunner", "images_at_once"]
 # in float64, and 39 in a bilinear map.
 BYTES_PER_LEVEL: Final = 64
 # For a piece on the CPU: 10 images of 224×224. Kornia makes a new tensor at each step; these fit into memory that the
-# process has, where 64 images get new memory from the system each time, and take 2 to 3.5 times as long.
+# process has, where 64 images get new memory from the system each time, and take 1.2 to 3.3 times as long.
 CPU_BYTES: Final = 100_000_000
 GPU_SHARE: Final = 0.5  # for a piece, of what torch may still take: training takes from it at the same time
 

@@ -19,7 +19,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.finish import TOPS, Finish, Outputs, erase_levels
 from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.gather import Source, crop, resize
-from gpuload.stage.reference.operations import OPERATIONS, Operation, in_channels, mix_batch
+from gpuload.stage.reference.operations import OPERATIONS, Operation, mix_batch
 from gpuload.stage.reference.resample import on_grid
 from gpuload.stage.reference.warp import deform, warp_batch
 from gpuload.transforms.program.draws import Program
@@ -78,7 +78,7 @@ class BatchRunner:
         outputs: Outputs,
         late: Program | None = None,
     ) -> Program | None:
-        """As `gpuload.stage.backend.Levels`; all of `late` is still to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
@@ -99,8 +99,9 @@ class BatchRunner:
         branches = Branches(Source.of_ragged(images, rows, windows[0]))
         for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
             if isinstance(record, CHANGES_PIXELS):
-                own = slice(None) if record.rows is None else record.rows
-                branches.change(record.rows, partial(self._apply, record=record, before=before[own], after=after[own]))
+                place = slice(None) if record.rows is None else record.rows
+                change = partial(self._apply, record=record, before=before[place], after=after[place])
+                branches.change(record.rows, change)
         levels = branches.whole().dense()
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
@@ -196,7 +197,9 @@ class BatchRunner:
                     levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
-        return levels if record.channels is None else in_channels(levels, record.channels)
+        if record.channels in (None, levels.shape[1]):
+            return levels
+        return levels[:, :1].expand(-1, record.channels, -1, -1)  # of grey ones
 
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
@@ -223,11 +226,11 @@ def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
 
 def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, np.ndarray, int], Source]) -> Source:
     """Change images in groups of equal keys, (n,): `change` is given a group, its rows and the key."""
-    rows = rows_by_key(keys.tolist())
-    if len(rows) == 1:
-        [(key, everyone)] = rows.items()
-        return change(images, everyone, key)
-    return Source.merged([(own, change(images.take(own), own, key)) for key, own in rows.items()])
+    groups = rows_by_key(keys.tolist())
+    if len(groups) == 1:
+        [(key, rows)] = groups.items()
+        return change(images, rows, key)
+    return Source.merged([(rows, change(images.take(rows), rows, key)) for key, rows in groups.items()])
 
 
 class Branches:
@@ -256,15 +259,15 @@ class Branches:
     def _taken(self, rows: np.ndarray) -> Source:
         groups, self._groups = self._groups, []
         taken: list[tuple[np.ndarray, Source]] = []
-        for own, images in groups:
-            inside = np.isin(own, rows, assume_unique=True)
+        for group_rows, images in groups:
+            inside = np.isin(group_rows, rows, assume_unique=True)
             if inside.all():
-                taken.append((own, images))
+                taken.append((group_rows, images))
             elif inside.any():
-                taken.append((own[inside], images.take(np.flatnonzero(inside))))
-                self._groups.append((own[~inside], images.take(np.flatnonzero(~inside))))
+                taken.append((group_rows[inside], images.take(np.flatnonzero(inside))))
+                self._groups.append((group_rows[~inside], images.take(np.flatnonzero(~inside))))
             else:
-                self._groups.append((own, images))
+                self._groups.append((group_rows, images))
         if len(taken) == 1:
             return taken[0][1]
-        return Source.merged([(np.searchsorted(rows, own), images) for own, images in taken])
+        return Source.merged([(np.searchsorted(rows, group_rows), images) for group_rows, images in taken])

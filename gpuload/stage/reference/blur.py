@@ -27,8 +27,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from gpuload.stage.device import upload
-from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import Floats
+from gpuload.stage.reference.canvas import Canvas, Floats
 from gpuload.transforms.program.windows import padded_places
 
 __all__ = [

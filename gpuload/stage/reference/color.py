@@ -13,9 +13,10 @@ C×H×W, with three planes of scratch memory. numpy and torch share that memory,
 (224×224, one core: a difference of planes 11 µs in numpy, 19 µs in torch; clamping three planes 75 and 22 µs; torch's
 comparisons and `where` 90 and 60 µs, so they are not used).
 
-`POINTS` are the operations on pixels for one image. They work on the uint8 levels H×W×C, a quarter of the memory of
-floats. Comparisons and masks of bytes take many bytes an instruction (224×224×3: 10 µs each); numpy's look-up turns
-bytes into 64-bit indices first, so tables go through `bytes.translate` (20 µs a plane, a third of numpy's time).
+`POINTS` are the operations on pixels for batches, `SINGLE_POINTS` those for one image. The latter work on the uint8
+levels H×W×C, a quarter of the memory of floats. Comparisons and masks of bytes take many bytes an instruction
+(224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices first, so tables go through `bytes.translate`
+(20 µs a plane, a third of numpy's time).
 
 Runs in the process of the stage, one thread.
 """
@@ -36,23 +37,17 @@ __all__ = [
     "GUARD",
     "LUMA",
     "POINTS",
+    "SINGLE_POINTS",
     "TINY",
     "SingleColor",
-    "autocontrast",
-    "equalize",
     "equalize_table",
-    "grayscale",
-    "invert",
     "luma",
-    "permute",
-    "posterize",
-    "posterize_step",
-    "solarize",
-    "solarize_add",
     "stretch_table",
 ]
 
 Factor = float | torch.Tensor
+
+LEVELS: Final = 256
 
 # ITU-R 601-2 luma in Pillow's fixed point (Convert.c): (19595 R + 38470 G + 7471 B + 32768) >> 16. In float32 all
 # products and sums are exact, since they have 24 bits.
@@ -171,7 +166,7 @@ class SingleColor:
 
     def _brightness(self, levels: Floats, factor: float) -> None:
         np.multiply(levels.array, factor, out=levels.array)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def _contrast(self, levels: Floats, factor: float) -> None:
         channels, height, width = levels.array.shape
@@ -181,7 +176,7 @@ class SingleColor:
         mean = int(grey / (height * width) + 0.5)
         np.multiply(levels.array, factor, out=levels.array)
         np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def grayscale(self, levels: Floats) -> None:
         """Luma in all channels."""
@@ -199,7 +194,7 @@ class SingleColor:
         if len(levels.array) == 1:
             return
         torch.lerp(self._grey(levels).tensor[0], levels.tensor, factor, out=levels.tensor)
-        _cut_levels(levels, factor)
+        _to_levels(levels.tensor, factor)
 
     def _hue(self, levels: Floats, factor: float) -> None:
         if len(levels.array) == 1:
@@ -256,15 +251,6 @@ def _turn(turns: np.ndarray, shift: int, room: np.ndarray, zeros: np.ndarray, on
     np.multiply(turns, 6 / 255, out=turns)
 
 
-def _cut_levels(levels: Floats, factor: float) -> None:
-    if factor > 1:
-        levels.tensor.clamp_(0, 255)
-    levels.tensor.floor_()
-
-
-LEVELS: Final = 256
-
-
 def posterize_step(bits: float) -> int:
     """The distance of neighbouring levels if this many bits are kept."""
     return 1 << (8 - int(bits))
@@ -318,6 +304,18 @@ def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     counts = indices.new_zeros(*levels.shape[:2], LEVELS)
     counts.scatter_add_(2, indices, torch.ones_like(indices))
     return _look_up(levels, equalize_table(counts))
+
+
+POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
+    "solarize": solarize,
+    "posterize": posterize,
+    "equalize": equalize,
+    "autocontrast": autocontrast,
+    "invert": invert,
+    "grayscale": grayscale,
+    "permute": permute,
+    "solarize_add": solarize_add,
+}
 
 
 def stretch_table(least: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
@@ -400,7 +398,7 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
     return planes.transpose(1, 2, 0)
 
 
-POINTS: Final[dict[str, Callable[[Canvas, Sequence[float]], None]]] = {
+SINGLE_POINTS: Final[dict[str, Callable[[Canvas, Sequence[float]], None]]] = {
     "invert": _invert,
     "posterize": _posterize,
     "solarize": _solarize,

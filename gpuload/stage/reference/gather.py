@@ -73,8 +73,8 @@ class Source:
             return replace(first, **steps).take(np.argsort(order))
         levels = [source.dense() for source in sources]
         result = levels[0].new_empty((len(order), *levels[0].shape[1:]))
-        for (rows, _), own in zip(parts, levels, strict=True):
-            result[upload(rows, result.device)] = own
+        for (rows, _), part in zip(parts, levels, strict=True):
+            result[upload(rows, result.device)] = part
         return cls.of_dense(result)
 
     def take(self, rows: np.ndarray) -> Source:

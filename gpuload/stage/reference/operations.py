@@ -28,23 +28,11 @@ from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import (
-    ADJUST,
-    POINTS,
-    SingleColor,
-    autocontrast,
-    equalize,
-    grayscale,
-    invert,
-    permute,
-    posterize,
-    solarize,
-    solarize_add,
-)
+from gpuload.stage.reference.color import ADJUST, POINTS, SINGLE_POINTS, SingleColor
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
-__all__ = ["GUARD", "OPERATIONS", "Operation", "image_operations", "in_channels", "mix_batch", "mix_image"]
+__all__ = ["OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 ImageOperation = Callable[[Canvas, Sequence[float]], None]
@@ -76,24 +64,12 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return torch.where(wraps, levels.remainder(256), levels.clamp(0, 255))
 
 
-def in_channels(levels: torch.Tensor, count: int) -> torch.Tensor:
-    """Grey levels in this many channels."""
-    return levels if count == levels.shape[1] else levels[:, :1].expand(-1, count, -1, -1)
-
-
 OPERATIONS: Final[dict[str, Operation]] = {
     **{name: _factor(name) for name in ADJUST},
+    **POINTS,
     "sharpness": sharpness,
-    "solarize": solarize,
-    "posterize": posterize,
-    "equalize": equalize,
-    "autocontrast": autocontrast,
-    "invert": invert,
-    "grayscale": grayscale,
     "blur": blur,
     "noise": noise,
-    "permute": permute,
-    "solarize_add": solarize_add,
     "pillow_blur": box_blur,
     "jpeg": compress,
 }
@@ -103,7 +79,7 @@ def image_operations() -> list[ImageOperation]:
     """Return what each code means for one image on the CPU, with scratch memory of its own."""
     color = SingleColor()
     tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
-    tuned.update(POINTS)
+    tuned.update(SINGLE_POINTS)
     tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
     tuned["blur"] = _blur
     tuned["noise"] = _noise

@@ -72,7 +72,7 @@ class SingleRunner:
         outputs: Outputs,
         late: Program | None = None,
     ) -> Program | None:
-        """As `gpuload.stage.backend.Levels`; all of `late` is still to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
         canvas = self._canvas
         canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
         ways = self._ways(program, windows_tlhw, canvas.flat.dtype)

@@ -468,7 +468,6 @@ class Outline:
         operations: names of those that `Ops` or a `Mixture` may hold, sorted.
         filters: names of those that a `Box` or warps may use.
         padding_mode: of a `Box`.
-        affine: whether all maps of a `Warp` are affine.
         written: the `kind` of an `Erase`.
         numbers: a `Numbers` record itself.
     """
@@ -478,6 +477,5 @@ class Outline:
     operations: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     padding_mode: str | None = None
-    affine: bool = True
     written: str = "const"
     numbers: Numbers | None = None

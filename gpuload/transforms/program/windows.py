@@ -46,6 +46,8 @@ def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
 
 def transposed_boxes(boxes_tlhw: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Boxes, int64 (B, …, 4), of images, some of which, bool (B,), have their rows and columns swapped."""
+    if not which.any():
+        return boxes_tlhw
     which = which.reshape(-1, *[1] * (boxes_tlhw.ndim - 1))
     return np.where(which, boxes_tlhw[..., [1, 0, 3, 2]], boxes_tlhw)
 

@@ -87,6 +87,13 @@ def test_reasons_for_what_is_not_measured(photographs):
     }
 
 
+def test_a_backend_of_another_library_is_measured_by_what_it_runs_itself(photographs):
+    cases = {case.name: case for case in CASES}
+    found = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("classic", "RandomEqualize")}
+    assert found["classic"] == {"gpuload kornia": Missing("torch runs RandomResizedCrop")}
+    assert isinstance(found["RandomEqualize"]["gpuload kornia"], Contender)
+
+
 def test_bytes_that_must_move(photographs):
     cases = {case.name: case for case in CASES}
     crop = COUNT * 3 * 224 * 224

@@ -152,7 +152,8 @@ def test_albumentations_draws_the_same_with_any_workers(run, tmp_path):
 def test_kornia_may_be_the_backend(run):
     text = run("with_kornia", "--epochs", 0, "--backend", "kornia")
     assert text.startswith("backend kornia on cpu")
-    assert re.search(r"ColorJitter\(.*\s+kornia\n", text)
+    assert re.search(r"RandomGrayscale\(.*\s+kornia\n", text)
+    assert re.search(r"RandomResizedCrop\(.*\s+torch +Kornia's resize lies up to 87 levels from Pillow's\n", text)
 
 
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "small")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decoders import decoder_by
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 from simulated.runtime import simulated
@@ -67,7 +68,7 @@ def test_orientation_is_applied_once(upright):
 
 
 def test_a_crop_of_the_whole_image_is_what_its_region_decodes_to(library):
-    decoder, cpu = NvImageCodec(HERE, 1, library), Decoder(Decode(), prefer="nvimgcodec")
+    decoder, cpu = NvImageCodec(HERE, 1, library), decoder_by("nvImageCodec")
     for subsampling in (0, 1, 2):
         data = jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling)
         header, given = cpu.header(gl.Encoded(data)), gl.Encoded(data)

@@ -271,7 +271,8 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     normalize = T.Normalize([0.5] * channels, [0.25] * channels)
     colors = [] if channels == 1 else [T.RandAugment(2), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     erasing = T.RandomErasing(0.8), T.RandomErasing()
-    chain = T.Chain([T.RandomResizedCrop((9, 14)), *colors, T.RandomEqualize(0.5), normalize, *erasing])
+    moved = T.RandomRotate90(0.8), T.CenterCrop((9, 14))
+    chain = T.Chain([T.RandomResizedCrop(14), *colors, T.RandomEqualize(0.5), *moved, normalize, *erasing])
     images, program = make_batch(chain, make_images(5, 6, channels=channels, low=20, high=40))
     options = {"backend": "fused", "memory_format": memory_format}
     fusing = compile_stage(chain, device=DEVICE, **options).fusing()

@@ -202,17 +202,6 @@ def test_an_image_comes_out_the_same_alone_and_among_256(transforms, make_batch,
         assert torch.equal(stage(*make_batch(chain, [images[row]], first=row))[0], together[row])
 
 
-def test_a_blur_of_a_large_grey_image_does_not_depend_on_its_batch(make_batch, monkeypatch):
-    """Kornia's own `gaussian_blur2d` blurs one image of 256×256 numbers otherwise than two, on the CPU."""
-    chain = T.Chain([T.GaussianBlur(23)])
-    images = list(np.random.default_rng(1).integers(0, 256, (3, 256, 257, 1), np.uint8))
-    monkeypatch.setattr(runner, "CPU_BYTES", 1 << 40)
-    stage = compile_stage(chain, device="cpu", backend="kornia")
-    together = stage(*make_batch(chain, images))
-    for row, image in enumerate(images):
-        assert torch.equal(stage(*make_batch(chain, [image], first=row))[0], together[row])
-
-
 @pytest.mark.parametrize(("free", "images"), [(0, 1), (1 << 20, 1), (64 << 20, 6), (1 << 40, 114_130)])
 def test_as_many_images_go_together_as_memory_allows(free, images):
     """Of the largest window on their way, which has 224×224 pixels of three channels here."""

@@ -188,8 +188,10 @@ class Passes:
 
     def _flip(self, rows: np.ndarray, axis: int) -> None:
         transposed = self.transposed[rows]
-        self._mirror(those(rows, ~transposed), axis)
-        self._mirror(those(rows, transposed), 1 - axis)
+        if transposed.any():
+            self._mirror(those(rows, transposed), 1 - axis)
+            rows = rows[~transposed]
+        self._mirror(rows, axis)
 
     def _mirror(self, rows: np.ndarray, axis: int) -> None:
         step, length, place, sign, size = AXES[axis]
@@ -436,7 +438,7 @@ class Passes:
         elif self._level is not None:
             self._level += 1
         self.last[rows] += 1
-        if self.last[rows].max() == len(self.jobs):
+        if self.count > len(self.jobs):
             self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
         at, here = self._at(rows)
         self.jobs[at, R.CHANNEL_STEP, here] = 1
@@ -445,9 +447,9 @@ class Passes:
         self._set(at, R.WHOLE, here, sizes)
         self._show_all(at, here)
         self._open[rows] = True
-        transposed = those(rows, self.transposed[rows])
-        self.transposed[transposed] = False  # the last pass wrote rows as rows: now they are read as columns
-        self._transpose(transposed)
+        if (transposed := self.transposed[rows]).any():  # the last pass wrote rows as rows: they are read as columns
+            self.transposed[rows] = False
+            self._transpose(those(rows, transposed))
 
     def _show_all(self, at: Any, here: Any) -> None:
         """Write all that is read, as it is."""
