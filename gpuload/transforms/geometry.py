@@ -174,14 +174,9 @@ class CenterCrop(FixedSizeCrop):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        return self.boxes(central_starts(sizes_hw, self.size))
-
-
-def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
-    """The top left corners of central crops of a size; negative where the image is smaller."""
-    spare = sizes_hw - np.array(size, np.int64)
-    # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
-    return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
+        spare = sizes_hw - np.array(self.size, np.int64)
+        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
+        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
 def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:

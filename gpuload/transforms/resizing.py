@@ -30,9 +30,9 @@ from gpuload.transforms.arguments import (
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration
 from gpuload.transforms.geometry import (
+    CenterCrop,
     FixedSizeCrop,
     PaddingMode,
-    central_starts,
     padding_mode_of,
     sizes_by_shorter_side,
 )
@@ -231,24 +231,18 @@ class ResizeKeepRatio(Resampling):
 
 
 @declaration
-class _CropOrPad(FixedSizeCrop):
-    fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
-
-
-@declaration
-class CenterCropOrPad(_CropOrPad):
+class CenterCropOrPad(CenterCrop):
     """Cut out the middle; a smaller image is padded on both sides first.
 
     Arguments and errors are those of `RandomCropOrPad`.
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        return self.boxes(central_starts(sizes_hw, self.size))
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
 
 @declaration
-class RandomCropOrPad(_CropOrPad):
+class RandomCropOrPad(FixedSizeCrop):
     """Cut out a box at a random place; a smaller image is padded, itself at a random place.
 
     Args:
@@ -259,6 +253,9 @@ class RandomCropOrPad(_CropOrPad):
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
+
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)
