@@ -25,8 +25,9 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
-from gpuload.transforms.base import ClipTransform, Standing, Transform
+from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrapped
+from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
@@ -179,7 +180,9 @@ class Chain:
     @property
     def frames(self) -> tuple[int, ...]:
         """How many frames of each clip are kept, one after the other, before anything else is done."""
-        return tuple(transform.num_samples for transform in self.transforms if isinstance(transform, ClipTransform))
+        return tuple(
+            transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
+        )
 
     @cached_property
     def reads_boxes(self) -> bool:
@@ -452,7 +455,7 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
 
 def _filling(transform: Transform) -> Transform | None:
     """The transform, or one that it holds, if its fill is not 0."""
-    if any(transform.outside(masks=False)):
+    if any(transform.outside.image):
         return transform
     return next(filter(None, map(_filling, transform.children)), None)
 

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -98,7 +99,7 @@ class _Branching(_Holding):
                     f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
                     "some images of a batch only; put it after"
                 )
-            if clips := [type(inner).__name__ for inner in inside if isinstance(inner, ClipTransform)]:
+            if clips := [type(inner).__name__ for inner in inside if isinstance(inner, UniformTemporalSubsample)]:
                 raise ValueError(
                     f"{own} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
                 )
@@ -297,7 +298,7 @@ class MultiView(Transform):
             chains.append(held(f"MultiView(chains=…)[{number}]", [chain] if isinstance(chain, Transform) else chain))
         object.__setattr__(self, "chains", tuple(chains))
         for child in self.children:
-            if isinstance(child, ClipTransform):
+            if isinstance(child, UniformTemporalSubsample):
                 raise ValueError(
                     f"MultiView cannot hold {child.called}: frames are chosen once, before they are decoded; put it "
                     "before MultiView"

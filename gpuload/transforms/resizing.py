@@ -28,7 +28,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
 from gpuload.transforms.geometry import (
     CenterCrop,
     FixedSizeCrop,
@@ -95,9 +95,8 @@ class ScaleJitter(_Resizing):
     antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        low, high = self.scale_range
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
-        return (sizes_hw * (fit * (low + numbers * (high - low)))[:, None]).astype(np.int64)
+        return (sizes_hw * (fit * between(self.scale_range, numbers))[:, None]).astype(np.int64)
 
 
 def _lengths(name: str, value: Any) -> tuple[int, ...]:
@@ -207,13 +206,11 @@ class ResizeKeepRatio(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
-        low, high = self.random_scale_range
-        scale = low + numbers[:, 1] * (high - low)
+        scale = between(self.random_scale_range, numbers[:, 1])
         if self.random_scale_area:
             scale = 1 / np.sqrt(scale)
         factors *= np.where(numbers[:, 0] < self.random_scale_prob, scale, 1.0)[:, None]
-        low, high = (math.log(end) for end in self.random_aspect_range)
-        root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
+        root = np.exp(between(map(math.log, self.random_aspect_range), numbers[:, 3]) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
         return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)

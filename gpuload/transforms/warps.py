@@ -23,7 +23,7 @@ from gpuload.transforms.arguments import (
     is_sequence,
     probability,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.program.ops import Outline, Warp
 
 __all__ = [
@@ -187,7 +187,7 @@ class _Warping(Transform):
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for images where `warped`."""
         moves = (coefficients != IDENTITY).any(axis=1)
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
 
 
@@ -217,7 +217,7 @@ class RandomRotation(_Warping):
     fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
-        angles = _between(self.degrees, uniforms(1)[:, 0])
+        angles = between(self.degrees, uniforms(1)[:, 0])
         center = None if self.center is None else np.array(self.center)
         return self.warp(*rotation_coefficients(angles, center, sizes_hw, expand=self.expand))
 
@@ -253,14 +253,14 @@ class RandomAffine(_Warping):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
-        angles = _between(self.degrees, numbers[:, 0])
+        angles = between(self.degrees, numbers[:, 0])
         reach = np.array(self.translate or (0.0, 0.0)) * sizes_hw[:, ::-1]
         translate = np.rint((2 * numbers[:, 1:3] - 1) * reach)
-        scale = _between(self.scale or (1.0, 1.0), numbers[:, 3])
+        scale = between(self.scale or (1.0, 1.0), numbers[:, 3])
         ranges: Any = self.shear or (0.0, 0.0)
         shear = np.zeros((len(sizes_hw), 2))
         for axis in range(len(ranges) // 2):
-            shear[:, axis] = _between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
+            shear[:, axis] = between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
         center = None if self.center is None else np.array(self.center)
         return self.warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
 
@@ -300,8 +300,3 @@ class RandomPerspective(_Warping):
         corners = np.where([[False, False], [True, False], [True, True], [False, True]], far - inward, inward)
         coefficients, exist = perspective_coefficients(sizes_hw, corners)
         return self.warp(coefficients, sizes_hw, exist & (numbers[:, 0] < self.p))
-
-
-def _between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
-    low, high = bounds
-    return low + numbers * (high - low)
