@@ -237,7 +237,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         found = [
-            line.draw(key, positions, sizes, boxes, prefix_only=True).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -265,7 +265,7 @@ class Chain:
         a chain without `resizes_late`."""
         [line] = self.lines
         assert line.first is not None
-        program = line.draw(key, positions, sizes_hw, boxes, prefix_only=True, min_steps=line.first + 1)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))
         return program.windows_tlhw[0], program.resize
 
     @property
@@ -539,7 +539,10 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
 def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
     """Refuse to put images of several samples together twice in one way, in several views, or before boxes are read."""
     names = [transform.called for line in lines for transform in line if transform.gathers > 1]
-    if names and len(lines) > 1:
+    before: list[str] = []  # names of transforms that have put images together
+    if not names:
+        return
+    if len(lines) > 1:
         raise ValueError(
             f"{names[0]} does not go with MultiView: a sample has its boxes and masks once, but each view would have "
             "those of others; leave one of them out"
@@ -549,9 +552,9 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             raise ValueError(
                 f"a chain has at most one {name}, but this one has {names.count(name)}; leave all but one out"
             )
-    gathering = [number for number, transform in enumerate(lines[0]) if transform.gathers > 1]
-    for number, transform in enumerate(lines[0] if names else ()):
-        before = [name for at, name in zip(gathering, names, strict=True) if at < number]
+    for transform in lines[0]:
+        if transform.gathers > 1:
+            before.append(transform.called)
         if before and transform.reads_boxes:
             raise ValueError(
                 f"{transform.called} draws from the boxes of a sample, which are not known before {before[-1]} has "
