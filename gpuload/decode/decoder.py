@@ -206,8 +206,6 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        if part is None:
-            (part,) = self.cuts([(encoded, header, region_tlhw)])
         region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
         stored = self._stored(encoded, header, region, part, None if turned else out)
         if not np.may_share_memory(stored, out):
@@ -249,8 +247,7 @@ class Decoder:
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
             scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
-            (part,) = self.cuts([(encoded, header, region_tlhw)])
-            pixels = self._stored(encoded, header, region, part)
+            pixels = self._stored(encoded, header, region, None)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
@@ -273,7 +270,7 @@ class Decoder:
             attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
             if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
                 attempts.reverse()
-            if part is not None and decoders:
+            if decoders and (part := part or cuts([(data, jpeg, region_tlhw)])[0]) is not None:
                 attempts.insert(0, ("cut", decoders[-1], part))
             complaints: dict[str, str] = {}
             for name, decoder, (coded, its_header, region) in attempts:

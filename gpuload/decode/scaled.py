@@ -25,8 +25,6 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 
 __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-Extent = tuple[float, float, float, float]
-
 # The filters that smooth what becomes smaller, so that a smaller picture looks the same, and Pillow's radius of each.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
@@ -48,7 +46,7 @@ class Scaled(NamedTuple):
     """A part of a smaller picture, H×W×C, and where in it the region is: its edges may lie within pixels."""
 
     pixels: np.ndarray
-    region_tlhw: Extent
+    region_tlhw: tuple[float, float, float, float]
 
 
 def choose_eighths(
