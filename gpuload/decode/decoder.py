@@ -254,7 +254,6 @@ class Decoder:
         np.copyto(out, upright(resample(scaled, size_hw, interpolation), header.orientation))
 
     def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
-        """Return where a region of the upright image is in the stored one."""
         return stored_region(region_tlhw, header.orientation, self.size_hw(header))
 
     def _stored(
@@ -320,8 +319,6 @@ def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
 
 def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
     opened = header.opened if header.opened is not None else open_image(data, header.format)
-    if mode == "unchanged" and opened.dtype != "uint8":
-        return opened.deep(region_tlhw)
     return opened.pixels(mode, region_tlhw)
 
 

@@ -370,8 +370,6 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
     Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
     """
-    if not exif and not xmp:
-        return 1
     value = _plain_orientation(exif) if exif else 0
     if value is None:
         value = _orientation_by_pillow(exif)

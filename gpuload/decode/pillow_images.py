@@ -160,6 +160,8 @@ class PillowImage:
 
     def pixels(self, mode: str, region_tlhw: Region) -> np.ndarray:
         """Return a region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
+        if mode == "unchanged" and self.dtype != "uint8":
+            return self._deep(region_tlhw)
         with quiet():
             self._load()
             return self._convert(mode, region_tlhw)
@@ -170,8 +172,7 @@ class PillowImage:
             self._load()
             return _region(self._image, region_tlhw)
 
-    def deep(self, region_tlhw: Region) -> np.ndarray:
-        """Return a region's stored numbers, H×W×C of `dtype`, which is not uint8; raises whatever Pillow raises."""
+    def _deep(self, region_tlhw: Region) -> np.ndarray:
         found = self.values(region_tlhw).astype(self.dtype)
         if self._is_wide:
             with quiet():
