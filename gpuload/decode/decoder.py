@@ -163,13 +163,11 @@ class Decoder:
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut what regions need out of JPEGs, where that pays: for `decode`, which otherwise does so itself.
+        """Cut what regions need out of JPEGs, where that pays: for `decode`, whose arguments these are, and which
+        otherwise does so itself.
 
         Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
         the code of a decoder and that of a cut.
-
-        Args:
-            wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
         return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
 
@@ -215,14 +213,9 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """Return at how many eighths of its size `decode_resized` decodes an image; 0 if `decode` costs less, or no
-        decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
-
-        Args:
-            encoded, header, region_tlhw: as for `decode`.
-            size_hw: what the region is resized to.
-            interpolation: by which filter.
-        """
+        """Return at how many eighths of its size `decode_resized` decodes an image whose region becomes `size_hw`; 0 if
+        `decode` costs less, or no decoder has it smaller. A function of the file and the arguments alone, whichever
+        decoders there are."""
         jpeg = header.jpeg
         if jpeg is None or not _as_it_is(jpeg, encoded.mode):
             return 0
