@@ -30,7 +30,6 @@ from gpuload.transforms.program.windows import FILTERS, filter_names
 __all__ = [
     "EVERYWHERE",
     "ByEpoch",
-    "ClipTransform",
     "DrawError",
     "Padding",
     "Resampling",
@@ -38,6 +37,7 @@ __all__ = [
     "Transform",
     "Uniforms",
     "argument",
+    "between",
     "by_epoch",
     "declaration",
     "made_late",
@@ -168,13 +168,16 @@ class Transform:
         """The number of channels of the results."""
         return channels
 
-    def outside(self, *, masks: bool) -> tuple[float, ...]:
-        """What lies outside an image: `fill`, one level or one for each channel. What lies outside a mask: any number,
-        and 0 if the fill has one number for each channel and is not a dict."""
-        fill: Any = getattr(self, "fill", (0,))
-        if isinstance(fill, Fill):
-            return (fill.mask,) if masks else fill.image
-        return fill if not masks or len(fill) == 1 else (0,)
+    @property
+    def outside(self) -> Fill:
+        """What lies outside an image and a mask: its `fill`; without one 0, as for masks if the fill is a colour."""
+        fill: Any = getattr(self, "fill", None) or (0,)
+        return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
 
     @property
     def children(self) -> tuple[Transform, ...]:
@@ -193,6 +196,12 @@ class Transform:
             if field.repr and getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(written)})"
+
+
+def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
+    """Uniform numbers, brought to a range (low, high)."""
+    low, high = bounds
+    return low + numbers * (high - low)
 
 
 def argument(
@@ -222,12 +231,6 @@ def made_late(transform: T) -> T:
     placed = copy.copy(transform)
     object.__setattr__(placed, "late", True)
     return placed
-
-
-class ClipTransform(Transform):
-    """Base of those that choose frames of a clip, which is done in the worker, before any is decoded."""
-
-    num_samples: int
 
 
 class Resampling(Transform):
@@ -275,7 +278,7 @@ class Padding(Transform):
 
     def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept: np.ndarray | None = None) -> Box:
         """The boxes with these top left corners (B, 2) and sizes."""
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept=kept)
 

@@ -21,7 +21,7 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.colour import OneOperation
 from gpuload.transforms.program.ops import Elastic, Ops, Outline
 
@@ -65,8 +65,7 @@ class GaussianBlur(OneOperation):
     sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
-        sigma = low + uniforms(1) * (high - low)
+        sigma = between(self.sigma, uniforms(1))
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
@@ -186,5 +185,5 @@ class ElasticTransform(Transform):
         keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
         alpha: Any = self.alpha
         sigma: Any = self.sigma
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)

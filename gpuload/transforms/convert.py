@@ -14,7 +14,6 @@ import numpy as np
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
 from gpuload.transforms.base import (
     EVERYWHERE,
-    ClipTransform,
     Standing,
     Transform,
     Uniforms,
@@ -161,7 +160,7 @@ class Normalize(Transform):
 
 
 @declaration
-class UniformTemporalSubsample(ClipTransform):
+class UniformTemporalSubsample(Transform):
     """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
 
     A clip is an `Image` T×H×W×C, or a list of images. Frames are chosen in the worker, before all other transforms,

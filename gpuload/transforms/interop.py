@@ -188,10 +188,15 @@ class _Reader:
             value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
             if argument in known or value != parameter.default:
                 arguments[argument] = value
-        if name == "RandomErasing":
-            arguments["value"] = _erasing_value(arguments["value"])
-        if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
-            arguments["padding"] = _crop_padding(arguments["padding"])
+        value: Any = arguments.get("value")
+        padding: Any = arguments.get("padding")
+        of_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
+        if name == "RandomErasing":  # v2 keeps "random" as None, and a number as a list with it
+            single = is_sequence(value) and len(value) == 1
+            arguments["value"] = "random" if value is None else value[0] if single else value
+        if name == "RandomCrop" and of_v2 and is_sequence(padding) and len(padding) == 4:
+            left, right, top, bottom = padding  # where the argument is left, top, right, bottom
+            arguments["padding"] = left, top, right, bottom
         if "fill" in arguments and self._floats is None:
             arguments["fill"] = _whole_levels(arguments["fill"])
         return arguments
@@ -257,13 +262,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _erasing_value(value: Any) -> Any:
-    """v2 keeps "random" as None, and a number as a list with it."""
-    if value is None:
-        return "random"
-    return value[0] if is_sequence(value) and len(value) == 1 else value
-
-
 def _whole_levels(fill: Any) -> Any:
     """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does for uint8 images."""
     if isinstance(fill, float):
@@ -276,14 +274,6 @@ def _whole_levels(fill: Any) -> Any:
     if isinstance(fill, Mapping):
         return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
     return fill
-
-
-def _crop_padding(value: Any) -> Any:
-    """v2's RandomCrop keeps left, right, top, bottom, where its argument is left, top, right, bottom."""
-    if value is None or not is_sequence(value) or len(value) != 4:
-        return value
-    left, right, top, bottom = value
-    return left, top, right, bottom
 
 
 def _foreign(entry: Any, at: str) -> str:
@@ -399,7 +389,8 @@ def from_timm(
     """
     given = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
     options = _options(data_config, given)
-    size_hw = _size(options["input_size"])
+    size = options["input_size"]  # (channels, height, width), (height, width) or one side
+    size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
     if not is_training:
         chain = _evaluation(options, size_hw)
     elif options["no_aug"]:
@@ -445,13 +436,6 @@ def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> di
     for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
         options[name] = probability(f"from_timm({name}=…)", options[name])
     return options
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """(channels, height, width), (height, width) or one side, as timm takes them."""
-    if is_sequence(value) and len(value) == 3:
-        value = value[1:]
-    return size_pair("from_timm: input_size", value)
 
 
 def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:

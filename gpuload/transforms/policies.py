@@ -150,11 +150,6 @@ class AutomaticAugment(Transform):
         raise NotImplementedError
 
     @property
-    def kinds(self) -> np.ndarray:
-        """Those that may be drawn."""
-        return self.recipe.kinds
-
-    @property
     def filter_names(self) -> tuple[str, ...]:
         raise NotImplementedError
 
@@ -166,7 +161,7 @@ class AutomaticAugment(Transform):
 
     @property
     def outline(self) -> tuple[Outline, ...]:
-        operations = tuple(sorted({OPS[number] for number in self.table.codes[self.kinds].ravel().tolist()}))
+        operations = tuple(sorted({OPS[number] for number in self.table.codes[self.recipe.kinds].ravel().tolist()}))
         return (Outline(kind=self.record, name=type(self).__name__, operations=operations, filters=self.filter_names),)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
@@ -191,7 +186,7 @@ class AutomaticAugment(Transform):
         else:
             # The order of exponential times at these rates is that of draws without replacement.
             drawn = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, : recipe.count]
-        magnitudes, probabilities = recipe.magnitudes, recipe.probabilities
+        magnitudes, probabilities = recipe[1:3]
         if entry_drawn:
             drawn = drawn[:, 0]
             magnitudes, probabilities = magnitudes[drawn], probabilities[drawn]
@@ -203,7 +198,7 @@ class AutomaticAugment(Transform):
         codes, values = self.table.operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
         if probabilities is not None:
             codes[done >= probabilities] = NOTHING
-        names, fill = self.filter_names, self.outside(masks=False)
+        names, fill = self.filter_names, self.outside.image
         shape = (len(kinds), width, recipe.count) if width else kinds.shape
         codes, values, drawn_filters = codes.reshape(shape), values.reshape(*shape, VALUES), names[0]
         if self.of_timm:
@@ -368,15 +363,8 @@ class TorchvisionAugment(AutomaticAugment):
     fill: Any
 
     @property
-    def kinds(self) -> np.ndarray:
-        return self.space.kinds
-
-    @property
     def filter_names(self) -> tuple[str, ...]:
         return (self.interpolation,)
-
-    def outside(self, *, masks: bool) -> tuple[float, ...]:
-        return (0,) if self.fill is None else super().outside(masks=masks)
 
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
