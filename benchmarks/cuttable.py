@@ -29,9 +29,9 @@ from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.photos import SUFFIXES, find_photos
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder, Header
-from gpuload.decode.cut import is_cuttable
-from gpuload.decode.cuttable import make_cuttable
-from gpuload.decode.indexed import read_index
+from gpuload.decode.cut import find_grid, is_cuttable
+from gpuload.decode.indexed import Index
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 __all__ = ["main"]
 
@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         jpeg = made_header.jpeg
         if jpeg is None or not is_cuttable(made.data, jpeg):
             continue
-        index = read_index(made.data, jpeg)
-        spacings[index.spacing if index is not None else -jpeg.restart_interval] += 1
+        grid = find_grid(made.data, jpeg)
+        spacings[grid.across if isinstance(grid, Index) else -jpeg.restart_interval] += 1
         sizes.append((len(original.data), len(made.data)))
         files = (original, header), (made, whole(made_header)), (made, made_header)
         drawn = [draw_region(rng, header.height, header.width) for _ in range(options.regions)]

@@ -55,7 +55,7 @@ from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
 from gpuload.stage import Stage, segments
-from gpuload.stage.fused import runner, weights
+from gpuload.stage.fused import runner, separable
 from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, planned
 from gpuload.workers.protocol import next_request
@@ -141,7 +141,7 @@ def _no_device() -> Iterator[None]:
         put(session, "make_transfer", lambda ring, device: _NoCopies(ring))
         put(torch, "empty", _KeptMemory())
         put(runner, "one_pass", _NoKernel())
-        put(weights, "_weigh", _NoKernel())
+        put(separable, "_weigh", _NoKernel())
         put(runner, "tables", lambda pixels, told, factors, most, channels: torch.empty(len(factors), 3, 256))
         yield
 

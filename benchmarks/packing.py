@@ -101,7 +101,7 @@ def resize(path: str) -> None:
 
 
 def cut(path: str) -> None:
-    from gpuload.decode.cuttable import make_cuttable
+    from gpuload.packing.jpeg_cuttable import make_cuttable
 
     make_cuttable(read(path))
 
@@ -211,7 +211,7 @@ def cpu_s() -> float:
 def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[str, float]:
     """One way, in this process."""
     import gpuload.datasets.folder
-    import gpuload.decode.cuttable
+    import gpuload.packing.jpeg_cuttable
     import gpuload.packing.pack
     import gpuload.packing.stores  # noqa: F401 (imports are not what is measured)
 

@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder
-from gpuload.decode.cuttable import make_cuttable
-from gpuload.decode.jpeg_header import INDEX
+from gpuload.decode.header import INDEX
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 __all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "tar_copy", "warm"]
 

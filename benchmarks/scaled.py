@@ -43,7 +43,7 @@ from benchmarks.photos import SUFFIXES, find_photos
 from gpuload import transforms as T
 from gpuload.decode import Decoder
 from gpuload.decode import scaled as model
-from gpuload.decode.grid import mcu_size
+from gpuload.decode.header import mcu_layout
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
 
 __all__ = ["main"]
@@ -133,7 +133,7 @@ def look(decoder: Decoder, file: gl.Encoded, region: tuple[int, int, int, int], 
     exact_ms, fast_ms = costs(rounds)
     there = resample(Scaled(pixels, (0, 0, height, width)), SIZE, FILTER)
     difference = np.abs(there.astype(np.int64) - out)
-    block = mcu_size(file.data, jpeg)
+    block, _ = mcu_layout(file.data, jpeg)
     samples = 1 + 2 * 64 / (block[0] * block[1])
     read = len(file.data) * (top + height) / jpeg.height
     area, whole = height * width, (height, width) == (jpeg.height, jpeg.width)

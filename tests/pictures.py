@@ -25,3 +25,10 @@ def jpeg_bytes(image: np.ndarray, **options: Any) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", **{"quality": 90, "subsampling": "4:2:0", **options})
     return file.getvalue()
+
+
+def encode(array: np.ndarray, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
+    """Return the array as a file of some kind, converted to `mode` first, with Pillow's options."""
+    image, file = Image.fromarray(array), io.BytesIO()
+    (image if mode is None else image.convert(mode)).save(file, kind, **options)
+    return file.getvalue()

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 from PIL import Image
 
-from gpuload.decode.jpeg_header import JpegHeader, scan_markers
+from gpuload.decode.header import JpegHeader, scan_markers
 
 # Pillow's name of a sampling with as many blocks in an MCU, an MCU's pixels there, the sampling factors of the first
 # component, and an MCU's pixels with them. The blocks of 4:2:2 are those of 4:4:0 in another place.

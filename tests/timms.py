@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gpuload.transforms.timm_operations import TABLE
+from gpuload.transforms.program.ops import OPS
+from gpuload.transforms.timm_policies import TIMM
 
 __all__ = ["HEIGHT", "WIDTH", "ours_of", "simulated"]
 
@@ -18,9 +19,9 @@ HEIGHT, WIDTH = 60, 47
 def ours_of(name: str, argument: float | None) -> tuple:
     """What timm would do, in the words of `described`."""
     short = name.replace("Rel", "")
-    kind = TABLE[short]
+    operation = OPS[TIMM.codes[TIMM.names.index(short)]]
     values = np.zeros(8)
-    if kind.operation == "warp":
+    if operation == "warp":
         assert argument is not None
         at = {"ShearX": 1, "ShearY": 3, "TranslateX": 2, "TranslateY": 5}
         values[[0, 4]] = 1
@@ -35,11 +36,11 @@ def ours_of(name: str, argument: float | None) -> tuple:
     elif short == "Desaturate":
         assert argument is not None
         values[0] = min(1.0, max(0.0, 1 - argument))
-    elif kind.operation == "posterize":
+    elif operation == "posterize":
         values[0] = min(max(argument, 0), 8)
     elif argument is not None:
         values[0] = argument
-    return (kind.operation, *(round(value, 4) for value in values.tolist()))
+    return (operation, *(round(value, 4) for value in values.tolist()))
 
 
 def simulated(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, PARTS, Pace
-from benchmarks.gpu.tables import Results, judge, report
+from benchmarks.gpu.tables import Results, device_share, judge, report
 from benchmarks.machine import absent, cpu_model, versions
 from benchmarks.peers.recipe import Recipe
 from benchmarks.photos import copy_photos, find_photos, light_copy, make_up, warm
@@ -54,7 +54,7 @@ RUNNING: set[int] = set()  # the process groups of rows
 
 @dataclass(frozen=True)
 class Work:
-    """All rows' settings; `light` is the folder of light photographs."""
+    """All rows' settings; `light` is the folder of light photographs, `share` the GPU's where both decode."""
 
     recipe: Recipe
     pace: Pace
@@ -62,6 +62,7 @@ class Work:
     cpus: int
     environment: dict[str, str] = field(default_factory=dict)
     light: str = ""
+    share: float = 0.5
 
     def command(self, name: str) -> list[str]:
         """What runs a row."""
@@ -91,7 +92,8 @@ class Work:
         feed = FEEDS[name]
         # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
         workers = recipe.workers if feed.own else self.cpus
-        return _module("gpu.feeding", feed.peer, replace(recipe, workers=workers, variant=feed.variant).to_json(), pace)
+        variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
+        return _module("gpu.feeding", feed.peer, replace(recipe, workers=workers, variant=variant).to_json(), pace)
 
 
 def _module(name: str, *arguments: str) -> list[str]:
@@ -150,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results["recipe"] = {key: value for key, value in vars(work.recipe).items() if key not in ("root", "variant")}
 
         def run(name: str) -> None:
-            row = _row(name, work, options, deadline)
+            row = _row(name, replace(work, share=device_share(results)), options, deadline)
             with found_out:
                 results["rows"][name] = row
                 print(f"{ROWS[name]}: {row.get('missing') or row.get('failed') or 'measured'}", flush=True)

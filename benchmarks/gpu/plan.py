@@ -33,7 +33,7 @@ class Feed:
 FEEDS = {
     "fused": Feed("gpuload, fused", "gpuload", "fused"),
     "device_decode": Feed("gpuload, decoding on the GPU", "gpuload", "fused/device"),
-    "both_decode": Feed("gpuload, a measured share decoded on the GPU", "gpuload", "fused/both"),
+    "both_decode": Feed("gpuload, a share decoded on the GPU", "gpuload", "fused/both"),
     "dali_mixed": Feed("DALI's pipeline, decoding on the GPU", "dali", "mixed", needs_gpu=True),
     "dali_cpu": Feed("DALI's pipeline, decoding on the CPU", "dali", "cpu"),
     "torch_pillow": Feed("DataLoader, torchvision v2 in its workers", "torch_pillow"),
@@ -43,7 +43,6 @@ FEEDS = {
     "kornia_own": Feed("DataLoader, Kornia's AugmentationSequential", "torch_device", "kornia"),
     "kornia": Feed("gpuload, kornia", "gpuload", "kornia"),
     "dali": Feed("gpuload, dali", "gpuload", "dali"),
-    "dali_decode": Feed("gpuload, dali, decoding on the GPU", "gpuload", "dali/device"),
 }
 # That are fed, by torchvision's names.
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
 
-__all__ = ["Aim", "Results", "judge", "report"]
+__all__ = ["Aim", "Results", "device_share", "judge", "report"]
 
 Results = Mapping[str, Any]
 """What the command writes: "machine", "rows" by name, and so on."""
@@ -62,6 +62,13 @@ def report(results: Results) -> str:
     words = {True: "met   ", False: "MISSED", None: "–     "}
     aims = [f"{words[aim.met]} {aim.text}" for aim in judge(results)]
     return "\n\n".join(["\n".join(lines), *tables, "\n".join(_notes(results)), "\n".join(aims)])
+
+
+def device_share(results: Results) -> float:
+    """The share of the images that a GPU should decode where workers do the others, by the rates of both decoders
+    alone; a half where they were not measured."""
+    decoder, device = (_median(_row(results, name).get("images_per_s")) for name in ("decoder", "device_decoder"))
+    return min(max(round(device / (device + decoder), 2), 0.01), 0.99) if decoder and device else 0.5
 
 
 def judge(results: Results) -> list[Aim]:

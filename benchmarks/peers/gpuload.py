@@ -1,5 +1,5 @@
 """gpuload, with its own worker processes and the stage on the recipe's device; `variant` is the backend, and after a
-slash where images are decoded, if that is not by workers alone."""
+slash where images are decoded, if that is not by workers alone, and the device's share, if both decode."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def build(recipe: Recipe) -> Peer:
     """Raises RuntimeError where another backend or decoder would run in the place of the one that was asked for."""
     backend, *places = recipe.variant.split("/")
     where: Any = places[0] if places else "cpu"
+    share = float(places[1]) if len(places) > 1 else None
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
     loader = gl.Loader(
         gl.ImageFolder(recipe.root),
@@ -26,7 +27,7 @@ def build(recipe: Recipe) -> Peer:
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
         backend=backend,
-        decode=gl.Decode(where=where),
+        decode=gl.Decode(where=where, device_share=share),
     )
     plan = loader.plan()
     if backend not in ("auto", plan.backend):

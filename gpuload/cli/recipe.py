@@ -13,7 +13,7 @@ import traceback
 from typing import Any, Final
 
 from gpuload.errors import one_line
-from gpuload.transforms import Chain, Normalize, RandomHorizontalFlip, RandomResizedCrop
+from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
 __all__ = ["MEAN", "SIZE", "STD", "RecipeError", "load_recipe", "usual_recipe"]
 
@@ -57,6 +57,8 @@ def load_recipe(spec: str) -> list[Any]:
         there = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain at all"
         raise RecipeError(f"--recipe {spec}: {path} has no {name!r}; {there}")
     value = found[name]
+    if isinstance(value, Compose):
+        value = list(value.transforms)
     if not isinstance(value, list | tuple | Chain):
         kind = type(value)
         of = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Final, Literal
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -15,12 +16,20 @@ from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.decode.cut import cuts
 from gpuload.decode.grid import Cut
-from gpuload.decode.header import Header, read_header
-from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, Region, SimpleJpeg
-from gpuload.decode.jpeg_header import JpegHeader, end_of_scan, has_end
+from gpuload.decode.header import (
+    Header,
+    JpegHeader,
+    Region,
+    end_of_scan,
+    has_end,
+    is_transposed,
+    read_header,
+    stored_region,
+    upright,
+)
+from gpuload.decode.jpeg import JpegDecoder, NvImageCodec, SimpleJpeg
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
-from gpuload.decode.orientation import is_transposed, stored_region, upright
 from gpuload.decode.pillow_images import CHANNELS, VALUES, hint_on_truncated, open_image
 from gpuload.decode.scaled import Scaled, choose_eighths, decode_scaled, resample
 from gpuload.decode.tiff import REMEDY, remedy
@@ -33,11 +42,6 @@ DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled"
 # a JPEG for which all of it was decoded, since nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
-LADDER: Final[dict[str, tuple[type[JpegDecoder], ...]]] = {
-    "nvimgcodec": (NvImageCodec, SimpleJpeg),
-    "simplejpeg": (SimpleJpeg,),
-    "pillow": (),
-}
 UNUSABLE: Final = "nvImageCodec is installed and cannot be used"  # how a decoder's remark begins
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's words; of several warnings simplejpeg tells the first
 
@@ -47,9 +51,6 @@ class Decoder:
 
     Args:
         options: what to allow and whether to turn images upright.
-        prefer: which of nvimgcodec, simplejpeg, pillow tries plain JPEGs first; those after it take what it refuses.
-            None: nvimgcodec, but simplejpeg for whole images, which it decodes directly into `out`, 10% faster. Both
-            give the same pixels.
 
     Attributes:
         counts: what was decoded so far, see `COUNTED`.
@@ -70,34 +71,41 @@ class Decoder:
         (16, 24, 3)
     """
 
-    def __init__(self, options: Decode, *, prefer: Literal["nvimgcodec", "simplejpeg", "pillow"] | None = None) -> None:
-        if prefer is not None and prefer not in LADDER:
-            raise ValueError(f"prefer must be one of {', '.join(map(repr, LADDER))}, got {prefer!r}")
+    def __init__(self, options: Decode) -> None:
         self._options = options
-        self._ladder = LADDER[prefer or "nvimgcodec"]
-        self._by_size = prefer is None
-        self._jpeg_decoders: tuple[list[JpegDecoder], list[str]] | None = None
         self.counts = dict.fromkeys(COUNTED, 0)
         self.remark = ""
 
-    @property
-    def jpeg_decoders(self) -> tuple[list[str], list[str]]:
-        """The names of the decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
-        usable, missing = self._jpeg_decoders or self._find_jpeg_decoders()
-        return [decoder.name for decoder in usable], list(missing)
+    @cached_property
+    def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
+        """The decoders that JPEGs are given to before Pillow, and what is wrong with the others."""
+        usable: list[JpegDecoder] = []
+        missing: list[str] = []
+        for kind in (NvImageCodec, SimpleJpeg):
+            try:
+                usable.append(kind())
+            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
+                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
+                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
+                    self.remark = one_line(
+                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
+                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
+                        "gpuload doctor says more"
+                    )
+        return usable, missing
 
     def header(self, encoded: Encoded) -> Header:
         """Read format, size and orientation, without decoding; errors as for `read_header`."""
         return read_header(encoded.data, self._options)
 
     def size_hw(self, header: Header) -> tuple[int, int]:
-        """Height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
+        """Return height and width of the image that regions refer to: upright with ``exif=True``, else as stored."""
         if is_transposed(header.orientation):
             return header.width, header.height
         return header.height, header.width
 
     def channels(self, header: Header, mode: Mode) -> int:
-        """How many channels `decode` gives for an `Encoded` of this mode.
+        """Return how many channels `decode` gives for an `Encoded` of this mode.
 
         Raises:
             DecodeError: the image has more than 8 bits or, with ``mode="unchanged"``, channels of another type than
@@ -122,11 +130,11 @@ class Decoder:
         return CHANNELS[header.mode]
 
     def dtype(self, header: Header) -> str:
-        """The type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
+        """Return the type of the numbers that `decode` gives with ``mode="unchanged"``; all other modes give uint8."""
         return "uint8" if header.opened is None else header.opened.dtype
 
     def mask_dtype(self, header: Header) -> str:
-        """The type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
+        """Return the type of the numbers that `decode_mask` gives; DecodeError if there are several for each pixel."""
         if header.mode not in VALUES:
             raise DecodeError(
                 f"a mask must be a file with one number for each pixel (grey or with a palette), but this "
@@ -146,37 +154,24 @@ class Decoder:
             grey = Encoded(encoded.data, "L", encoded.source)
             self.decode(grey, header, region_tlhw, out[:, :, None])
             return
-        orientation = header.orientation
-        region = stored_region(region_tlhw, orientation, self.size_hw(header))
         opened = header.opened if header.opened is not None else open_image(encoded.data, header.format)
-        values, complaint = listen(opened.values, region)
+        values, complaint = listen(opened.values, self._as_stored(header, region_tlhw))
         if values is None:
             ways = f"{remedy(header.format, encoded.data)}{hint_on_truncated()}"
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}{ways}")
         self.counts["Pillow"] += 1
-        np.copyto(out[:, :, None], upright(values[:, :, None], orientation), casting="unsafe")
+        np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """What is cut out of JPEGs for regions, where that pays: for `decode`, which else does so itself. Several at
-        once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both the code
-        of a decoder and that of a cut.
+        """Cut what regions need out of JPEGs, where that pays: for `decode`, which otherwise does so itself.
+
+        Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
+        the code of a decoder and that of a cut.
 
         Args:
             wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
-        found: list[Cut | None] = [None] * len(wanted)
-        parts: dict[int, tuple[bytes, JpegHeader, Region]] = {}
-        for number, (encoded, header, region) in enumerate(wanted):
-            if (jpeg := header.jpeg) is None:
-                continue
-            if header.orientation != 1:
-                region = stored_region(region, header.orientation, self.size_hw(header))
-            if region[2:] != (jpeg.height, jpeg.width) and (jpeg.index_at or jpeg.restart_interval):
-                parts[number] = encoded.data, jpeg, region
-        if parts and (self._jpeg_decoders or self._find_jpeg_decoders())[0]:
-            for number, part in zip(parts, cuts([*parts.values()]), strict=True):
-                found[number] = part
-        return found
+        return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
 
     def decode(
         self,
@@ -184,7 +179,7 @@ class Decoder:
         header: Header,
         region_tlhw: Region | None = None,
         out: np.ndarray | None = None,
-        part: Cut | Literal["cut now"] | None = "cut now",
+        part: Cut | None = None,
     ) -> np.ndarray:
         """Decode a region, H×W×C uint8; with ``mode="unchanged"`` as `dtype` says.
 
@@ -193,7 +188,7 @@ class Decoder:
             header: what `header` returned for them.
             region_tlhw: top, left, height, width within `size_hw`; None for the whole image.
             out: where the pixels go, of the result's type and shape; None for a new array.
-            part: what `cuts` returned for the region, if it was called before.
+            part: what `cuts` cut out for the region; None for a file that is to be cut here, where that pays.
 
         Raises:
             DecodeError: no decoder takes it; the message says what each complained about. Or as for `channels`.
@@ -211,22 +206,18 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        if part == "cut now":
+        if part is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
-        orientation = header.orientation
-        if orientation == 1:
-            pixels = self._stored(encoded, header, region_tlhw, part, out)
-            if not np.may_share_memory(pixels, out):
-                np.copyto(out, pixels)
-        else:
-            stored = self._stored(encoded, header, stored_region(region_tlhw, orientation, size_hw), part)
-            np.copyto(out, upright(stored, orientation))
+        region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
+        stored = self._stored(encoded, header, region, part, None if turned else out)
+        if not np.may_share_memory(stored, out):
+            np.copyto(out, upright(stored, header.orientation))
         return out
 
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """At how many eighths of its size an image is decoded by `decode_resized`; 0: `decode` costs less, or no
+        """Return at how many eighths of its size `decode_resized` decodes an image; 0 if `decode` costs less, or no
         decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
 
         Args:
@@ -237,8 +228,9 @@ class Decoder:
         jpeg = header.jpeg
         if jpeg is None or not _as_it_is(jpeg, encoded.mode):
             return 0
-        region, size = self._as_stored(header, region_tlhw, size_hw)
-        return choose_eighths(encoded.data, jpeg, region, size, interpolation)
+        if is_transposed(header.orientation):
+            size_hw = size_hw[1], size_hw[0]
+        return choose_eighths(encoded.data, jpeg, self._as_stored(header, region_tlhw), size_hw, interpolation)
 
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
@@ -251,54 +243,47 @@ class Decoder:
         jpeg = header.jpeg
         assert jpeg is not None
         grey = _is_grey(jpeg, encoded.mode)
-        region, size = self._as_stored(header, region_tlhw, out.shape[:2])
-        usable, _ = self._jpeg_decoders or self._find_jpeg_decoders()
-        scaled = None
+        region, (height, width) = self._as_stored(header, region_tlhw), out.shape[:2]
+        size_hw = (width, height) if is_transposed(header.orientation) else (height, width)
+        usable, scaled = self.jpeg_decoders[0], None
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
-            scaled, _ = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
+            scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
             (part,) = self.cuts([(encoded, header, region_tlhw)])
             pixels = self._stored(encoded, header, region, part)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
-        np.copyto(out, upright(resample(scaled, size, interpolation), header.orientation))
+        np.copyto(out, upright(resample(scaled, size_hw, interpolation), header.orientation))
 
-    def _as_stored(
-        self, header: Header, region_tlhw: Region, size_hw: tuple[int, ...]
-    ) -> tuple[Region, tuple[int, int]]:
-        """A region of the upright image, and the size that it is resized to, as stored."""
-        height, width = size_hw
-        size = (width, height) if is_transposed(header.orientation) else (height, width)
-        return stored_region(region_tlhw, header.orientation, self.size_hw(header)), size
+    def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
+        """Return where a region of the upright image is in the stored one."""
+        return stored_region(region_tlhw, header.orientation, self.size_hw(header))
 
     def _stored(
         self, encoded: Encoded, header: Header, region_tlhw: Region, part: Cut | None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """A region as stored, in the right mode; its memory may be `out`, or the decoder's until its next call."""
-        data, mode = encoded.data, encoded.mode
-        jpeg = header.jpeg
+        """Return a region as stored, in the right mode; in `out`, or in memory that the next call may overwrite."""
+        data, mode, jpeg = encoded.data, encoded.mode, header.jpeg
         said: list[str] = []
         if jpeg is not None:
             grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
-            decoders, missing = self._jpeg_decoders or self._find_jpeg_decoders()
+            decoders, missing = self.jpeg_decoders
             whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
-            if part is not None:
-                decoder = decoders[-1 if self._by_size else 0]
-                pixels, _ = decoder.decode(part.data, part.header, grey, part.region_tlhw)
+            attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
+            if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
+                attempts.reverse()
+            if part is not None and decoders:
+                attempts.insert(0, ("cut", decoders[-1], part))
+            complaints: dict[str, str] = {}
+            for name, decoder, (coded, its_header, region) in attempts:
+                pixels, complaints[name] = decoder.decode(coded, its_header, grey, region, out if as_it_is else None)
                 if pixels is not None:
-                    self.counts["cut"] += 1
-                    return pixels if as_it_is else _convert(pixels, mode)
-            turned = self._by_size and whole
-            for decoder in reversed(decoders) if turned else decoders:
-                pixels, complaint = decoder.decode(data, jpeg, grey, region_tlhw, out if as_it_is else None)
-                if pixels is not None:
-                    self.counts[decoder.name] += 1
-                    if missing and not whole and decoder is decoders[0]:
+                    self.counts[name] += 1
+                    if missing and not whole and name == decoders[0].name:
                         self.counts["whole"] += 1
                     return pixels if as_it_is else _convert(pixels, mode)
-                said.insert(0 if turned else len(said), f"{decoder.name}: {complaint}")
-            said += missing
+            said = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
         pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
         if pixels is None:
             said.append(f"Pillow: {complaint}")
@@ -312,24 +297,6 @@ class Decoder:
             raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{ways}")
         self.counts["Pillow"] += 1
         return pixels
-
-    def _find_jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders of the ladder, and what is wrong with the others; called at the first JPEG."""
-        usable: list[JpegDecoder] = []
-        missing: list[str] = []
-        for kind in self._ladder:
-            try:
-                usable.append(kind())
-            except Exception as error:  # whatever a broken installation raises, the next decoder does the work
-                missing.append(one_line(f"{kind.name}: not usable ({type(error).__name__}: {error})"))
-                if kind is NvImageCodec and _is_installed("nvidia.nvimgcodec"):
-                    self.remark = one_line(
-                        f"{UNUSABLE} ({error}): each JPEG is decoded whole in its place, which is slower where it is "
-                        "cropped. Run: pip install --upgrade 'gpuload[cu13]' (or cu12, as torch.version.cuda says); "
-                        "gpuload doctor says more"
-                    )
-        self._jpeg_decoders = usable, missing
-        return self._jpeg_decoders
 
 
 def _is_installed(name: str) -> bool:
@@ -345,12 +312,12 @@ def _lost(header: Header) -> str | None:
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Whether one channel of a JPEG is wanted, and there is no other."""
+    """Return whether one channel of a JPEG is wanted, and there is no other."""
     return jpeg.components == 1 and mode in ("L", "unchanged")
 
 
 def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
-    """Whether its decoders give the mode that is wanted."""
+    """Return whether its decoders give the mode that is wanted."""
     return _is_grey(jpeg, mode) or mode in ("RGB", "unchanged")
 
 

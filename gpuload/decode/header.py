@@ -1,29 +1,65 @@
-"""What is known of an image before its pixels: format, size, orientation, and how it will be decoded.
+"""What is known of an image before its pixels: format, size, orientation, a JPEG's markers, and what decoding costs.
 
-`read_header` refuses files that are no images or would cost too much, before memory is taken for pixels. What decoding
+`read_header` refuses files that are not images or would cost too much, before memory is taken for pixels. What decoding
 takes is an estimate: what decoders were measured to take for each pixel, over the bytes of the result.
+
+The markers of a JPEG are walked over without decoding, about 5 µs for a photograph. A file that is not a plain sequence
+of segments has no `JpegHeader`: Pillow, which is more lenient, reads it instead.
+
+Every decoder gives pixels as stored; turning them upright is done here, for all decoders. So a region of the upright
+image first becomes one of the stored image. EXIF orientation `o` means: the upright image is the stored one, transposed
+(5 to 8), then flipped left-right (2, 3, 6, 7) and top-bottom (3, 4, 7, 8).
+
+Pure functions of the bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from gpuload.datasets.files import no_image, sniff, too_large
-from gpuload.decode.jpeg_header import SOI, SOS, JpegHeader, has_end, read_scans, scan_markers
 from gpuload.decode.options import Decode
-from gpuload.decode.orientation import read_orientation
-from gpuload.decode.pillow_images import PillowImage, open_image
+from gpuload.decode.pillow_images import PillowImage, Region, open_image, quiet
 from gpuload.decode.tiff import remedy
 from gpuload.errors import DecodeError, one_line
 
-__all__ = ["Header", "decoder_bytes", "ends", "read_header"]
+__all__ = [
+    "BLOCK", "DHT", "EOI", "FLIPPED_X", "FLIPPED_Y", "INDEX", "PROGRESSIVE", "SOI", "Header", "JpegHeader", "Region",
+    "decoder_bytes", "end_of_scan", "ends", "has_end", "is_transposed", "mcu_layout", "mcus",
+    "read_header", "read_orientation", "read_scans", "scan_markers", "scan_start", "stored_region", "upright",
+]  # fmt: skip
 
 # Bytes for a pixel, with Pillow 13: an image of 4, and for TIFF a strip that may be all of it, for WebP two canvases
 # and a frame, for JPEG 2000 and AVIF what their libraries decode to. A PNM of 16 bits takes more, from as large a file.
 MEMORY: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
 USUAL, SEVERAL_SCANS = 4, 12  # a JPEG of several scans holds its coefficients
 TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # tags of TIFF
+SOI = b"\xff\xd8\xff"
+EOI = b"\xff\xd9"
+SOS = b"\xff\xda"
+EXIF = b"Exif\0\0"
+XMP = b"http://ns.adobe.com/xap/1.0/\0"
+INDEX = b"gpuload index\0\x02"  # what an index of the scan begins with (`indexed`), and its version
+DHT, JPG, DAC, DRI = 0xFFC4, 0xFFC8, 0xFFCC, 0xFFDD
+FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {DHT, JPG, DAC}
+PROGRESSIVE = frozenset({0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE})
+PASSED_OVER = frozenset({DHT, DAC, *range(0xFFDB, 0xFFFF)}) - {DRI, 0xFFE1, 0xFFEA}
+segment_at = struct.Struct(">HH").unpack_from
+frame_at = struct.Struct(">BHHB").unpack_from
+number_at = struct.Struct(">H").unpack_from
+TEM = 0x01  # the one marker without a length that may stand between segments
+NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+BLOCK: Final = 8  # pixels of a side
+TAG = 0x0112
+FLIPPED_X = frozenset({2, 3, 6, 7})
+FLIPPED_Y = frozenset({3, 4, 7, 8})
+XMP_ORIENTATION = re.compile(rb'tiff:Orientation(="|>)([0-9])')
 
 
 class Header(NamedTuple):
@@ -81,7 +117,7 @@ def read_header(data: bytes, options: Decode) -> Header:
 
 
 def ends(data: bytes, header: Header) -> bool:
-    """Whether the file has an end, where its format says so: cheap, and finds what was cut off."""
+    """Return whether the file has an end, where its format says so: cheap, and finds what was cut off."""
     if header.format == "PNG":
         return b"IEND" in data[-64:]
     if header.format == "JPEG":
@@ -140,7 +176,7 @@ def _check_scans(scans: int, height: int, width: int, options: Decode) -> None:
 
 
 def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
-    """About how much memory Pillow takes to decode an image."""
+    """Return about how much memory Pillow takes to decode an image."""
     pixels = opened.height * opened.width
     match opened.format:
         case "JPEG2000" if (tile := _jpeg2000_tile(data)) is not None:  # decoded one after the other
@@ -155,7 +191,7 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
 
 
 def _jpeg2000_tile(data: bytes) -> int | None:
-    """The pixels of a tile, from the codestream's SIZ segment."""
+    """Return the pixels of a tile, from the codestream's SIZ segment."""
     at = 0
     while data[at : at + 4] != b"\xff\x4f\xff\x51":  # a file of boxes, the codestream in one of them
         if data[at + 4 : at + 8] == b"jp2c":
@@ -170,3 +206,210 @@ def _jpeg2000_tile(data: bytes) -> int | None:
         at += length
     width, height = (int.from_bytes(data[at + offset : at + offset + 4], "big") for offset in (24, 28))
     return width * height or None
+
+
+class JpegHeader(NamedTuple):
+    """The facts that decide how a JPEG is decoded.
+
+    `frame` is its SOF marker (0xFFC0 baseline, 0xFFC1 extended, 0xFFC2 progressive …), `first_scan` the offset of its
+    first SOS marker, `single_scan` whether libjpeg takes only one scan, `exif` its EXIF block (TIFF header first) or
+    b"", `xmp` likewise, `complete` what `read_scans` says, `frame_at` the offset of the SOF marker, `restart_interval`
+    how many MCUs stand between two restart markers, 0 for none, `index_at` the offset of the marker of its index, 0
+    for none.
+    """
+
+    frame: int
+    bits: int
+    height: int
+    width: int
+    components: int
+    first_scan: int
+    single_scan: bool
+    exif: bytes
+    xmp: bytes
+    complete: bool = True
+    frame_at: int = 0
+    restart_interval: int = 0
+    index_at: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the JPEG-only decoders take it: 8 bits, Huffman, sequential or progressive, grey or 3 components."""
+        return self.frame <= 0xFFC2 and self.bits == 8 and self.components in (1, 3)
+
+
+def scan_markers(data: bytes) -> JpegHeader | None:
+    """Walk from SOI to the first SOS; None if anything but well-formed segments comes."""
+    at, frame, exif, xmp = 2, 0, b"", b""
+    bits = height = width = components = start = interval = index = 0
+    try:
+        while True:
+            marker, length = segment_at(data, at)
+            if marker in PASSED_OVER:
+                pass
+            elif marker in FRAMES:
+                if frame:
+                    return None
+                frame, start = marker, at
+                bits, height, width, components = frame_at(data, at + 4)
+            elif marker == 0xFFDA:
+                if not frame or not height or not width:
+                    return None
+                single_scan = frame not in PROGRESSIVE and data[at + 4] == components
+                return JpegHeader(
+                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval, index
+                )
+            elif marker == 0xFFE1:
+                if data.startswith(EXIF, at + 4):
+                    exif += data[at + 10 : at + 2 + length]
+                elif data.startswith(XMP, at + 4):
+                    xmp = data[at + 4 + len(XMP) : at + 2 + length]
+            elif marker == 0xFFEA:
+                if data.startswith(INDEX, at + 4):
+                    index = at
+            elif marker == DRI:
+                (interval,) = number_at(data, at + 4)
+            elif marker == 0xFFFF:  # a fill byte
+                length = -1
+            else:
+                return None
+            at += 2 + length
+    except struct.error:
+        return None
+
+
+def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
+    """Return how many scans a JPEG has, and whether they give every coefficient to its last bit.
+
+    Only a progressive JPEG, and a sequential one whose first scan leaves components out, may have several: in all
+    others a second scan is an error to libjpeg. Like libjpeg this passes over what is no marker.
+    """
+    if header.single_scan:
+        return 1, True
+    count, at, progressive = 0, header.first_scan, header.frame in PROGRESSIVE
+    missing: dict[int, bytearray] = {}  # for each component and coefficient, how many low bits have not come
+    while (found := NEXT_MARKER.search(data, at)) is not None:
+        at = found.start()
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == EOI[1]:
+            break
+        if marker == SOS[1]:
+            count += 1
+            if progressive and len(segment := data[at + 4 : at + 2 + length]) > 5:
+                first, last, low = segment[-3], segment[-2], segment[-1] & 15
+                for component in segment[1:-3:2]:
+                    bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                    bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
+        at += 2 if marker == TEM else 2 + length
+    complete = len(missing) == header.components and not any(map(any, missing.values()))
+    return count, complete or not progressive
+
+
+def end_of_scan(data: bytes, header: JpegHeader) -> int:
+    """Return where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
+    found = NEXT_MARKER.search(data, header.first_scan + 2)
+    return len(data) if found is None else found.start()
+
+
+def has_end(data: bytes, header: JpegHeader) -> bool:
+    """Return whether an end-of-image marker follows the first scan; a cut-off file has none."""
+    return data.endswith(EOI) or data.rfind(EOI, header.first_scan) >= 0
+
+
+def mcu_layout(data: bytes, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return width and height of an MCU in pixels, and how many blocks of each component it has."""
+    if header.components == 1:  # whatever its sampling says: a scan of one component is not interleaved
+        return (BLOCK, BLOCK), (1,)
+    return _layout_of(data[header.frame_at + 11 : header.frame_at + 10 + 3 * header.components : 3])
+
+
+@lru_cache(maxsize=64)
+def _layout_of(sampling: bytes) -> tuple[tuple[int, int], tuple[int, ...]]:
+    across, down = zip(*((factors >> 4, factors & 15) for factors in sampling), strict=True)
+    return (BLOCK * max(across), BLOCK * max(down)), tuple(x * y for x, y in zip(across, down, strict=True))
+
+
+def mcus(header: JpegHeader, mcu: tuple[int, int]) -> tuple[int, int]:
+    """Return how many MCUs of this size a row and a column have."""
+    return -(-header.width // mcu[0]), -(-header.height // mcu[1])
+
+
+def scan_start(data: bytes, header: JpegHeader) -> int:
+    """Return where the entropy-coded data of the first scan begins."""
+    at = header.first_scan + 2
+    return at + int.from_bytes(data[at : at + 2], "big")
+
+
+def is_transposed(orientation: int) -> bool:
+    """Return whether the upright image has height and width exchanged."""
+    return orientation >= 5
+
+
+def stored_region(region_tlhw: Region, orientation: int, upright_hw: tuple[int, int]) -> Region:
+    """Return where a region of the upright image is in the stored one (top, left, height, width)."""
+    top, left, height, width = region_tlhw
+    if orientation in FLIPPED_X:
+        left = upright_hw[1] - left - width
+    if orientation in FLIPPED_Y:
+        top = upright_hw[0] - top - height
+    return (left, top, width, height) if orientation >= 5 else (top, left, height, width)
+
+
+def upright(pixels_hwc: np.ndarray, orientation: int) -> np.ndarray:
+    """Return a view of stored pixels, turned upright."""
+    if orientation >= 5:
+        pixels_hwc = pixels_hwc.transpose(1, 0, 2)
+    if orientation in FLIPPED_X:
+        pixels_hwc = pixels_hwc[:, ::-1]
+    if orientation in FLIPPED_Y:
+        pixels_hwc = pixels_hwc[::-1]
+    return pixels_hwc
+
+
+def read_orientation(exif: bytes, xmp: bytes) -> int:
+    """Return the orientation that an EXIF block states, else an XMP packet, else 1.
+
+    Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
+    """
+    if not exif and not xmp:
+        return 1
+    value = _plain_orientation(exif) if exif else 0
+    if value is None:
+        value = _orientation_by_pillow(exif)
+    if value == 0 and xmp and (found := XMP_ORIENTATION.search(xmp)):
+        value = int(found[2])
+    return value if 1 <= value <= 8 else 1
+
+
+def _plain_orientation(exif: bytes) -> int | None:
+    """Return the orientation, 0 if there is none; None if the block is not plain."""
+    order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
+    if not order or len(exif) < 14:
+        return None
+    (directory,) = struct.unpack_from(order + "L", exif, 4)
+    if directory + 2 > len(exif):
+        return None
+    (count,) = struct.unpack_from(order + "H", exif, directory)
+    entries = exif[directory + 2 : directory + 2 + 12 * count]
+    if len(entries) < 12 * count:
+        return None
+    tags = struct.unpack(order + "H10x" * count, entries)
+    if TAG not in tags:
+        return 0
+    if tags.count(TAG) > 1:
+        return None
+    kind, number, value = struct.unpack_from(order + "HLH", entries, 12 * tags.index(TAG) + 2)
+    return value if kind == 3 and number == 1 and value else None
+
+
+def _orientation_by_pillow(exif: bytes) -> int:
+    from PIL import Image
+
+    found = Image.Exif()
+    try:
+        with quiet():
+            found.load(b"Exif\0\0" + exif)
+            value = found.get(TAG)
+    except Exception:  # a broken block, whatever Pillow raises for it: no orientation
+        return 0
+    return 0 if value is None else value if isinstance(value, int) and value else 1

@@ -1,6 +1,7 @@
 """The two JPEG-only decoders: nvImageCodec on the CPU, which decodes a region alone, and simplejpeg.
 
-Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, or None and its complaint.
+Each takes a plain JPEG (`JpegHeader.plain`) and gives the pixels as stored, H×W×C, perhaps in `out`, and ""; or None
+and its complaint.
 
 **Damage.** Both use libjpeg-turbo, which fills missing pixels with grey and only *warns*. So any message about an
 image, even one warning, discards its pixels, and the next decoder tries. Pillow, the last, decides: a file that ends
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.decode.jpeg_header import EOI, JpegHeader, has_end
-from gpuload.decode.native_messages import native_messages
+from gpuload.decode.header import EOI, JpegHeader, Region, has_end
+from gpuload.decode.native_messages import listen, native_messages
 from gpuload.errors import one_line
 
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns"]
@@ -30,31 +31,20 @@ __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "column
 NV_MAX_BYTES = 1 << 29  # its libjpeg extension's limit (0.8 and 0.9): above it the library tries another decoder
 KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or one panorama would stay in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
-Region = tuple[int, int, int, int]
 
 
 def columns(left: int, width: int, all_of_them: int) -> tuple[int, int]:
-    """The first column that nvImageCodec is to decode for a region, and the one after the last: a column alone, at the
-    edge of a 4:2:0 JPEG, would get wrong colours."""
+    """Return the first column that nvImageCodec is to decode for a region, and the one after the last: a column alone,
+    at the edge of a 4:2:0 JPEG, would get wrong colours."""
     if width > 1 or all_of_them == 1:
         return left, left + width
     return max(left - 1, 0), max(left - 1, 0) + 2
 
 
 def check_version(nvimgcodec: Any) -> None:
-    """ImportError if nvImageCodec is older than 0.9, which is the first with a decoder without a GPU."""
+    """Raise an ImportError if nvImageCodec is older than 0.9, which is the first with a decoder without a GPU."""
     if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):
         raise ImportError(f"version {getattr(nvimgcodec, '__version__', 'unknown')}, and 0.9 or newer is needed")
-
-
-class JpegDecoder(Protocol):
-    """`decode` gives H×W×C pixels as stored, perhaps in `out`, valid until its next call, and ""; or None and why."""
-
-    name: ClassVar[str]
-
-    def decode(
-        self, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, out: np.ndarray | None = None
-    ) -> tuple[np.ndarray | None, str]: ...
 
 
 class NvImageCodec:
@@ -63,11 +53,9 @@ class NvImageCodec:
     name: ClassVar[str] = "nvImageCodec"
 
     def __init__(self) -> None:
-        messages = native_messages()
-        if messages is None:
+        if native_messages() is None:
             raise ImportError("its messages cannot be caught with this C library")
-        self._listen = messages.listen
-        made, said = messages.listen(self._make)
+        made, said = listen(self._make)
         if made is None:
             raise ImportError(said)
 
@@ -77,9 +65,8 @@ class NvImageCodec:
         try:
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
         finally:
-            if before is None:
-                del os.environ[VERBOSITY]
-            else:
+            del os.environ[VERBOSITY]
+            if before is not None:
                 os.environ[VERBOSITY] = before
         check_version(nvimgcodec)
         self._code = nvimgcodec.CodeStream
@@ -112,7 +99,7 @@ class NvImageCodec:
             return None, "not tried: what an incomplete progressive JPEG lacks is made up from the whole image"
         start, stop = columns(left, width, header.width)
         region = (top, start, top + height, stop) if part else None
-        image, said = self._listen(self._decode_region, data, grey, region)
+        image, said = listen(self._decode_region, data, grey, region)
         pixels = None if image is None else np.asarray(image)
         self._image = image if pixels is not None and not said and pixels.nbytes <= KEEP_BYTES else None
         if pixels is None or said:
@@ -150,3 +137,6 @@ class SimpleJpeg:
             return None, f"the header says {header.width}×{header.height} pixels, it decodes {whole.shape[:2][::-1]}"
         top, left, height, width = region_tlhw
         return whole[top : top + height, left : left + width], ""
+
+
+JpegDecoder = NvImageCodec | SimpleJpeg

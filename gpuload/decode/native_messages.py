@@ -52,7 +52,7 @@ class NativeMessages:
         self._lock = threading.Lock()
 
     def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
-        """The result of `call(*args)` (None if it raised), and what it printed and raised, as one line."""
+        """Return the result of `call(*args)` (None if it raised), and what it printed and raised, as one line."""
         said = ""
         with self._lock:
             before = self._stderr.value
@@ -83,7 +83,7 @@ def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
 
 @functools.cache
 def native_messages() -> NativeMessages | None:
-    """This process's catcher; None if the C library is not glibc."""
+    """Return this process's catcher; None if the C library is not glibc."""
     try:
         if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
             return None

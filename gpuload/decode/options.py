@@ -24,12 +24,11 @@ class Decode:
 
     Args:
         where: ``"cpu"``: workers decode. ``"device"``: workers read files and headers, and the loader's device decodes
-            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec, or with DALI if it runs the transforms
-            (``backend="dali"``); workers decode all other images. On a device that cannot decode, workers decode all of
-            them; ``loader.plan()`` says why. ``"both"``: the device decodes a share of the samples, workers the others.
-        device_share: with ``"both"``, the share of samples that the device decodes, above 0 and below 1. Which ones is
-            a function of their positions. None: it is measured when workers are started for the first time, on one
-            rank, and kept in ``state_dict()``; several ranks need a number.
+            plain JPEGs (8 bits, one scan, RGB or grey), with nvImageCodec; workers decode all other images. On a device
+            that cannot decode, workers decode all of them; ``loader.plan()`` says why. ``"both"``: the device decodes a
+            share of the samples, workers the others.
+        device_share: with ``"both"``, and required there: the share of samples that the device decodes, above 0 and
+            below 1. Which ones is a function of their positions.
         device_memory: bytes that what is decoded may take on the device before it is cropped; a batch is decoded in
             pieces that fit, and an image that alone does not fit on the CPU. The default is 1 GiB.
         scale: ``"fast"``: a JPEG whose first transform makes it less than half as large is decoded at a half, a quarter
@@ -52,8 +51,8 @@ class Decode:
 
     Raises:
         TypeError: `exif` is not a bool, a limit not an int, or `device_share` not a number.
-        ValueError: `where` or `scale` is unknown, a limit is below 1, there is a `device_share` where none is shared,
-            or ``scale="fast"`` is to be on a device, which decodes exactly.
+        ValueError: `where` or `scale` is unknown, a limit is below 1, ``where="both"`` has no `device_share` or another
+            `where` has one, or ``scale="fast"`` is to be on a device, which decodes exactly.
 
     Example:
         >>> decode = Decode(exif=True, max_scans=100)
@@ -108,6 +107,13 @@ class Decode:
             raise ValueError(
                 f"Decode(device_share={share}) needs where='both', got where={self.where!r}: only there a share is "
                 "decoded on the device"
+            )
+        if share is None and self.where == "both":
+            raise ValueError(
+                "Decode(where='both') needs device_share=…, the share of the samples that the device decodes: device / "
+                "(device + workers), two rates in images/s. That of the workers is the row 'decode' with all of them "
+                "in `gpuload bench DATA`; that of the device is in the first line of print(loader.stats()) after an "
+                "epoch with Decode(where='device') in a loop that does nothing else"
             )
 
 

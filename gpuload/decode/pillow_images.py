@@ -20,27 +20,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuload.decode.pnm import rewritten
 from gpuload.decode.tiff import not_given
 
 if TYPE_CHECKING:
     from PIL import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["CHANNELS", "VALUES", "PillowImage", "hint_on_truncated", "open_image", "quiet"]
+__all__ = ["CHANNELS", "VALUES", "PillowImage", "Region", "hint_on_truncated", "open_image", "quiet"]
 
-PLUGINS: Final[dict[str, tuple[str, str]]] = {
-    "JPEG": ("JpegImagePlugin", "JpegImageFile"),
-    "PNG": ("PngImagePlugin", "PngImageFile"),
-    "GIF": ("GifImagePlugin", "GifImageFile"),
-    "BMP": ("BmpImagePlugin", "BmpImageFile"),
-    "TIFF": ("TiffImagePlugin", "TiffImageFile"),
-    "WEBP": ("WebPImagePlugin", "WebPImageFile"),
-    "AVIF": ("AvifImagePlugin", "AvifImageFile"),
-    "JPEG2000": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
-    "PPM": ("PpmImagePlugin", "PpmImageFile"),
-    "QOI": ("QoiImagePlugin", "QoiImageFile"),
-}
+Region = tuple[int, int, int, int]  # top, left, height, width
+
+# How Pillow's names of the plugin and of its class begin.
+PLUGINS: Final[dict[str, str]] = {
+    "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "WEBP": "WebP", "AVIF": "Avif",
+    "JPEG2000": "Jpeg2K", "PPM": "Ppm", "QOI": "Qoi",
+}  # fmt: skip
 # Channels of the modes that have 8 bits each; `mode="unchanged"` refuses the others.
 CHANNELS: Final[dict[str, int]] = {
     "1": 1, "L": 1, "P": 1, "LA": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4,
@@ -56,43 +50,34 @@ VALUES: Final[dict[str, str]] = {
     "1": "uint8", "L": "uint8", "P": "uint8", "I;16": "int32", "I;16B": "int32", "I;16L": "int32", "I": "int32",
 }  # fmt: skip
 
+_lock = threading.Lock()  # of the two that follow, which belong to `quiet`
+_inside = 0
+_truncated_flag = False
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Run Pillow without its warnings about odd files and without ``LOAD_TRUNCATED_IMAGES``: each file either decodes
-    or raises, the same in every process."""
-    with warnings.catch_warnings(), _refuse_truncated:
+    or raises, the same in every process.
+
+    Several threads may be inside at once: the first one to enter remembers the flag, the last one to leave restores it.
+    """
+    from PIL import ImageFile
+
+    global _inside, _truncated_flag
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-class _RefuseTruncated:
-    """A context in which Pillow's flag for truncated files is off. Several threads may be in it at once: the first one
-    to enter remembers the flag, and the last one to leave sets it again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._flag = False
-
-    def __enter__(self) -> None:
-        from PIL import ImageFile
-
-        with self._lock:
-            if not self._inside:
-                self._flag, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
-            self._inside += 1
-
-    def __exit__(self, *exc_info: object) -> None:
-        from PIL import ImageFile
-
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                ImageFile.LOAD_TRUNCATED_IMAGES = self._flag
-
-
-_refuse_truncated = _RefuseTruncated()
+        with _lock:
+            if not _inside:
+                _truncated_flag, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+            _inside += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                _inside -= 1
+                if not _inside:
+                    ImageFile.LOAD_TRUNCATED_IMAGES = _truncated_flag
 
 
 def hint_on_truncated() -> str:
@@ -108,9 +93,9 @@ def hint_on_truncated() -> str:
 
 def open_image(data: bytes, name: str) -> PillowImage:
     """Read the header of an image of a known format; raises whatever the plugin raises."""
-    module, plugin = PLUGINS[name]
+    plugin = PLUGINS[name]
     with quiet():
-        opener = getattr(importlib.import_module(f"PIL.{module}"), plugin)
+        opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
         opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
     if name == "TIFF":
         bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
@@ -146,15 +131,19 @@ class PillowImage:
         if self._failure is not None:
             raise self._failure
         try:
-            if self.format == "PPM" and (faster := rewritten(self._image)) is not None:
+            if self.format == "PPM" and (faster := _rewritten_pnm(self._image)) is not None:
                 self._image = type(self._image)(io.BytesIO(faster))
             self._image.load()
+            if (size := self._image.size) != (self.width, self.height):
+                raise ValueError(
+                    f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
+                )
         except Exception as error:
             self._failure = error
             raise
 
     def orientation(self) -> int:
-        """The EXIF or XMP orientation as ``exif_transpose`` finds it (a PNG may have to be decoded); 1 for a TIFF."""
+        """Return the EXIF or XMP orientation as ``exif_transpose`` finds it (it may decode a PNG); 1 for a TIFF."""
         if self._image.format == "TIFF":
             return 1
         with quiet():
@@ -169,39 +158,33 @@ class PillowImage:
         return "transparency" not in self._image.info and getattr(self._image, "n_frames", 1) == 1
 
     def tag(self, number: int) -> int:
-        """The number that a tag of a TIFF holds; 0 if there is none."""
+        """Return the number that a tag of a TIFF holds; 0 if there is none."""
         value = self._image.tag_v2.get(number, 0)  # pyright: ignore[reportAttributeAccessIssue]
         return value if isinstance(value, int) else 0
 
-    def pixels(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        """A region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
+    def pixels(self, mode: str, region_tlhw: Region) -> np.ndarray:
+        """Return a region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
         with quiet():
             self._load()
-            return self._convert(self._image, mode, region_tlhw)
+            return self._convert(mode, region_tlhw)
 
-    def values(self, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        """A region's stored numbers, H×W: palette indices, greys of any depth; raises whatever Pillow raises."""
+    def values(self, region_tlhw: Region) -> np.ndarray:
+        """Return a region's stored numbers, H×W: palette indices, greys of any depth; raises whatever Pillow raises."""
         with quiet():
             self._load()
-            self._check_size()
-            top, left, height, width = region_tlhw
-            return np.asarray(self._image)[top : top + height, left : left + width]
+            return _region(self._image, region_tlhw)
 
-    def deep(self, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        """A region's stored numbers, H×W×C of `dtype`, which is not uint8; raises whatever Pillow raises."""
-        with quiet():
-            self._load()
-            self._check_size()
-            top, left, height, width = region_tlhw
-            region = slice(top, top + height), slice(left, left + width)
-            found = np.asarray(self._image)[region].astype(self.dtype)
-            if self._is_wide:
+    def deep(self, region_tlhw: Region) -> np.ndarray:
+        """Return a region's stored numbers, H×W×C of `dtype`, which is not uint8; raises whatever Pillow raises."""
+        found = self.values(region_tlhw).astype(self.dtype)
+        if self._is_wide:
+            with quiet():
                 lower = self._reopen()
                 lower.tile = [_stored_in(tile, LOWER[_stored_as(lower)]) for tile in lower.tile]
-                found = (found << 8) | np.asarray(lower)[region]
-            return found if found.ndim == 3 else found[:, :, None]
+                found = (found << 8) | _region(lower, region_tlhw)
+        return found if found.ndim == 3 else found[:, :, None]
 
-    def pixels_before_damage(self, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray | None:
+    def pixels_before_damage(self, mode: str, region_tlhw: Region) -> np.ndarray | None:
         """`pixels` of a file that ends early; None if the damage reaches into the region.
 
         Pillow writes complete rows into zeroed memory until the data ends. So a region is whole if its last row or one
@@ -214,16 +197,10 @@ class PillowImage:
                 self._image.tile = []
             whole = np.asarray(self._image)
             top, _, height, _ = region_tlhw
-            return self._convert(self._image, mode, region_tlhw) if whole[top + height - 1 :].any() else None
+            return self._convert(mode, region_tlhw) if whole[top + height - 1 :].any() else None
 
-    def _check_size(self) -> None:
-        if (size := self._image.size) != (self.width, self.height):
-            raise ValueError(
-                f"the header says {self.width}×{self.height} pixels, the decoded image has {size[0]}×{size[1]}"
-            )
-
-    def _convert(self, image: Image.Image, mode: str, region_tlhw: tuple[int, int, int, int]) -> np.ndarray:
-        self._check_size()
+    def _convert(self, mode: str, region_tlhw: Region) -> np.ndarray:
+        image: Image.Image = self._image
         top, left, height, width = region_tlhw
         box = (left, top, left + width, top + height)
         if (height, width) != (self.height, self.width) and _may_crop(height * width):
@@ -241,21 +218,46 @@ class PillowImage:
         return pixels[box[1] : box[3], box[0] : box[2]]
 
 
+def _region(image: Image.Image, region_tlhw: Region) -> np.ndarray:
+    top, left, height, width = region_tlhw
+    return np.asarray(image)[top : top + height, left : left + width]
+
+
 def _stored_as(image: ImageFile) -> str:
-    """Pillow's name of the pixels in an opened file, such as ``"RGB;16B"``; "" where it has none."""
+    """Return Pillow's name of the pixels in an opened file, such as ``"RGB;16B"``; "" where it has none."""
     told: Any = image.tile[0][3] if image.tile else ""
     told = told[0] if isinstance(told, tuple) and told else told
     return told if isinstance(told, str) else ""
 
 
 def _stored_in(tile: Any, name: str) -> Any:
-    """One of Pillow's tiles, with another name of its pixels."""
+    """Return one of Pillow's tiles, with another name of its pixels."""
     told = (name, *tile[3][1:]) if isinstance(tile[3], tuple) else name
     return tile._replace(args=told) if hasattr(tile, "_replace") else (*tile[:3], told)
 
 
 def _may_crop(pixels: int) -> bool:
-    """Whether Pillow's ``crop``, which saves converting the rest, takes this size: it has a limit of its own."""
+    """Return whether Pillow's ``crop``, which saves converting the rest, takes this size: it has a limit of its own."""
     from PIL import Image
 
     return Image.MAX_IMAGE_PIXELS is None or pixels <= Image.MAX_IMAGE_PIXELS
+
+
+def _rewritten_pnm(image: Any) -> bytes | None:
+    """Return an opened PNM of binary numbers whose maximum is not 255 as a file that Pillow reads at once; None for all
+    others, and for a truncated one.
+
+    Pillow reads such numbers one by one in Python, 600 times slower. Numbers become levels as in Pillow: of their
+    maximum 255, or 65535 for grey of more than 8 bits, rounded.
+    """
+    if not image.tile or image.tile[0][0] != "ppm":
+        return None
+    _, _, offset, (_, most) = image.tile[0]
+    (width, height), bands, data = image.size, len(image.getbands()), image.fp.getvalue()
+    count, stored = width * height * bands, np.dtype("u1" if most < 256 else ">u2")
+    if len(data) < offset + count * stored.itemsize:
+        return None
+    top, dtype = (65535, ">u2") if image.mode == "I" else (255, "u1")
+    table = np.minimum(np.rint(np.arange(65536) / most * top), top).astype(dtype)
+    levels = table[np.frombuffer(data, stored, count, offset)]
+    return b"P%d %d %d %d\n" % (6 if bands == 3 else 5, width, height, top) + levels.tobytes()

@@ -20,18 +20,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.decode.cut import cut, grid_of
-from gpuload.decode.grid import BLOCK, mcu_size
-from gpuload.decode.jpeg_header import JpegHeader, has_end
-from gpuload.errors import one_line
+from gpuload.decode.cut import cut, find_grid
+from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 
-__all__ = ["FILTERS", "Scaled", "choose_eighths", "decode_scaled", "resample"]
+__all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-Region = tuple[int, int, int, int]  # top, left, height, width
 Extent = tuple[float, float, float, float]
 
-# The filters that smooth what becomes smaller, of which a smaller picture looks the same; Pillow's names.
-FILTERS: Final = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+# The filters that smooth what becomes smaller, so that a smaller picture looks the same, and Pillow's radius of each.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
 EIGHTHS: Final = (1, 2, 4)
@@ -58,8 +54,8 @@ class Scaled(NamedTuple):
 def choose_eighths(
     data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
 ) -> int:
-    """How many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is resized
-    to; 0: it is decoded as it is, since that costs less, or would be another picture.
+    """Return how many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is
+    resized to; 0: it is decoded as it is, since that costs less, or would be another picture.
 
     Args:
         data: the file.
@@ -70,40 +66,27 @@ def choose_eighths(
     """
     height, width = region_tlhw[2:]
     eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
-    if not eighths or interpolation not in FILTERS or not header.plain or not header.complete:
+    if not eighths or interpolation not in SUPPORT or not header.plain or not header.complete:
         return 0
     if not has_end(data, header):
         return 0
-    cost = scaled_ns(data, header, region_tlhw, size_hw, interpolation, eighths)
-    return eighths if cost < exact_ns(data, header, region_tlhw) else 0
-
-
-def exact_ns(data: bytes, header: JpegHeader, region_tlhw: Region) -> float:
-    """What decoding a region as it is costs, but for the bytes."""
-    _, _, height, width = region_tlhw
-    whole = (height, width) == (header.height, header.width) or _can_be_cut(data, header)
-    sample, pixel = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
-    return height * width * (_samples(data, header) * sample + pixel)
-
-
-def scaled_ns(
-    data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str, eighths: int
-) -> float:
-    """What decoding at so many eighths and resampling costs, but for the bytes."""
-    top, _, height, width = region_tlhw
-    if _can_be_cut(data, header):
-        decoded = height * width
-    else:
-        decoded = (top + height if _can_end(header) else header.height) * header.width
-    rows, columns = height * eighths / 8, width * eighths / 8
-    taps = 2 * SUPPORT[interpolation] * rows * (columns + size_hw[1])
-    return SCALED_NS + decoded * _samples(data, header) * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    # What both ways cost, but for the bytes.
+    top, is_cut = region_tlhw[0], find_grid(data, header) is not None
+    (mcu_width, mcu_height), _ = mcu_layout(data, header)
+    samples = 1 + (header.components - 1) * 64 / (mcu_width * mcu_height)  # of a pixel
+    whole = is_cut or (height, width) == (header.height, header.width)
+    sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
+    exact_ns = height * width * (samples * sample_ns + pixel_ns)
+    decoded = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
+    taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
+    scaled_ns = SCALED_NS + decoded * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    return eighths if scaled_ns < exact_ns else 0
 
 
 def decode_scaled(
     decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
-) -> tuple[Scaled | None, str]:
-    """Decode a part of the smaller picture that holds a region; or None, and the complaint.
+) -> Scaled | None:
+    """Decode a part of the smaller picture that holds a region; None if simplejpeg complains.
 
     Args:
         decode: simplejpeg's `decode_jpeg`.
@@ -123,31 +106,27 @@ def decode_scaled(
     try:  # it takes the smallest picture that is as large as this
         found = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
         if found.shape != pixels.shape:
-            return None, f"{header.width}×{header.height} pixels became {found.shape[1]}×{found.shape[0]}"
+            return None
     except Exception as error:
         if ended is None or not MORE_ROWS.fullmatch(str(error)):
-            return None, one_line(f"{type(error).__name__}: {error}")
+            return None
     y0, x0 = int(top * share), int(left * share)
     y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
     extent = top * share - y0, left * share - x0, height * share, width * share
-    return Scaled(pixels[y0:y1, x0:x1], extent), ""
-
-
-def _can_be_cut(data: bytes, header: JpegHeader) -> bool:
-    return header.index_at > 0 or grid_of(data, header) is not None
+    return Scaled(pixels[y0:y1, x0:x1], extent)
 
 
 def _can_end(header: JpegHeader) -> bool:
-    """Whether a JPEG whose header says that it ends earlier is still one."""
+    """Return whether a JPEG whose header says that it ends earlier is still one."""
     return header.single_scan and not header.restart_interval
 
 
 def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
-    """A JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None if that
-    cannot be, or would change nothing."""
+    """Return a JPEG whose header says that it ends with the blocks above a row, so that nothing below is decoded; None
+    if that cannot be, or would change nothing."""
     if not _can_end(header):
         return None
-    block = mcu_size(data, header)[1]
+    block = mcu_layout(data, header)[0][1]
     height = -(-(row + (block > BLOCK)) // block) * block  # chroma may be interpolated from the row below
     if height >= header.height:
         return None
@@ -156,17 +135,11 @@ def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader
 
 
 def resample(scaled: Scaled, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-    """The region of a smaller picture, resized as Pillow does it: H×W×C."""
+    """Return the region of a smaller picture, resized as Pillow does it: H×W×C."""
     from PIL import Image
 
     pixels, (top, left, height, width) = scaled
     image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
     extent = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
-    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, FILTERS[interpolation]), extent)
+    resized = image.resize((size_hw[1], size_hw[0]), getattr(Image.Resampling, interpolation.upper()), extent)
     return np.asarray(resized).reshape(*size_hw, -1)
-
-
-def _samples(data: bytes, header: JpegHeader) -> float:
-    """The samples of a pixel."""
-    width, height = mcu_size(data, header)
-    return 1 + (header.components - 1) * 64 / (width * height)

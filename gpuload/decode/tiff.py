@@ -39,8 +39,8 @@ class Page(NamedTuple):
 
 
 def pages(data: bytes) -> list[Page]:
-    """The pages of a TIFF, without smaller copies and masks of others; as far as its directories can be read, and a
-    thousand at most."""
+    """Return the pages of a TIFF, without smaller copies and masks of others; as far as its directories can be read,
+    and a thousand at most."""
     found: list[Page] = []
     for tags in _directories(data):
         value = {tag: tags.get(tag, usual) for tag, usual in USUAL.items()}
@@ -53,8 +53,8 @@ def pages(data: bytes) -> list[Page]:
 
 
 def not_given(data: bytes, channels: int, bits: int) -> str | None:
-    """What would be lost if a TIFF were taken for its first page with so many channels of at most so many bits; None if
-    nothing."""
+    """Return what would be lost if a TIFF were taken for its first page with so many channels of at most so many bits;
+    None if nothing."""
     found = pages(data)
     if not found:
         return None
@@ -74,7 +74,7 @@ def not_given(data: bytes, channels: int, bits: int) -> str | None:
 
 
 def remedy(name: str, data: bytes) -> str:
-    """What the message says, at its end, of a file of this format that cannot be read."""
+    """Return what the message says, at its end, of a file of this format that cannot be read."""
     if name != "TIFF":
         return ""
     found = pages(data)
@@ -85,7 +85,7 @@ def remedy(name: str, data: bytes) -> str:
 
 
 def _directories(data: bytes) -> Iterator[dict[int, int]]:
-    """The tags of each page that `USUAL` names, with the first number of each."""
+    """Return the tags of each page that `USUAL` names, with the first number of each."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     head, entry, of_value, number = ("Q", "HHQ", 8, "Q") if big else ("H", "HHI", 4, "I")

@@ -17,10 +17,8 @@ import numpy as np
 from gpuload.datasets.bit_depth import too_deep
 from gpuload.datasets.sample import Encoded, Image
 from gpuload.decode.decoder import Decoder
-from gpuload.decode.header import Header, ends, read_header
-from gpuload.decode.jpeg_header import PROGRESSIVE, JpegHeader, scan_markers
+from gpuload.decode.header import PROGRESSIVE, Header, JpegHeader, ends, read_header, read_orientation, scan_markers
 from gpuload.decode.options import Decode
-from gpuload.decode.orientation import read_orientation
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [

@@ -316,7 +316,7 @@ def _issuing(view: _View, takes: str, name: str = "") -> str:
             remedy = f"{view.not_locked}, so each makes the host wait; {UNLOCK}"
         return f"copying batches to the device {took}; {remedy}"
     if name == "device decode":
-        return f"waiting for the device's decoder {took}; Decode(where='both') shares the images with workers"
+        return f"waiting for the device's decoder {took}; Decode(where='both', device_share=…) leaves some to workers"
     what = "a collate_fn, or samples of many parts" if view.share("collate") > share / 2 else "many small chunks"
     return (
         f"the main process {took} to put batches together; {what} may be why: larger batches, or fewer values in a "

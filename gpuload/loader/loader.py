@@ -42,7 +42,7 @@ from gpuload.order.shares import Uneven
 from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
 from gpuload.stage.plan import LONGEST, shortened, table
-from gpuload.transforms import Chain
+from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
@@ -82,7 +82,8 @@ class Loader:
             made here; default: they stay.
         in_order: False: batches of an iterable dataset come as workers have them ready, and a slow worker holds up no
             other; a state stays exact. Those of a map dataset always come in order, and no worker waits for that.
-        transforms: `gpuload.transforms`, in order; a `torch.nn.Module` may come last and gets the whole batch.
+        transforms: `gpuload.transforms`, in order, as a list or a `Compose`; a `torch.nn.Module` may come last and gets
+            the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
             process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset. A warning if
             more than these CPUs, and more than 8. ``"auto"``: as many as are of use, found out while it runs.
@@ -176,7 +177,7 @@ class Loader:
         multiprocessing_context: Any = None,
         persistent_workers: bool = True,
         in_order: bool = True,
-        transforms: Sequence[Any] = (),
+        transforms: Sequence[Any] | Compose = (),
         num_workers: int | Literal["auto"] | None = None,
         workers: RayWorkers | None = None,
         prefetch_factor: int | Literal["auto"] | None = None,
@@ -327,13 +328,10 @@ class Loader:
         if self._cursor.is_open:
             text = "an epoch is open: it goes on as it was, and the next iter() takes the state up"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if loaded.device_share is not None and self._options.measures_share:
-            self._options = replace(self._options, device_share=loaded.device_share)
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
             own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            other_share = session.options.device_share != self._options.device_share
-            session.outdated = other_share or (own and place.iterable is None)
+            session.outdated = own and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
@@ -346,7 +344,6 @@ class Loader:
             order=order_name(options.order),
             # Turned images have other sizes, so other draws.
             transforms=options.chain.fingerprint() + ("-exif" if options.workers.decode.exif else ""),
-            device_share=options.device_share,
         )
 
     def plan(self) -> Plan:
@@ -394,7 +391,6 @@ class Loader:
             TypeError: an iterable dataset, which cannot give a sample again.
             SampleError: it cannot be loaded.
         """
-        self._options = self._options.with_share()
         return replay(self._options, epoch, position, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -402,7 +398,7 @@ class Loader:
         count. ValueError if the dataset has too few samples for a batch on each of the ranks there are now.
         """
         check_begin(self._options.order)
-        options = self._options = self._options.with_share()
+        options = self._options
         schedule = schedule_of(options.order, self.num_workers)
         for remark in remarks_on(options.order, self.num_workers):
             warnings.warn(remark, RuntimeWarning, stacklevel=2)

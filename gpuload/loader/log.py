@@ -91,7 +91,8 @@ def _workers(options: Options) -> str:
 
 def _decoders(options: Options) -> str:
     """Say which decoders there are, as the workers find them: of the same installation."""
-    usable, missing = Decoder(options.workers.decode).jpeg_decoders
+    decoders, missing = Decoder(options.workers.decode).jpeg_decoders
+    usable = [decoder.name for decoder in decoders]
     if not missing:
         return f"crops by {usable[0]}, whole images by {usable[-1]}, what they refuse by Pillow"
     text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"

@@ -34,11 +34,9 @@ from gpuload.loader.limits import (
     usable_cpus,
 )
 from gpuload.order.options import OrderOptions, check_flag, check_integer
-from gpuload.order.schedule import ranks_of
 from gpuload.stage import Plan, Stage, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.decode import Choice, choose
-from gpuload.stage.decode.share import measure_share
 from gpuload.stage.plan import StageOptions
 from gpuload.transforms import Chain
 from gpuload.workers.faults import Faults, OnError
@@ -210,14 +208,12 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The four groups of options; ValueError if two of them exclude each other. `device_share` was measured, or comes
-    from a state."""
+    """The four groups of options; ValueError if two of them exclude each other."""
 
     order: OrderOptions
     stage: StageOptions
     batches: BatchOptions
     workers: WorkerOptions
-    device_share: float | None = None
 
     def __post_init__(self) -> None:
         decode = self.workers.decode
@@ -274,12 +270,6 @@ class Options:
         """Return the value of an argument of `Loader`, with defaults filled in."""
         groups = (self.order, self.stage, self.batches, self.workers)
         return next(getattr(group, name) for group in groups if hasattr(group, name))
-
-    @property
-    def measures_share(self) -> bool:
-        """Whether the device's share of the decoding is to be measured, or taken from a state."""
-        decode = self.workers.decode
-        return decode.where == "both" and decode.device_share is None
 
     @property
     def chain(self) -> Chain:
@@ -385,28 +375,7 @@ class Options:
 
     def choose_decoder(self, device: torch.device) -> Choice:
         """Decide who decodes."""
-        return choose(self.workers.decode, device, self.cpu_threads, self.device_share, self.stage.backend)
-
-    def with_share(self) -> Options:
-        """Return the options with the device's share of the decoding, measured if it has to be.
-
-        Raises:
-            ValueError: there are several ranks, each of which would find another one.
-        """
-        if not self.measures_share or self.device_share is not None:
-            return self
-        if (ranks := ranks_of(self.order)["world_size"]) > 1:
-            raise ValueError(
-                f"Decode(where='both') measures which share the device decodes, and each of {ranks} ranks would find "
-                "another one; give it: device_share=0.5, say, or what loader.plan() says on one rank"
-            )
-        choice = self.choose_decoder(self.resolve_device())
-        if choice.decoder is None:
-            return self
-        try:
-            return replace(self, device_share=measure_share(choice.decoder, self.workers.count))
-        finally:
-            choice.decoder.close()
+        return choose(self.workers.decode, device, self.cpu_threads)
 
     def find_placement(self, device: torch.device) -> Placement:
         """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""

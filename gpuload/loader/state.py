@@ -27,7 +27,7 @@ from gpuload.order.place import Place
 
 __all__ = ["State", "for_workers", "from_json", "to_json", "with_states"]
 
-OPTIONAL: Final = frozenset({"sampler", "stream", "device_share"})
+OPTIONAL: Final = frozenset({"sampler", "stream"})
 # The kinds of a user's own state.
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -45,7 +45,6 @@ class State:
         seed: of order and draws.
         order: how the samples are ordered.
         transforms: the chain's fingerprint.
-        device_share: of the decoding, if it was measured.
     """
 
     VERSION: ClassVar[int] = 1
@@ -55,7 +54,6 @@ class State:
     seed: int
     order: str
     transforms: str
-    device_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
@@ -74,7 +72,6 @@ class State:
             "transforms": self.transforms,
             "sampler": sampler,
             "stream": stream,
-            "device_share": self.device_share,
         }
         return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL}
 
@@ -207,11 +204,6 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     return {**entry, "batches": batches, "own": own, "generator": generator}
 
 
-def _share(name: str, value: Any) -> float:
-    _expect(type(value) is float, name, "of type float", value)
-    return _expect(0 < value < 1, "decoding: device_share", "above 0 and below 1", value)
-
-
 def _text(name: str, value: Any) -> str:
     return _expect(type(value) is str, name, "of type str", value)
 
@@ -238,7 +230,6 @@ READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "transforms": _text,
     "sampler": _read_sampler,
     "stream": _read_stream,
-    "device_share": _share,
 }
 
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from gpuload.datasets.sample import Encoded, Image
 from gpuload.decode.cut import is_cuttable
-from gpuload.decode.cuttable import make_cuttable
 from gpuload.decode.decoder import Decoder
-from gpuload.decode.header import Header, ends, read_header
-from gpuload.decode.jpeg_header import scan_markers
+from gpuload.decode.header import Header, ends, read_header, scan_markers
 from gpuload.decode.native_messages import listen
 from gpuload.decode.options import Decode
 from gpuload.decode.pillow_images import quiet
 from gpuload.errors import DecodeError, one_line
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 __all__ = ["ImageOptions", "Images"]
 

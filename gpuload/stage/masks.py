@@ -23,7 +23,7 @@ from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
 from gpuload.stage.user_code import run_call
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Warp
+from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 
 __all__ = ["MaskStage", "check_fill"]
 
@@ -137,7 +137,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
             fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
             fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())
             records.append(replace(record, filters="nearest", fill=fill or (0,)))
-        elif isinstance(record, Flip) or (isinstance(record, Call) and record.own.has("apply_masks")):
+        elif isinstance(record, Flip | Turn) or (isinstance(record, Call) and record.own.has("apply_masks")):
             records.append(record)
     return replace(program, records=tuple(records), late_from=None)
 

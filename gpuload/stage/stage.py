@@ -35,7 +35,7 @@ from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing.plan import Fusing
-from gpuload.transforms.program.ops import Mixture, Ops
+from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["BackendName", "MemoryFormat", "Ragged", "Result", "Stage", "check_stage", "compile_stage"]
@@ -275,10 +275,13 @@ class Stage:
         if dense and not planned and ((sizes := program.results_hw) != sizes[0]).any():
             other = int((sizes != sizes[0]).any(axis=1).argmax())
             first, second = ("×".join(map(str, sizes[row].tolist())) for row in (0, other))
+            turns = [known.name for one in transforms for known in one.outline if known.kind is Turn]
+            turned = turns and (sizes[0] == sizes[other, ::-1]).all()
+            swapped = f" ({turns[-1]} swaps height and width)" if turned else ""
             raise ValueError(
                 "the images of a batch have different sizes (height × width) after all transforms: "
-                f"{images.labels[0]} has {first}, {images.labels[other]} has {second}; end with a crop or a "
-                "Resize((height, width)), or use ragged='list' or ragged='pad'"
+                f"{images.labels[0]} has {first}, {images.labels[other]} has {second}{swapped}; end with a "
+                "crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
             )
         return channels
 

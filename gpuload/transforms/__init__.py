@@ -11,20 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuload.transforms.augmix import AugMix
-    from gpuload.transforms.auto import AutoAugment, RandAugment, TrivialAugmentWide
-    from gpuload.transforms.base import Uniforms
-    from gpuload.transforms.blur_noise import GaussianBlur, GaussianNoise
-    from gpuload.transforms.boxes import (
-        ClampBoundingBoxes,
-        ConvertBoundingBoxFormat,
-        RandomIoUCrop,
-        SanitizeBoundingBoxes,
-    )
+    from gpuload.transforms.base import Uniforms, by_epoch
+    from gpuload.transforms.blur_noise import JPEG, ElasticTransform, GaussianBlur, GaussianNoise
     from gpuload.transforms.chain import Chain
-    from gpuload.transforms.clips import UniformTemporalSubsample
-    from gpuload.transforms.color import ColorJitter
-    from gpuload.transforms.color_random import (
+    from gpuload.transforms.colour import (
+        ColorJitter,
         Grayscale,
         RandomAdjustSharpness,
         RandomAutocontrast,
@@ -36,27 +27,46 @@ if TYPE_CHECKING:
         RandomPosterize,
         RandomSolarize,
     )
-    from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
-    from gpuload.transforms.convert import Normalize, ToDtype
+    from gpuload.transforms.composite import Compose, Identity, MultiView, RandomApply, RandomChoice, RandomOrder
+    from gpuload.transforms.convert import Normalize, ToDtype, UniformTemporalSubsample
     from gpuload.transforms.custom import Custom, Lambda
-    from gpuload.transforms.elastic import ElasticTransform
-    from gpuload.transforms.epochs import by_epoch
     from gpuload.transforms.erasing import RandomErasing
     from gpuload.transforms.gathering import CopyPaste, Mosaic
-    from gpuload.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, Resize
+    from gpuload.transforms.geometry import (
+        CenterCrop,
+        Pad,
+        RandomCrop,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        RandomRotate90,
+        RandomTranspose,
+        RandomVerticalFlip,
+        RandomZoomOut,
+        Resize,
+    )
     from gpuload.transforms.interop import from_timm, from_torchvision
-    from gpuload.transforms.jpeg import JPEG
-    from gpuload.transforms.keep_ratio import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
-    from gpuload.transforms.keypoints import ClampKeyPoints, SanitizeKeyPoints
     from gpuload.transforms.mixing import CutMix, MixUp
-    from gpuload.transforms.multiview import MultiView
-    from gpuload.transforms.padding import Pad, RandomZoomOut
+    from gpuload.transforms.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
     from gpuload.transforms.program.draws import Draws as Draws
     from gpuload.transforms.program.draws import Program
-    from gpuload.transforms.random_resized_crop import RandomResizedCrop
-    from gpuload.transforms.resizing import RandomResize, RandomShortestSize, ScaleJitter
-    from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment
-    from gpuload.transforms.timm_randaugment import TimmRandAugment
+    from gpuload.transforms.resizing import (
+        CenterCropOrPad,
+        RandomCropOrPad,
+        RandomResize,
+        RandomShortestSize,
+        ResizeKeepRatio,
+        ScaleJitter,
+        TrimBorder,
+    )
+    from gpuload.transforms.targets import (
+        ClampBoundingBoxes,
+        ClampKeyPoints,
+        ConvertBoundingBoxFormat,
+        RandomIoUCrop,
+        SanitizeBoundingBoxes,
+        SanitizeKeyPoints,
+    )
+    from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
     from gpuload.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
     # Far above this room, which only names it for users.
@@ -65,36 +75,27 @@ if TYPE_CHECKING:
 
 # The public names of each module. `Draws` is the former name of `Program`.
 _MODULES = {
-    "augmix": "AugMix",
-    "auto": "AutoAugment RandAugment TrivialAugmentWide",
-    "base": "Uniforms",
-    "blur_noise": "GaussianBlur GaussianNoise",
-    "boxes": "ClampBoundingBoxes ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes",
+    "base": "Uniforms by_epoch",
+    "blur_noise": "ElasticTransform GaussianBlur GaussianNoise JPEG",
     "chain": "Chain",
-    "clips": "UniformTemporalSubsample",
-    "color": "ColorJitter",
-    "color_random": "Grayscale RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation "
-    "RandomEqualize RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
-    "composite": "Compose Identity RandomApply RandomChoice RandomOrder",
-    "convert": "Normalize ToDtype",
+    "colour": "ColorJitter Grayscale RandomAdjustSharpness RandomAutocontrast RandomChannelPermutation RandomEqualize "
+    "RandomGrayscale RandomInvert RandomPhotometricDistort RandomPosterize RandomSolarize",
+    "composite": "Compose Identity MultiView RandomApply RandomChoice RandomOrder",
+    "convert": "Normalize ToDtype UniformTemporalSubsample",
     "custom": "Custom Lambda",
-    "elastic": "ElasticTransform",
-    "epochs": "by_epoch",
     "erasing": "RandomErasing",
     "gathering": "CopyPaste Mosaic",
-    "geometry": "CenterCrop RandomCrop RandomHorizontalFlip RandomVerticalFlip Resize",
+    "geometry": "CenterCrop Pad RandomCrop RandomHorizontalFlip RandomResizedCrop RandomRotate90 RandomTranspose "
+    "RandomVerticalFlip RandomZoomOut Resize",
     "interop": "from_timm from_torchvision",
-    "jpeg": "JPEG",
-    "keep_ratio": "CenterCropOrPad RandomCropOrPad ResizeKeepRatio TrimBorder",
-    "keypoints": "ClampKeyPoints SanitizeKeyPoints",
     "mixing": "CutMix MixUp",
-    "multiview": "MultiView",
-    "padding": "Pad RandomZoomOut",
+    "policies": "AugMix AutoAugment RandAugment TrivialAugmentWide",
     "program.draws": "Draws Program",
-    "random_resized_crop": "RandomResizedCrop",
-    "resizing": "RandomResize RandomShortestSize ScaleJitter",
-    "timm_policies": "TimmAugMix TimmAutoAugment",
-    "timm_randaugment": "TimmRandAugment",
+    "resizing": "CenterCropOrPad RandomCropOrPad RandomResize RandomShortestSize ResizeKeepRatio ScaleJitter "
+    "TrimBorder",
+    "targets": "ClampBoundingBoxes ClampKeyPoints ConvertBoundingBoxFormat RandomIoUCrop SanitizeBoundingBoxes "
+    "SanitizeKeyPoints",
+    "timm_policies": "TimmAugMix TimmAutoAugment TimmRandAugment",
     "warps": "RandomAffine RandomPerspective RandomRotation",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -106,11 +107,11 @@ __all__ = [
     "Pad", "Program", "RandAugment", "RandomAdjustSharpness", "RandomAffine", "RandomApply", "RandomAutocontrast",
     "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomCropOrPad", "RandomEqualize", "RandomErasing",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomIoUCrop", "RandomOrder", "RandomPerspective",
-    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotation",
-    "RandomShortestSize", "RandomSolarize", "RandomVerticalFlip", "RandomZoomOut", "Resize", "ResizeKeepRatio",
-    "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix", "TimmAutoAugment", "TimmRandAugment",
-    "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample", "Uniforms", "apply", "by_epoch",
-    "from_timm", "from_torchvision",
+    "RandomPhotometricDistort", "RandomPosterize", "RandomResize", "RandomResizedCrop", "RandomRotate90",
+    "RandomRotation", "RandomShortestSize", "RandomSolarize", "RandomTranspose", "RandomVerticalFlip", "RandomZoomOut",
+    "Resize", "ResizeKeepRatio", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "ScaleJitter", "TimmAugMix",
+    "TimmAutoAugment", "TimmRandAugment", "ToDtype", "TrimBorder", "TrivialAugmentWide", "UniformTemporalSubsample",
+    "Uniforms", "apply", "by_epoch", "from_timm", "from_torchvision",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 __all__ = [
     "MASK_DTYPES",
+    "RESAMPLING",
     "Dtype",
     "Fill",
     "Interpolation",
@@ -28,11 +29,13 @@ __all__ = [
     "dtype_name",
     "fill_values",
     "finite",
+    "flag",
     "interpolation_name",
     "interval",
     "is_module",
     "is_sequence",
     "is_torchvisions",
+    "label_getter",
     "name_of",
     "probability",
     "shown",
@@ -44,6 +47,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Dtype = Literal["uint8", "float16", "bfloat16", "float32"]
 
 INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic")
+RESAMPLING: Final = (*INTERPOLATIONS, "lanczos", "random")  # random: timm's word for bilinear or bicubic, drawn
 DTYPES: Final = ("uint8", "float16", "bfloat16", "float32")
 MASK_DTYPES: Final = ("uint8", "int16", "int32", "int64", "bool", "float32")
 PILLOW_FILTERS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -95,13 +99,21 @@ def whole(name: str, value: Any, *, least: int | None) -> int:
     return number
 
 
-def finite(name: str, value: Any) -> float:
-    """A finite number."""
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def finite(name: str, value: Any, *, negative: bool = True) -> float:
+    """A finite number; at least 0 unless `negative`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.number):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
+    if number < 0 and not negative:
+        raise ValueError(f"{name} must not be negative, got {number:g}")
     return number
 
 
@@ -135,6 +147,16 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
         return whole(name, value[0], least=1), whole(name, value[-1], least=1)
     side = whole(name, value, least=1)
     return side, side
+
+
+def label_getter(name: str, value: Any, *, of: str, none: bool = False) -> Any:
+    """Where labels of boxes or keypoints are: ``"default"``, or a function; None too if `none`."""
+    if value != "default" and not callable(value) and not (none and value is None):
+        raise ValueError(
+            f"{name} must be 'default', {'None, ' if none else ''}or a function that takes a sample and gives what "
+            f"belongs to its {of}, such as lambda s: s[1]['labels']; got {value!r}"
+        )
+    return value
 
 
 def depends_on_epoch(value: Any) -> bool:
@@ -203,10 +225,8 @@ def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
     return levels
 
 
-def interpolation_name(name: str, value: Any, *, resizing: bool = False) -> Any:
-    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling; for `resizing` also
-    ``"lanczos"``, and ``"random"``, timm's word for bilinear or bicubic, drawn for each image."""
-    known = (*INTERPOLATIONS, "lanczos", "random") if resizing else INTERPOLATIONS
+def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOLATIONS) -> Any:
+    """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
     found: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
         found = value.value
@@ -219,12 +239,10 @@ def interpolation_name(name: str, value: Any, *, resizing: bool = False) -> Any:
     return found
 
 
-def antialias_flag(name: str, value: Any, interpolation: str) -> bool:
+def antialias_flag(name: str, value: Any) -> bool:
     """Whether to antialias; None is True, as for Pillow images in torchvision."""
     if value not in (True, False, None):
         raise TypeError(f"{name} must be True or False, got {value!r}")
-    if value is False and interpolation == "lanczos":
-        raise ValueError(f"{name} must be True for interpolation='lanczos', which is defined with antialiasing alone")
     return value is not False
 
 

@@ -5,14 +5,17 @@ once (`draw`); which records these may be (`outline`); and where in a chain it m
 never touches pixels: backends do, and see the records (`gpuload.transforms.program`) but not the transform.
 
 Sizes are int64 (B, 2), height and width. Boxes and windows are int64 (B, 4): top, left, height, width, in the frame of
-their image; they may reach beyond it where a transform pads.
+their image; they may reach beyond it where a transform pads. A size may depend on the epoch (`by_epoch`): a chain is
+made into that of an epoch before anything is drawn (`Chain.at`), in workers as in the main process.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
@@ -20,12 +23,13 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, shown
+from gpuload.transforms.arguments import Fill, shown, whole
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
 __all__ = [
     "EVERYWHERE",
+    "ByEpoch",
     "ClipTransform",
     "DrawError",
     "Padding",
@@ -33,6 +37,8 @@ __all__ = [
     "Standing",
     "Transform",
     "Uniforms",
+    "argument",
+    "by_epoch",
     "declaration",
     "made_late",
 ]
@@ -115,6 +121,14 @@ class Transform:
     mixes: ClassVar[bool] = False  # it mixes an image with that of another sample
     gathers: ClassVar[int] = 1  # of how many samples a result may show levels
 
+    def __post_init__(self) -> None:
+        """Check each `argument`, in the order in which they are declared."""
+        for argument in fields(self):
+            value, check = getattr(self, argument.name), argument.metadata.get("check")
+            if check is not None and (value is not None or argument.default is not None):
+                checked = check(f"{type(self).__name__}({argument.name}=…)", value)
+                object.__setattr__(self, argument.name, checked)
+
     def standing(self, where: Standing) -> Transform:
         """The transform, told where it is in a chain; raises ValueError if it cannot be used there."""
         return self
@@ -181,7 +195,15 @@ class Transform:
         return f"{type(self).__name__}({', '.join(written)})"
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def argument(
+    check: Callable[..., Any], *, default: Any = MISSING, compare: bool = True, kw_only: bool = False, **options: Any
+) -> Any:
+    """A field whose value is replaced by what `check`, a function of `gpuload.transforms.arguments`, makes of it: it
+    takes the name, for messages, the value, and `options`. None stays where it is the default."""
+    return field(default=default, compare=compare, kw_only=kw_only, metadata={"check": partial(check, **options)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
     """Make a transform of a class: a frozen dataclass that says what to write for an argument of another library."""
     made: Any = dataclass(frozen=True, repr=False)(cls)
@@ -225,6 +247,14 @@ class Resampling(Transform):
     def _names(self) -> tuple[str, ...]:
         return filter_names(self.interpolation, antialias=self.antialias)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interpolation == "lanczos" and not self.antialias:
+            raise ValueError(
+                f"{type(self).__name__}(antialias=…) must be True for interpolation='lanczos', which is defined with "
+                "antialiasing alone"
+            )
+
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""
         names = self._names
@@ -248,3 +278,58 @@ class Padding(Transform):
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept=kept)
+
+
+@dataclass(frozen=True, repr=False)
+class ByEpoch:
+    """A size for each epoch: (first epoch, size) in ascending order, or a function."""
+
+    sizes: tuple[tuple[int, Any], ...] | Callable[[int], Any]
+
+    def at_epoch(self, epoch: int) -> Any:
+        """The size in an epoch."""
+        if not isinstance(self.sizes, tuple):
+            return self.sizes(epoch)
+        return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
+
+    def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
+        """The same with sizes as `check` returns them; what a function gives is checked when it is used."""
+        if not isinstance(self.sizes, tuple):
+            return self
+        return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
+
+    def __repr__(self) -> str:
+        if isinstance(self.sizes, tuple):
+            return f"by_epoch({dict(self.sizes)!r})"
+        return f"by_epoch({getattr(self.sizes, '__qualname__', type(self.sizes).__name__)})"
+
+
+def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
+    """A size that changes from epoch to epoch, as `size` of `Resize`, the crops and `Mosaic`.
+
+    Args:
+        sizes: by the first epoch that has them, from 0 on: ``{0: 128, 10: 176, 20: 224}``. Or a function of the epoch's
+            number, which must depend on nothing else; workers get a copy of it. A state of the loader knows a function
+            by its name only.
+
+    Raises:
+        TypeError, ValueError: it is neither, or does not begin at epoch 0.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> chain = T.Chain([T.RandomResizedCrop(by_epoch({0: 128, 10: 176}))])
+        >>> chain.at(9).output_size_hw, chain.at(10).output_size_hw
+        ((128, 128), (176, 176))
+    """
+    if callable(sizes):
+        return ByEpoch(sizes)
+    if not isinstance(sizes, Mapping):
+        raise TypeError(
+            "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
+            f"epoch, got {type(sizes).__name__}: {sizes!r}"
+        )
+    found = [(whole("by_epoch({epoch: size})", epoch, least=0), size) for epoch, size in sizes.items()]
+    found.sort(key=lambda entry: entry[0])
+    if not found or found[0][0] != 0:
+        raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")
+    return ByEpoch(tuple(found))

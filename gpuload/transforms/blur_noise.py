@@ -1,17 +1,47 @@
-"""Gaussian blur and Gaussian noise, drawn for each sample. Arguments, defaults and meaning are torchvision's."""
+"""Blur, noise, JPEG's losses and elastic deformation, drawn for each sample.
+
+Names, arguments, defaults and distributions are torchvision's. Source of the elastic deformation: Simard, Steinkraus,
+Platt, "Best practices for convolutional neural networks applied to visual document analysis", ICDAR 2003.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, interval, is_sequence, size_pair
-from gpuload.transforms.base import Uniforms, declaration
-from gpuload.transforms.color_random import OneOperation
-from gpuload.transforms.program.ops import Ops
+from gpuload.transforms.arguments import (
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    size_pair,
+    whole,
+)
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.colour import OneOperation
+from gpuload.transforms.program.ops import Elastic, Ops, Outline
 
-__all__ = ["GaussianBlur", "GaussianNoise"]
+__all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
+
+
+def _odd(name: str, value: Any) -> tuple[int, int]:
+    sizes = size_pair(name, value)
+    if not all(size % 2 for size in sizes):
+        raise ValueError(f"{name} must be odd, so that it has a middle, got {sizes}")
+    return sizes
+
+
+def _sigmas(name: str, value: Any) -> tuple[float, float]:
+    if is_sequence(value) and len(value) == 1:
+        value = value[0]
+    if is_sequence(value):
+        return interval(name, value, positive=True)
+    number = finite(name, value)
+    return interval(name, (number, number), positive=True)
 
 
 @declaration
@@ -31,31 +61,14 @@ class GaussianBlur(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("blur",)
     needs_whole: ClassVar[bool] = True
 
-    kernel_size: int | tuple[int, int]
-    sigma: float | tuple[float, float] = (0.1, 2.0)
-
-    def __post_init__(self) -> None:
-        sizes = size_pair("GaussianBlur(kernel_size=…)", self.kernel_size)
-        if not all(size % 2 for size in sizes):
-            raise ValueError(f"GaussianBlur(kernel_size=…) must be odd, so that it has a middle, got {sizes}")
-        object.__setattr__(self, "kernel_size", sizes)
-        object.__setattr__(self, "sigma", _sigmas(self.sigma))
+    kernel_size: int | tuple[int, int] = argument(_odd)
+    sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
         sigma = low + uniforms(1) * (high - low)
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
-
-
-def _sigmas(value: Any) -> tuple[float, float]:
-    name = "GaussianBlur(sigma=…)"
-    if is_sequence(value) and len(value) == 1:
-        value = value[0]
-    if is_sequence(value):
-        return interval(name, value, positive=True)
-    number = finite(name, value)
-    return interval(name, (number, number), positive=True)
 
 
 @declaration
@@ -76,18 +89,9 @@ class GaussianNoise(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("noise",)
     needs_whole: ClassVar[bool] = True  # pixels are numbered from the first of the image
 
-    mean: float = 0.0
-    sigma: float = 0.1
-    clip: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", finite("GaussianNoise(mean=…)", self.mean))
-        sigma = finite("GaussianNoise(sigma=…)", self.sigma)
-        if sigma < 0:
-            raise ValueError(f"GaussianNoise(sigma=…) must not be negative, got {sigma:g}")
-        object.__setattr__(self, "sigma", sigma)
-        if not isinstance(self.clip, bool):
-            raise TypeError(f"GaussianNoise(clip=…) must be True or False, got {self.clip!r}")
+    mean: float = argument(finite, default=0.0)
+    sigma: float = argument(finite, default=0.1, negative=False)
+    clip: bool = argument(flag, default=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         # A uniform number is a 32-bit word and a half, over 2**32: the word comes back whole.
@@ -95,3 +99,92 @@ class GaussianNoise(OneOperation):
         values = np.broadcast_to(np.array([self.mean * 255, self.sigma * 255]), (len(key_words), 2))
         wraps = np.full((len(key_words), 1), float(not self.clip))
         return self.ops(np.ones(len(key_words), bool), np.hstack([values, key_words, wraps]))
+
+
+def _qualities(name: str, value: Any) -> tuple[int, ...]:
+    given = value if is_sequence(value) else (value, value)
+    qualities = tuple(whole(name, quality, least=1) for quality in given)
+    if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
+        raise ValueError(f"{name} must lie in 1 … 100, or be (lowest, highest), got {value!r}")
+    return qualities
+
+
+@declaration
+class JPEG(OneOperation):
+    """Compress images as JPEG, with colour at half the resolution, and decompress them.
+
+    Images must have 1 or 3 channels.
+
+    Args:
+        quality: 1 … 100, or (lowest, highest), of which each image gets a whole number.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+
+    Example:
+        >>> JPEG((30, 90))
+        JPEG(quality=(30, 90))
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("jpeg",)
+    needs_whole: ClassVar[bool] = True  # blocks are counted from the corner of the image
+
+    quality: int | tuple[int, int] = argument(_qualities)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        lowest, highest = self.quality  # pyright: ignore[reportGeneralTypeIssues]
+        qualities = lowest + np.floor(uniforms(1) * (highest - lowest + 1))
+        return self.ops(np.ones(len(qualities), bool), qualities)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    given = tuple(value) if is_sequence(value) else (value,)
+    numbers = tuple(finite(name, number) for number in given)
+    if len(numbers) not in (1, 2) or min(numbers) < 0:
+        raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
+    return numbers[0], numbers[-1]
+
+
+@declaration
+class ElasticTransform(Transform):
+    """Show at each pixel what lies at a random displacement from it; neighbours have similar ones.
+
+    Displacements are smoothed noise. Boxes and keypoints move by the displacement of their pixel, with the sign turned
+    round, which is close to right where the field is smooth.
+
+    Args:
+        alpha: how strong they are, or (along x, along y): noise in -1 … 1 is multiplied by half of it, in pixels.
+        sigma: the standard deviation of the smoothing, in pixels, or (along x, along y); 0: none.
+        interpolation: ``"nearest"`` or ``"bilinear"``.
+        fill: the level outside the image in 0 … 255, or one for each channel, or a dict of them by type.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> ElasticTransform(alpha=120.0, sigma=4.0)
+        ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
+    """
+
+    needs_whole: ClassVar[bool] = True
+
+    alpha: float | Sequence[float] = argument(_pair, default=50.0)
+    sigma: float | Sequence[float] = argument(_pair, default=5.0)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=("nearest", "bilinear"))
+    fill: Any = argument(fill_values, default=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.sigma[0]) != bool(self.sigma[1]):  # pyright: ignore[reportIndexIssue]
+            raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
+
+    @property
+    def outline(self) -> tuple[Outline, ...]:
+        return (Outline(kind=Elastic, name=type(self).__name__, filters=(self.interpolation,)),)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
+        keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
+        alpha: Any = self.alpha
+        sigma: Any = self.sigma
+        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)

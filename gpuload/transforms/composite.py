@@ -1,7 +1,8 @@
-"""Transforms that hold others, and apply all of them, some of them, or in any order, as drawn for each sample.
+"""Transforms that hold others: all of them, some of them, in any order, as drawn for each sample, or one for each view.
 
 The records are those of each way through the children, for the rows that take it. Children have counter lanes of their
-own, so the draws of one sample never depend on another.
+own, so the draws of one sample never depend on another. `gpuload.transforms.chain` turns a chain with a `MultiView`
+into a line of transforms for each view.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, declaration
+from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.line import draw_some
 from gpuload.transforms.program.ops import Mix, Record
 
-__all__ = ["Compose", "Identity", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
+__all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
 
 
 @declaration
@@ -31,11 +32,18 @@ class Identity(Transform):
 class Compose(Transform):
     """Transforms, one after the other; in a chain the same as writing them there.
 
+    It is taken wherever a list of transforms is: `Loader(transforms=Compose([…]))`, `RandomApply(Compose([…]))`.
+
     Args:
         transforms: a list of transforms.
 
     Raises:
         TypeError: it is not a list of transforms.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> T.Chain(T.Compose([T.Resize(256), T.CenterCrop(224)])) == T.Chain([T.Resize(256), T.CenterCrop(224)])
+        True
     """
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
@@ -79,6 +87,7 @@ class _Branching(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = type(self).__name__
         children = held(own, self.transforms)
         object.__setattr__(self, "transforms", children)
@@ -162,11 +171,7 @@ class RandomApply(_Branching):
         TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
     """
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "p", probability("RandomApply(p=…)", self.p))
+    p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         rows = np.flatnonzero(uniforms(1)[:, 0] < self.p)
@@ -250,6 +255,8 @@ def wrapped(transforms: Iterable[Any]) -> list[Any]:
 
 def held(own: str, transforms: Any) -> tuple[Transform, ...]:
     """The transforms that a transform is given to hold, checked."""
+    if isinstance(transforms, Compose):
+        return held(own, transforms.transforms)
     if isinstance(transforms, Transform) or not is_sequence(transforms):
         raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(wrapped(transforms))
@@ -260,6 +267,48 @@ def held(own: str, transforms: Any) -> tuple[Transform, ...]:
             raise TypeError(
                 f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
             )
-        if type(child).__name__ == "MultiView":
+        if own != "Compose" and any(type(inner).__name__ == "MultiView" for inner in flat([child])):
             raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
     return children
+
+
+@declaration
+class MultiView(Transform):
+    """Make several views of each image, each by transforms of its own, with draws of its own.
+
+    Instead of the image a batch has a list of tensors N×C×H×W, one for each view in this order. The file is read once,
+    and the region that covers all views is decoded once. Transforms before it in the chain are drawn once for all
+    views; those after it are applied to each view, with draws of its own.
+
+    Args:
+        chains: for each view a list of transforms, or one transform.
+
+    Raises:
+        TypeError, ValueError: it is not a list of these, or a list is empty.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> T.Chain([T.MultiView([T.RandomResizedCrop(224), *[T.RandomResizedCrop(96)] * 6])]).views
+        7
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    chains: Sequence[Sequence[Transform] | Transform]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chains, Transform) or not is_sequence(self.chains) or not len(self.chains):
+            raise TypeError(f"MultiView(chains=…) must be a list with the transforms of each view, got {self.chains!r}")
+        chains = []
+        for number, chain in enumerate(self.chains):
+            if isinstance(chain, Compose):
+                chain = chain.transforms
+            chains.append(held(f"MultiView(chains=…)[{number}]", [chain] if isinstance(chain, Transform) else chain))
+        object.__setattr__(self, "chains", tuple(chains))
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        return tuple(transform for chain in self.chains for transform in chain)  # pyright: ignore
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
+        raise NotImplementedError("a chain makes a line of transforms for each view")

@@ -1,4 +1,7 @@
-"""Transforms that turn uint8 levels into floats: the end of nearly every chain. Nothing is random."""
+"""Transforms that turn uint8 levels into floats, the end of nearly every chain; and the choice of a clip's frames.
+
+Nothing is random.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, is_sequence
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, made_late
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
+from gpuload.transforms.base import (
+    EVERYWHERE,
+    ClipTransform,
+    Standing,
+    Transform,
+    Uniforms,
+    argument,
+    declaration,
+    made_late,
+)
 from gpuload.transforms.program.ops import Numbers, Outline
 
-__all__ = ["Normalize", "ToDtype"]
+__all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
 
 
 @declaration
@@ -39,10 +51,11 @@ class ToDtype(Transform):
     """
 
     dtype: str | None
-    scale: bool = False
+    scale: bool = argument(flag, default=False)
     mask_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         dtype, masks = self.dtype, self.mask_dtype
         if isinstance(dtype, Mapping):
             if masks is not None:
@@ -53,8 +66,6 @@ class ToDtype(Transform):
         object.__setattr__(self, "dtype", None if dtype is None else dtype_name("ToDtype(dtype=…)", dtype))
         masks = None if masks is None else dtype_name("ToDtype(dtype=…) for masks", masks, MASK_DTYPES)
         object.__setattr__(self, "mask_dtype", masks)
-        if not isinstance(self.scale, bool):
-            raise TypeError(f"ToDtype(scale=…) must be True or False, got {self.scale!r}")
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -86,6 +97,12 @@ def _by_type(dtypes: Mapping[Any, Any]) -> tuple[Any, Any]:
     return image, masks
 
 
+def _by_channel(name: str, value: Any) -> tuple[float, ...]:
+    if not is_sequence(value):
+        raise TypeError(f"{name} must be a sequence with one number for each channel, got {value!r}")
+    return tuple(finite(f"{name}[{channel}]", number) for channel, number in enumerate(value))
+
+
 @declaration
 class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, channel by channel.
@@ -105,20 +122,12 @@ class Normalize(Transform):
 
     makes: ClassVar[str | None] = "normalized"
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = argument(_by_channel)
+    std: tuple[float, ...] = argument(_by_channel)
     inplace: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            value: Any = getattr(self, name)
-            if isinstance(value, str) or not is_sequence(value):
-                raise TypeError(
-                    f"Normalize({name}=…) must be a sequence with one number for each channel, got {value!r}"
-                )
-            object.__setattr__(
-                self, name, tuple(finite(f"Normalize({name}=…)[{i}]", number) for i, number in enumerate(value))
-            )
+        super().__post_init__()
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
                 f"Normalize needs one mean and one std for each channel, got {len(self.mean)} and "
@@ -149,3 +158,22 @@ class Normalize(Transform):
     @property
     def outline(self) -> tuple[Outline, ...]:
         return (Outline(kind=Numbers, name=type(self).__name__, numbers=self.draw(None, None)),)
+
+
+@declaration
+class UniformTemporalSubsample(ClipTransform):
+    """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
+
+    A clip is an `Image` T×H×W×C, or a list of images. Frames are chosen in the worker, before all other transforms,
+    wherever it stands in a chain: the others are not decoded. Masks and all else stay as they are.
+
+    Args:
+        num_samples: how many.
+
+    Raises:
+        TypeError, ValueError: it is no whole number, or less than 1.
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
+
+    num_samples: int = argument(whole, least=1)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -23,6 +23,19 @@ Mode = Literal["const", "rand", "pixel"]
 
 TRIES: Final = 10  # torchvision's, and timm's
 WORDS: Final = 2.0**32  # a uniform number is (word + ½) / 2**32
+
+
+def _value(name: str, value: Any) -> float | tuple[float, ...] | str:
+    if isinstance(value, str):
+        if value != "random":
+            raise ValueError(f"{name} as a text must be 'random', got {value!r}")
+        return value
+    if not is_sequence(value):
+        return finite(name, value)
+    numbers = tuple(finite(name, number) for number in value)
+    if not numbers:
+        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
+    return numbers
 
 
 @declaration
@@ -57,24 +70,21 @@ class RandomErasing(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    p: float = 0.5
-    scale: tuple[float, float] = (0.02, 0.33)
-    ratio: tuple[float, float] = (0.3, 3.3)
-    value: float | Sequence[float] | str = 0.0
+    p: float = argument(probability, default=0.5)
+    scale: tuple[float, float] = argument(interval, default=(0.02, 0.33))
+    ratio: tuple[float, float] = argument(interval, default=(0.3, 3.3), positive=True)
+    value: float | Sequence[float] | str = argument(_value, default=0.0)
     inplace: bool = field(default=False, compare=False)
     mode: str | None = field(default=None, kw_only=True)
-    min_count: int = field(default=1, kw_only=True)
-    max_count: int | None = field(default=None, kw_only=True)
+    min_count: int = argument(whole, default=1, kw_only=True, least=1)
+    max_count: int | None = argument(whole, default=None, kw_only=True, least=None)
     where: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = "RandomErasing"
-        object.__setattr__(self, "p", probability(f"{own}(p=…)", self.p))
-        object.__setattr__(self, "scale", interval(f"{own}(scale=…)", self.scale))
         if not 0 <= self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"{own}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
-        object.__setattr__(self, "ratio", interval(f"{own}(ratio=…)", self.ratio, positive=True))
-        object.__setattr__(self, "value", _value(self.value))
         modes = get_args(Mode)
         if self.mode is not None and self.mode not in modes:
             raise ValueError(f"{own}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
@@ -84,9 +94,8 @@ class RandomErasing(Transform):
             raise ValueError(
                 f"{own}(value={self.value!r}) has no meaning with mode={self.mode!r}; leave one of them out"
             )
-        object.__setattr__(self, "min_count", whole(f"{own}(min_count=…)", self.min_count, least=1))
         if self.max_count is not None:
-            object.__setattr__(self, "max_count", whole(f"{own}(max_count=…)", self.max_count, least=self.min_count))
+            whole(f"{own}(max_count=…)", self.max_count, least=self.min_count)
 
     @property
     def kind(self) -> str:
@@ -172,17 +181,3 @@ class RandomErasing(Transform):
 
 def _numbers(value: Any) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _value(value: Any) -> float | tuple[float, ...] | str:
-    name = "RandomErasing(value=…)"
-    if isinstance(value, str):
-        if value != "random":
-            raise ValueError(f"{name} as a text must be 'random', got {value!r}")
-        return value
-    if not is_sequence(value):
-        return finite(name, value)
-    numbers = tuple(finite(name, number) for number in value)
-    if not numbers:
-        raise ValueError(f"{name} must be one number, or one for each channel, got {value!r}")
-    return numbers

@@ -8,13 +8,12 @@ keypoints go with the images (`gpuload.batches.gathering`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import fill_values, interval, probability, size_pair
-from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.gathers import Gather
 from gpuload.transforms.program.ops import Record
 
@@ -29,15 +28,12 @@ class _Gathering(Transform):
     needs_whole: ClassVar[bool] = True
     drops_boxes: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        declared: Any = self  # each has its arguments in an order of its own
-        own, getter = type(self).__name__, declared.labels_getter
-        object.__setattr__(self, "p", probability(f"{own}(p=…)", declared.p))
-        if getter != "default" and not callable(getter):
-            raise ValueError(
-                f"{own}(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs "
-                f"to its boxes, such as lambda s: s[1]['labels']; got {getter!r}"
-            )
+
+def _fractions(name: str, value: Any) -> tuple[float, float]:
+    low, high = interval(name, value)
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"{name} is a range of fractions in 0 … 1, got ({low}, {high})")
+    return low, high
 
 
 @declaration
@@ -80,20 +76,11 @@ class Mosaic(_Gathering):
 
     gathers: ClassVar[int] = 4
 
-    size: int | tuple[int, int]
-    center_range: tuple[float, float] = (0.25, 0.75)
-    p: float = 1.0
-    fill: Any = 0
-    labels_getter: Callable[[Any], Any] | str = field(default="default", compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", size_pair("Mosaic(size=…)", self.size))
-        low, high = interval("Mosaic(center_range=…)", self.center_range)
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"Mosaic(center_range=…) is a range of fractions in 0 … 1, got ({low}, {high})")
-        object.__setattr__(self, "center_range", (low, high))
-        object.__setattr__(self, "fill", fill_values("Mosaic(fill=…)", self.fill))
-        super().__post_init__()
+    size: int | tuple[int, int] = argument(size_pair)
+    center_range: tuple[float, float] = argument(_fractions, default=(0.25, 0.75))
+    p: float = argument(probability, default=1.0)
+    fill: Any = argument(fill_values, default=0)
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
@@ -138,8 +125,8 @@ class CopyPaste(_Gathering):
 
     gathers: ClassVar[int] = 2
 
-    p: float = 1.0
-    labels_getter: Callable[[Any], Any] | str = field(default="default", compare=False)
+    p: float = argument(probability, default=1.0)
+    labels_getter: Callable[[Any], Any] | str = argument(label_getter, default="default", compare=False, of="boxes")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers = uniforms(3)

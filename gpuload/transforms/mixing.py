@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count
 from gpuload.transforms.arguments import finite, whole
-from gpuload.transforms.base import Transform, Uniforms, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["CutMix", "MixUp"]
@@ -28,24 +28,21 @@ class _Mixing(Transform):
     late: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
-    alpha: float = field(default=1.0, kw_only=True)
-    num_classes: int | None = field(default=None, kw_only=True)
+    alpha: float = argument(finite, default=1.0, kw_only=True)
+    num_classes: int | None = argument(whole, default=None, kw_only=True, least=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
-    label_smoothing: float = field(default=0.0, kw_only=True)
+    label_smoothing: float = argument(finite, default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        own = type(self).__name__
-        object.__setattr__(self, "alpha", finite(f"{own}(alpha=…)", self.alpha))
+        super().__post_init__()
+        own, smoothing = type(self).__name__, self.label_smoothing
         if self.alpha <= 0:
             raise ValueError(f"{own}(alpha=…) must be greater than 0, got {self.alpha}")
-        if self.num_classes is not None:
-            object.__setattr__(self, "num_classes", whole(f"{own}(num_classes=…)", self.num_classes, least=1))
         if not (self.labels_getter in ("default", None) or callable(self.labels_getter)):
             raise ValueError(
                 f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
                 f"labels, got {self.labels_getter!r}"
             )
-        smoothing = finite(f"{own}(label_smoothing=…)", self.label_smoothing)
         if not 0 <= smoothing < 1:
             raise ValueError(f"{own}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
         if smoothing and self.labels_getter is None:
@@ -53,7 +50,6 @@ class _Mixing(Transform):
                 f"{own}(label_smoothing={smoothing}) smooths labels, but labels_getter=None says that there are none; "
                 "leave one of them out"
             )
-        object.__setattr__(self, "label_smoothing", smoothing)
 
     def shares(self, uniforms: Uniforms, more: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The shares of the images themselves, (B,), and `more` uniform numbers, (B, more)."""

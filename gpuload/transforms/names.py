@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuload.errors import closest
 
-__all__ = ["ARGUMENTS", "HERE", "TRANSFORMS", "missing"]
+__all__ = ["ARGUMENTS", "HERE", "MODULE", "NOTHING_TO_DO", "REFUSED", "TO_DTYPE", "TRANSFORMS", "missing"]
 
 # Names of torch and torchvision that a user may look for in `gpuload`.
 HERE: Final = {
@@ -38,15 +38,15 @@ AS_THEY_ARE: Final = (
 # albumentations' that gpuload does not have.
 IN_THE_DATASET: Final = (
     "AdditiveNoise", "AdvancedBlur", "AtLeastOneBBoxRandomCrop", "CLAHE", "ChannelDropout", "ChromaticAberration",
-    "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "D4", "Defocus", "Emboss",
+    "ConstrainedCoarseDropout", "CropAndPad", "CropNonEmptyMaskIfExists", "CubicSymmetry", "Defocus", "Emboss",
     "FDA", "FancyPCA", "FrequencyMasking", "FromFloat", "GlassBlur", "GridDistortion", "GridDropout",
     "GridElasticDeform", "HEStain", "HistogramMatching", "ISONoise", "Illumination", "MaskDropout", "MedianBlur",
     "Morphological", "MotionBlur", "MultiplicativeNoise", "OpticalDistortion", "OverlayElements", "PiecewiseAffine",
     "PixelDistributionAdaptation", "PixelDropout", "PlanckianJitter", "PlasmaBrightnessContrast", "PlasmaShadow",
     "RGBShift", "RandomCropFromBorders", "RandomCropNearBBox", "RandomFog", "RandomGamma", "RandomGravel",
     "RandomGridShuffle", "RandomRain", "RandomShadow", "RandomSnow", "RandomSunFlare", "RandomToneCurve",
-    "RingingOvershoot", "SaltAndPepper", "ShotNoise", "Spatter", "SquareSymmetry", "Superpixels", "TextImage",
-    "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "Transpose", "UnsharpMask", "XYMasking", "ZoomBlur",
+    "RingingOvershoot", "SaltAndPepper", "ShotNoise", "Spatter", "Superpixels", "TextImage",
+    "ThinPlateSpline", "TimeMasking", "TimeReverse", "ToSepia", "UnsharpMask", "XYMasking", "ZoomBlur",
 )  # fmt: skip
 
 OF_YOUR_OWN: Final = "a transform of your own is a subclass of Custom, or Lambda(function)"
@@ -54,7 +54,28 @@ TENSORS: Final = "leave it out: batches hold tensors, whatever the dataset retur
 WITH_RANDOM_APPLY: Final = "RandomApply([…], p=…) gives it a probability"
 IN_THE_LOADER: Final = "leave it out: gpuload.Loader(device=…) says where batches go"
 
-# What a user may look for in `gpuload.transforms`; torchvision's names are in `interop.tables` too.
+# They only change the type of a Python object; a batch of gpuload is always a tensor.
+NOTHING_TO_DO: Final = ("Identity", "PILToTensor", "ToImage", "ToPILImage", "ToPureTensor")
+
+TO_DTYPE: Final = ("ConvertImageDtype", "ToDtype", "ToTensor")  # they become our ToDtype
+
+# A module that takes a batch goes after what `from_torchvision` returns, not into what it reads.
+MODULE: Final = "write transforms=[*T.from_torchvision(…), module]"
+
+# What gpuload does not have, and what to do instead.
+REFUSED: Final[dict[str, str]] = {
+    "FiveCrop": "it makes five images of one; write MultiView([...]) with a chain for each",
+    "Lambda": (
+        "torchvision calls its function with all that a sample holds; gpuload's own, T.Lambda(fn, per='image'), calls "
+        "it with each image, a tensor C×H×W, and T.Lambda(fn) with a batch"
+    ),
+    "LinearTransformation": f"do it to the finished batch, or make an nn.Module of it, and {MODULE}",
+    "RGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
+    "SetClampingMode": "leave it out: gpuload cuts boxes to the image, torchvision's mode 'soft'",
+    "TenCrop": "it makes ten images of one; write MultiView([...]) with a chain for each",
+}
+
+# What a user may look for in `gpuload.transforms`, beside those.
 TRANSFORMS: Final = {
     # torchvision
     "AutoAugmentPolicy": "write AutoAugment(policy='imagenet'), 'cifar10' or 'svhn'",
@@ -81,6 +102,7 @@ TRANSFORMS: Final = {
     "Crop": "write CenterCrop(size) or RandomCrop(size)",
     "Cutout": "write RandomErasing(p, scale, ratio=(1, 1))",
     "Downscale": "write RandomApply([Resize(small), Resize(large)], p=…)",
+    "D4": "write RandomRotate90(p=1) and RandomTranspose()",
     "DualTransform": OF_YOUR_OWN,
     "Equalize": "write RandomEqualize(p)",
     "Erasing": "write RandomErasing(p, scale, ratio)",
@@ -95,7 +117,6 @@ TRANSFORMS: Final = {
     "OneOrOther": "write RandomChoice([first, second], p=[…])",
     "PadIfNeeded": "write CenterCropOrPad(size), or RandomCrop(size, pad_if_needed=True)",
     "RandomBrightnessContrast": f"write ColorJitter(brightness=…, contrast=…); {WITH_RANDOM_APPLY}",
-    "RandomRotate90": "write RandomChoice([Identity(), *(RandomRotation((angle, angle)) for angle in (90, 180, 270))])",
     "RandomScale": "write RandomResize(min_size, max_size) or ScaleJitter(target_size, scale_range)",
     "RandomSizedBBoxSafeCrop": "write RandomIoUCrop() and Resize((height, width))",
     "RandomSizedCrop": "write RandomResizedCrop(size, scale)",
@@ -108,10 +129,12 @@ TRANSFORMS: Final = {
     "SmallestMaxSize": "write Resize(size), whose one number is the shorter side",
     "SelectiveChannelTransform": "write a Custom, which gets all channels",
     "SomeOf": "write RandomApply([…], p=…) for each, or RandomChoice([…])",
+    "SquareSymmetry": "write RandomRotate90(p=1) and RandomTranspose()",
     "ToFloat": "write ToDtype('float32', scale=True)",
     "ToGray": "write RandomGrayscale(p), or Grayscale(3)",
     "ToRGB": "leave it out: gpuload.Encoded decodes to RGB by itself, whatever the file holds",
     "ToTensorV2": TENSORS,
+    "Transpose": "write RandomTranspose(p)",
     # FFCV
     "CenterCropRGBImageDecoder": "write CenterCropOrPad(size), or Resize(size) and CenterCrop(size)",
     "Convert": "write ToDtype('float16'), or gpuload.Loader(dtype='float16')",
@@ -187,8 +210,6 @@ def _in_gpuload(name: str) -> str | None:
 
 
 def _in_transforms(name: str) -> str | None:
-    from gpuload.transforms.interop.tables import NOTHING_TO_DO, REFUSED, TO_DTYPE
-
     if name in TO_DTYPE:
         return "write ToDtype('float32', scale=True); Normalize scales by itself, and tensors are what a batch holds"
     if name in NOTHING_TO_DO:

@@ -1,23 +1,53 @@
-"""Transforms that resize to a random size, each drawn as a `Box` around the whole image.
+"""Transforms that resize to a random size, and timm's ways to bring an image to a size.
 
-Names, arguments, defaults and distributions are torchvision's. A side never becomes shorter than one pixel, where
+Names, arguments, defaults and distributions are torchvision's, and of `CenterCropOrPad`, `RandomCropOrPad`,
+`ResizeKeepRatio` and `TrimBorder` those of `timm.data.transforms` (1.0); `from_timm` uses these. torchvision's Resize
+rounds sides down and makes the shorter side fit; timm's rounds to the nearest and can make the longer one fit, and
+timm's crops pad with a colour, or with the mirrored image. A side never becomes shorter than one pixel, where
 torchvision raises an error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import antialias_flag, interpolation_name, interval, is_sequence, size_pair, whole
-from gpuload.transforms.base import Resampling, Uniforms, declaration
-from gpuload.transforms.geometry import sizes_by_shorter_side
+from gpuload.transforms.arguments import (
+    RESAMPLING,
+    antialias_flag,
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    probability,
+    size_pair,
+    whole,
+)
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration
+from gpuload.transforms.geometry import (
+    FixedSizeCrop,
+    PaddingMode,
+    central_starts,
+    padding_mode_of,
+    sizes_by_shorter_side,
+)
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
-__all__ = ["RandomResize", "RandomShortestSize", "ScaleJitter"]
+__all__ = [
+    "CenterCropOrPad",
+    "RandomCropOrPad",
+    "RandomResize",
+    "RandomShortestSize",
+    "ResizeKeepRatio",
+    "ScaleJitter",
+    "TrimBorder",
+]
 
 
 @declaration
@@ -36,13 +66,11 @@ class _Resizing(Resampling):
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None
 
-    def _check(self) -> None:
-        """Check the arguments that all of them have."""
-        own: Any = self
-        name = type(self).__name__
-        filters = interpolation_name(f"{name}(interpolation=…)", own.interpolation, resizing=True)
-        object.__setattr__(self, "interpolation", filters)
-        object.__setattr__(self, "antialias", antialias_flag(f"{name}(antialias=…)", own.antialias, own.interpolation))
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    if not is_sequence(value) or len(value) != 2:
+        raise TypeError(f"{name} must be (height, width), got {value!r}")
+    return size_pair(name, value)
 
 
 @declaration
@@ -61,23 +89,22 @@ class ScaleJitter(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    target_size: tuple[int, int]
-    scale_range: tuple[float, float] = (0.1, 2.0)
-    interpolation: str = "bilinear"
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        name = "ScaleJitter(target_size=…)"
-        if not is_sequence(self.target_size) or len(self.target_size) != 2:
-            raise TypeError(f"{name} must be (height, width), got {self.target_size!r}")
-        object.__setattr__(self, "target_size", size_pair(name, self.target_size))
-        object.__setattr__(self, "scale_range", interval("ScaleJitter(scale_range=…)", self.scale_range, positive=True))
-        self._check()
+    target_size: tuple[int, int] = argument(_pair)
+    scale_range: tuple[float, float] = argument(interval, default=(0.1, 2.0), positive=True)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         low, high = self.scale_range
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
         return (sizes_hw * (fit * (low + numbers * (high - low)))[:, None]).astype(np.int64)
+
+
+def _lengths(name: str, value: Any) -> tuple[int, ...]:
+    given = value if is_sequence(value) else (value,)
+    if not len(given):
+        raise ValueError(f"{name} must be a length or several, got {value!r}")
+    return tuple(whole(name, length, least=1) for length in given)
 
 
 @declaration
@@ -95,20 +122,10 @@ class RandomShortestSize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int | Sequence[int]
-    max_size: int | None = None
-    interpolation: str = "bilinear"
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        name = "RandomShortestSize(min_size=…)"
-        given: Any = self.min_size if is_sequence(self.min_size) else (self.min_size,)
-        if not len(given):
-            raise ValueError(f"{name} must be a length or several, got {self.min_size!r}")
-        object.__setattr__(self, "min_size", tuple(whole(name, length, least=1) for length in given))
-        if self.max_size is not None:
-            object.__setattr__(self, "max_size", whole("RandomShortestSize(max_size=…)", self.max_size, least=1))
-        self._check()
+    min_size: int | Sequence[int] = argument(_lengths)
+    max_size: int | None = argument(whole, default=None, least=1)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = np.array(self.min_size, np.int64)
@@ -133,21 +150,147 @@ class RandomResize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int
-    max_size: int
-    interpolation: str = "bilinear"
-    antialias: bool = True
+    min_size: int = argument(whole, least=1)
+    max_size: int = argument(whole, least=1)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "min_size", whole("RandomResize(min_size=…)", self.min_size, least=1))
-        object.__setattr__(self, "max_size", whole("RandomResize(max_size=…)", self.max_size, least=1))
+        super().__post_init__()
         if self.max_size <= self.min_size:
             raise ValueError(
                 f"RandomResize(max_size={self.max_size}) must be greater than min_size={self.min_size}: the longest "
                 "side that is drawn is one less than max_size"
             )
-        self._check()
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
         lengths = self.min_size + (numbers * (self.max_size - self.min_size)).astype(np.int64)
         return sizes_by_shorter_side(sizes_hw, lengths)
+
+
+@declaration
+class ResizeKeepRatio(Resampling):
+    """Resize with the aspect ratio kept, so that the result covers a size or fits into it.
+
+    Args:
+        size: an integer (a square), or (height, width).
+        longest: 0: the result covers the size; 1: it fits into it; other fractions: in between.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
+            drawn.
+        random_scale_prob: the probability of scaling by a random factor too.
+        random_scale_range: the least and the greatest factor, greater than 0.
+        random_scale_area: the factor is 1 / √x, with x from the range, as for the area of a crop.
+        random_aspect_prob: the probability of changing the aspect ratio by a random factor.
+        random_aspect_range: the least and the greatest factor; drawn log-uniformly.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> ResizeKeepRatio(256, longest=1).output_size((375, 500))
+        (192, 256)
+    """
+
+    size: int | tuple[int, int] = argument(size_pair)
+    longest: float = argument(finite, default=0.0)
+    interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
+    random_scale_prob: float = argument(probability, default=0.0)
+    random_scale_range: tuple[float, float] = argument(interval, default=(0.85, 1.05), positive=True)
+    random_scale_area: bool = argument(flag, default=False)
+    random_aspect_prob: float = argument(probability, default=0.0)
+    random_aspect_range: tuple[float, float] = argument(interval, default=(0.9, 1.11), positive=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.longest <= 1:
+            raise ValueError(f"ResizeKeepRatio(longest=…) must lie in 0 … 1, got {self.longest}")
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
+        low, high = self.random_scale_range
+        scale = low + numbers[:, 1] * (high - low)
+        if self.random_scale_area:
+            scale = 1 / np.sqrt(scale)
+        factors *= np.where(numbers[:, 0] < self.random_scale_prob, scale, 1.0)[:, None]
+        low, high = (math.log(end) for end in self.random_aspect_range)
+        root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
+        root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
+        factors *= np.stack([1 / root, root], axis=1)
+        return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
+
+    def _sizes(self, sizes_hw: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
+        ratios = sizes_hw / np.array(self.size)
+        ratio = ratios.max(axis=1) * self.longest + ratios.min(axis=1) * (1 - self.longest)
+        return np.maximum(np.rint(sizes_hw * factors / ratio[:, None]), 1).astype(np.int64)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        if size_hw is None or self.random_scale_prob or self.random_aspect_prob:
+            return None
+        height, width = self._sizes(np.array([size_hw]), 1.0)[0].tolist()
+        return height, width
+
+
+@declaration
+class _CropOrPad(FixedSizeCrop):
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+
+
+@declaration
+class CenterCropOrPad(_CropOrPad):
+    """Cut out the middle; a smaller image is padded on both sides first.
+
+    Arguments and errors are those of `RandomCropOrPad`.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        return self.boxes(central_starts(sizes_hw, self.size))
+
+
+@declaration
+class RandomCropOrPad(_CropOrPad):
+    """Cut out a box at a random place; a smaller image is padded, itself at a random place.
+
+    Args:
+        size: an integer (a square), or (height, width).
+        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``, as for `RandomCrop`.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        spare = sizes_hw - np.array(self.size, np.int64)
+        return self.boxes((uniforms(2) * (abs(spare) + 1)).astype(np.int64) * np.sign(spare))
+
+
+@declaration
+class TrimBorder(Padding):
+    """Cut off a border of the same width on all sides.
+
+    Args:
+        border_size: in pixels.
+
+    Raises:
+        TypeError, ValueError: it is not an integer, or negative.
+        DrawError: (when drawn) nothing of an image would be left.
+    """
+
+    crops: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
+
+    border_size: int = argument(whole, least=0)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        left = sizes_hw - 2 * self.border_size
+        if (left < 1).any():
+            row = int((left < 1).any(axis=1).argmax())
+            height, width = sizes_hw[row].tolist()
+            raise DrawError(
+                f"TrimBorder({self.border_size}) leaves nothing of an image of {height}×{width} (height × width)", row
+            )
+        return self.box(np.full_like(left, self.border_size), left)
+
+    def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None if size_hw is None else (size_hw[0] - 2 * self.border_size, size_hw[1] - 2 * self.border_size)

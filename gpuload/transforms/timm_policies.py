@@ -1,27 +1,100 @@
-"""timm's AutoAugment and AugMix, from the strings that its recipes are written with.
+"""timm's RandAugment, AutoAugment and AugMix, from the strings that its recipes are written with.
 
-The policies are those of `timm.data.auto_augment`, timm 1.0: ``original`` is published in Cubuk et al., "AutoAugment:
-Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` comes from the TPU implementation of EfficientNet; ``3a``
-from Touvron et al., "DeiT III", 2022. An ``r`` stands for a posterize whose strength grows with the magnitude.
+Meaning and numbers are those of `timm.data.auto_augment`, timm 1.0. Of its policies ``original`` is published in Cubuk
+et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019; ``v0`` comes from the TPU implementation
+of EfficientNet; ``3a`` from Touvron et al., "DeiT III", 2022. An ``r`` stands for a posterize whose strength grows with
+the magnitude. Unlike the published one, its RandAugment skips each operation with a probability, may vary magnitudes,
+and shifts by fractions of pixels.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.base import Uniforms, declaration
-from gpuload.transforms.program.ops import NOTHING, VALUES, Mixture, Ops, Record
-from gpuload.transforms.timm_operations import CODES, MAGNITUDES, NAMES, UNIFORM_FROM, Strength, TimmAugment
+from gpuload.rng.distributions import normal
+from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
+from gpuload.transforms.base import declaration
+from gpuload.transforms.policies import DEEPEST, IMAGENET, AutomaticAugment, Kind, Recipe, Table, policy
+from gpuload.transforms.program.ops import Mixture, Record
+from gpuload.transforms.program.windows import filter_names
 
-__all__ = ["TimmAugMix", "TimmAutoAugment"]
+__all__ = ["TimmAugMix", "TimmAutoAugment", "TimmRandAugment"]
 
-# Pairs of operations: name, probability, magnitude.
+TIMM: Final = Table(
+    {
+        "AutoContrast": Kind("autocontrast"),
+        "Equalize": Kind("equalize"),
+        "Invert": Kind("invert"),
+        "Rotate": Kind("warp", times=30.0, signed=True),
+        "ShearX": Kind("warp", times=0.3, signed=True),
+        "ShearY": Kind("warp", times=0.3, signed=True),
+        "TranslateX": Kind("warp", times=1.0, signed=True),
+        "TranslateY": Kind("warp", times=1.0, signed=True),
+        "Posterize": Kind("posterize", times=4.0, bounds=(0, 8), whole=True),
+        "PosterizeIncreasing": Kind("posterize", 4.0, -4.0, (0, 8), whole=True),
+        "Solarize": Kind("solarize", times=256.0, bounds=(0, 256), whole=True),
+        "SolarizeIncreasing": Kind("solarize", 256.0, -256.0, (0, 256), whole=True),
+        "SolarizeAdd": Kind("solarize_add", times=110.0, bounds=(0, 128), whole=True),
+        "Color": Kind("saturation", 0.1, 1.8),
+        "Contrast": Kind("contrast", 0.1, 1.8),
+        "Brightness": Kind("brightness", 0.1, 1.8),
+        "Sharpness": Kind("sharpness", 0.1, 1.8),
+        "ColorIncreasing": Kind("saturation", 1.0, 0.9, (0.1, math.inf), signed=True),
+        "ContrastIncreasing": Kind("contrast", 1.0, 0.9, (0.1, math.inf), signed=True),
+        "BrightnessIncreasing": Kind("brightness", 1.0, 0.9, (0.1, math.inf), signed=True),
+        "SharpnessIncreasing": Kind("sharpness", 1.0, 0.9, (0.1, math.inf), signed=True),
+        "Desaturate": Kind("saturation", 0.5, -0.5, (0, 0.5)),
+        "GaussianBlur": Kind("pillow_blur", 0.1, 1.9, (0.1, 2.0)),
+        "PosterizeOriginal": Kind("posterize", 4.0, 4.0, (0, 8), whole=True),
+        "GaussianBlurRand": Kind("pillow_blur", 0.1, 1.0),  # of a strength that is drawn
+    }
+)
+DRAWN_BLUR: Final = TIMM.names.index("GaussianBlurRand")
+
+HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
+MAGNITUDES: Final = 10.0  # a magnitude of 1 is a tenth of an operation's strength; the default upper bound
+UNIFORM_FROM: Final = 100.0  # a standard deviation above it means infinity
+
+
+def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Kinds, and their weights if the names have some."""
+    entries = [entry.split() for entry in text.split(",")]
+    weights = np.array([float(entry[1]) for entry in entries]) if len(entries[0]) > 1 else None
+    return TIMM.numbers(entry[0] for entry in entries), weights
+
+
+# The sets of operations that RandAugment draws from: its own, that of "inc1", and those that a string names after "t".
+_PLAIN: Final = (
+    "AutoContrast, Equalize, Invert, Rotate, Posterize, Solarize, SolarizeAdd, Color, Contrast, Brightness, Sharpness, "
+    "ShearX, ShearY, TranslateX, TranslateY"
+)
+PLAIN: Final = _choices(_PLAIN)
+GROWING: Final = _choices(
+    re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _PLAIN)
+)
+SETS: Final = {
+    "weights": _choices(
+        "Rotate 3, ShearX 2, ShearY 2, TranslateX 1, TranslateY 1, ColorIncreasing .25, SharpnessIncreasing .25, "
+        "AutoContrast .25, SolarizeIncreasing .05, SolarizeAdd .05, ContrastIncreasing .05, BrightnessIncreasing .05, "
+        "Equalize .05, PosterizeIncreasing .05, Invert .05"
+    ),
+    "3a": _choices("SolarizeIncreasing, Desaturate, GaussianBlur"),
+    "3aw": _choices(
+        "SolarizeIncreasing 6, Desaturate 6, GaussianBlur 6, Rotate 3, ShearX 2, ShearY 2, PosterizeIncreasing 1, "
+        "AutoContrast 1, ColorIncreasing 1, SharpnessIncreasing 1, ContrastIncreasing 1, BrightnessIncreasing 1, "
+        "Equalize 1, Invert 1"
+    ),
+}
+MIXED, _ = _choices(
+    "AutoContrast, ColorIncreasing, ContrastIncreasing, BrightnessIncreasing, SharpnessIncreasing, Equalize, Rotate, "
+    "PosterizeIncreasing, SolarizeIncreasing, ShearX, ShearY, TranslateX, TranslateY"
+)
 _V0: Final = """
     Equalize .8 1, ShearY .8 4; Color .4 9, Equalize .6 3; Color .4 1, Rotate .6 8; Solarize .8 3, Equalize .4 7;
     Solarize .4 2, Solarize .6 2; Color .2 0, Equalize .8 8; Equalize .4 8, SolarizeAdd .8 3; ShearX .2 9, Rotate .6 8;
@@ -31,28 +104,171 @@ _V0: Final = """
     Equalize .8 4, Equalize 0 8; Equalize 1 4, AutoContrast .6 2; ShearY .4 7, SolarizeAdd .6 7;
     Posterize .8 2, Solarize .6 10; Solarize .6 8, Equalize .6 1; Color .8 6, Rotate .4 5
 """
-_ORIGINAL: Final = """
-    Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6 5; Equalize .8 8, Equalize .6 3;
-    Posterize .6 7, Posterize .6 6; Equalize .4 7, Solarize .2 4; Equalize .4 4, Rotate .8 8;
-    Solarize .6 3, Equalize .6 7; Posterize .8 5, Equalize 1 2; Rotate .2 3, Solarize .6 8;
-    Equalize .6 8, Posterize .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6 2; Equalize 0 7, Equalize .8 8;
-    Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8; Rotate .8 8, Color 1 2; Color .8 8, Solarize .8 7;
-    Sharpness .4 7, Invert .6 8; ShearX .6 5, Equalize 1 9; Color .4 0, Equalize .6 3; Equalize .4 7, Solarize .2 4;
-    Solarize .6 5, AutoContrast .6 5; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8; Equalize .8 8, Equalize .6 3
-"""
 POLICIES: Final = {
-    "original": _ORIGINAL.replace("Posterize", "PosterizeOriginal"),
-    "originalr": _ORIGINAL.replace("Posterize", "PosterizeIncreasing"),
+    "original": IMAGENET.replace("Posterize", "PosterizeOriginal"),
+    "originalr": IMAGENET.replace("Posterize", "PosterizeIncreasing"),
     "v0": _V0,
     "v0r": _V0.replace("Posterize", "PosterizeIncreasing"),
     "3a": "Solarize 1 5; Desaturate 1 10; GaussianBlurRand 1 10",
 }
-LENGTH: Final = 2  # of the longest entry of a policy
-MIXED: Final = (
-    "AutoContrast", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing", "SharpnessIncreasing", "Equalize",
-    "Rotate", "PosterizeIncreasing", "SolarizeIncreasing", "ShearX", "ShearY", "TranslateX", "TranslateY",
-)  # fmt: skip
-DEEPEST: Final = 3  # the most operations in a chain of AugMix whose depth is drawn
+
+
+class TimmAugment(AutomaticAugment):
+    """Base of timm's methods, which have a `config` and `hparams`."""
+
+    table: ClassVar[Table] = TIMM
+    of_timm: ClassVar[bool] = True
+    fill_argument: ClassVar[str] = "hparams['img_mean']"
+    example: ClassVar[str]  # a config, for messages
+    heads: ClassVar[tuple[str, ...]]  # what a config begins with
+    defaults: ClassVar[dict[str, Any]]  # of its parts
+
+    config: str
+    hparams: Any
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        if not isinstance(self.config, str):
+            raise TypeError(f"{own}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
+        object.__setattr__(self, "hparams", _checked(own, self.hparams))
+        self.recipe  # noqa: B018  # an error comes here
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What the config says: by letters the numbers, ``"t"`` the set, ``""`` what it begins with."""
+        return _parts(type(self), self.config)
+
+    @property
+    def fill(self) -> Any:
+        """The fill outside an image."""
+        return dict(self.hparams).get("img_mean", (128, 128, 128))
+
+    @property
+    def filter_names(self) -> tuple[str, ...]:
+        return dict(self.hparams).get("interpolation", filter_names("random"))
+
+    def strengths(
+        self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
+    ) -> np.ndarray:
+        parts, given = self.parts, dict(self.hparams)
+        deviation = given.get("magnitude_std", parts["mstd"])
+        if deviation == math.inf:
+            magnitudes = magnitudes * spread[:, : kinds.shape[1]]
+        elif deviation:
+            magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
+        greatest = given.get("magnitude_max", parts.get("mmax")) or MAGNITUDES
+        levels = np.clip(magnitudes, 0.0, greatest) / MAGNITUDES
+        # Of a blur it is the greatest radius, 2 levels; the number of a sign draws one between this and 0.1.
+        levels = np.where(kinds == DRAWN_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
+        rows, columns, sides = TIMM.shifted(kinds, sizes_hw)
+        levels[rows, columns] *= given.get("translate_pct", 0.45)
+        levels[rows, columns] *= sides
+        return levels
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
+
+
+def _checked(own: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
+    """The hyperparameters, checked, as pairs, since a dict is not hashable."""
+    if hparams is None:
+        return ()
+    if not isinstance(hparams, Mapping | tuple):
+        raise TypeError(f"{own}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
+    checked: dict[str, Any] = {}
+    for name, value in sorted(dict(hparams).items()):
+        shown = f"{own}(hparams[{name!r}])"
+        if name not in HPARAMS:
+            raise ValueError(f"{own}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
+        if name == "img_mean":
+            checked[name] = fill_values(shown, value, uint8=True)
+        elif name == "interpolation":
+            filters = filter_names("random") if value == "random" else value if is_sequence(value) else (value,)
+            checked[name] = tuple(interpolation_name(shown, entry) for entry in filters)
+        elif name == "magnitude_max" and value is None:
+            continue  # timm's word for its default
+        else:
+            number = math.inf if name == "magnitude_std" and value == math.inf else finite(shown, value)
+            if number < 0:
+                raise ValueError(f"{shown} must not be negative, got {number:g}")
+            checked[name] = number
+    return tuple(checked.items())
+
+
+@lru_cache(maxsize=32)
+def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
+    """See `TimmAugment.parts`."""
+    own, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
+    shown = f"{own}(config={config!r})"
+    if head not in method.heads:
+        heads = ", ".join(map(repr, method.heads))
+        heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
+        raise ValueError(f"{own}(config=…) must begin with {heads}, got {config!r}")
+    numbers[""] = head
+    for part in parts:
+        if "t" in numbers and part.startswith("t"):
+            numbers["t"] = part[1:]
+            if part[1:] not in SETS:
+                known = ", ".join("t" + name for name in SETS)
+                raise ValueError(f"{shown} names an unknown set of operations, {part!r}; there are {known}")
+            continue
+        match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
+        if match is None or match[1] not in method.defaults:
+            known = "known are " + ", ".join(method.defaults) + ", with a number"
+            if "t" in numbers:
+                known = "parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
+            raise ValueError(f"{shown} has a part that is not understood, {part!r}; {known}")
+        key, number = match[1], float(match[2])
+        if key == "p" and number > 1:
+            raise ValueError(f"{shown}: p is a probability and must lie in 0 … 1, got {match[2]}")
+        if key not in ("p", "a", "mstd") and not number.is_integer():
+            raise ValueError(f"{shown}: {key} must be a whole number, got {match[2]}")
+        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
+    return numbers
+
+
+@declaration
+class TimmRandAugment(TimmAugment):
+    """timm's RandAugment: `timm.data.auto_augment.rand_augment_transform(config, hparams)`.
+
+    Args:
+        config: ``"rand"``, then parts separated by dashes, in any order: ``m`` magnitude, a whole number (10); ``n``
+            the number of operations (2); ``p`` the probability of each (0.5); ``mstd`` the standard deviation of the
+            magnitude (0), where ``inf``, or more than 100, means uniform in 0 … m; ``mmax`` the greatest magnitude
+            (10); ``inc1`` for operations whose strength grows with the magnitude; ``t`` another set of operations:
+            ``tweights``, ``t3a`` or ``t3aw``. ``w``, of older strings, is refused, as by timm.
+        hparams: a dict with any of: ``img_mean``, the fill outside the image, in levels ((128, 128, 128));
+            ``interpolation``, a filter, or several, one of which is drawn for each operation ("random", the default:
+            bilinear and bicubic); ``translate_pct``, the greatest shift, a share of the side (0.45); ``magnitude_std``
+            and ``magnitude_max``, which override those of the string; ``translate_const``, which timm's RandAugment
+            accepts but does not use.
+
+    Raises:
+        TypeError, ValueError: the string has a part that is not one of these, or a hyperparameter is wrong.
+
+    Example:
+        >>> TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)})
+        TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104)})
+    """
+
+    example: ClassVar[str] = "rand-m9-n2"
+    heads: ClassVar[tuple[str, ...]] = ("rand",)
+    defaults: ClassVar[dict[str, Any]] = {"m": 10.0, "n": 2, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0, "t": None}
+
+    config: str
+    hparams: Any = None
+
+    @property
+    def recipe(self) -> Recipe:
+        parts = self.parts
+        count, chosen = int(parts["n"]), parts["t"]
+        kinds, weights = SETS[chosen] if chosen is not None else GROWING if parts["inc"] else PLAIN
+        if weights is not None and count > len(weights):
+            raise ValueError(
+                f"TimmRandAugment(config={self.config!r}) asks for {count} operations, but t{chosen} draws from "
+                f"{len(weights)} without replacement"
+            )
+        return Recipe(kinds, parts["m"], parts["p"], count=count, weights=weights)
 
 
 @declaration
@@ -73,34 +289,15 @@ class TimmAutoAugment(TimmAugment):
     """
 
     example: ClassVar[str] = "original-mstd0.5"
+    heads: ClassVar[tuple[str, ...]] = tuple(POLICIES)
+    defaults: ClassVar[dict[str, Any]] = {"mstd": 0.0}
 
     config: str = "v0"
     hparams: Any = None
 
-    def kinds(self) -> np.ndarray:
-        return np.unique(_policy(self._read()[0])[0])
-
-    def _read(self) -> tuple[str, float]:
-        """The policy and the deviation."""
-        name, *parts = self.config.split("-")
-        if name not in POLICIES:
-            raise ValueError(
-                f"TimmAutoAugment(config=…) must begin with one of {', '.join(map(repr, POLICIES))}, got "
-                f"{self.config!r}"
-            )
-        return name, _numbers(self, parts, {"mstd": 0.0})["mstd"]
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        name, deviation = self._read()
-        kinds, probabilities, magnitudes = _policy(name)
-        numbers = uniforms(1 + 4 * LENGTH)
-        entries = (numbers[:, 0] * len(kinds)).astype(np.int64)
-        done, signs, filters, spread = np.split(numbers[:, 1:], 4, axis=1)
-        kinds = kinds[entries]
-        strength = Strength.of(self.hparams, magnitudes[entries], deviation, MAGNITUDES)
-        values = strength.values(kinds, strength.magnitudes(kinds.shape, spread), signs, sizes_hw)
-        codes = np.where(done <= probabilities[entries], CODES[kinds], NOTHING)
-        return Ops(codes, values, self.filters(filters), self.outside(masks=False))
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(*policy(TIMM, POLICIES[self.parts[""]]), count=2)
 
 
 @declaration
@@ -124,71 +321,19 @@ class TimmAugMix(TimmAugment):
 
     record: ClassVar[type[Record]] = Mixture
     example: ClassVar[str] = "augmix-m5-w4-d2"
+    heads: ClassVar[tuple[str, ...]] = ("augmix",)
+    defaults: ClassVar[dict[str, Any]] = {"m": 3.0, "w": 3, "d": 0, "a": 1.0, "b": 0, "mstd": math.inf}
 
     config: str = "augmix"
     hparams: Any = None
 
-    def kinds(self) -> np.ndarray:
-        self._read()
-        return np.array([NAMES.index(name) for name in MIXED], np.int64)
-
-    def _read(self) -> dict[str, float]:
-        first, *parts = self.config.split("-")
-        if first != "augmix":
-            raise ValueError(
-                f"TimmAugMix(config=…) must begin with 'augmix', such as {self.example!r}, got {self.config!r}"
-            )
-        found = _numbers(self, parts, {"m": 3.0, "w": 3.0, "d": 0.0, "a": 1.0, "b": 0.0, "mstd": math.inf})
-        if found["b"]:
+    @property
+    def recipe(self) -> Recipe:
+        parts = self.parts
+        if parts["b"]:
             raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with other shares; leave it out")
         for key in ("w", "a"):
-            if not found[key]:
+            if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")
-        return found
-
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Mixture:
-        found = self._read()
-        width, fixed, alpha = int(found["w"]), int(found["d"]), found["a"]
-        depth = fixed or DEEPEST
-        steps, shapes = width * depth, [alpha] * width
-        counts = [*[steps] * 3, steps + steps % 2, width, beta_count(alpha, alpha), dirichlet_count(shapes)]
-        numbers = np.split(uniforms(sum(counts)), np.cumsum(counts[:-1]), axis=1)
-        which, signs, filters, spread, depths, own, shares = numbers
-        known = self.kinds()
-        kinds = known[(which * len(known)).astype(np.int64)]
-        strength = Strength.of(self.hparams, found["m"], found["mstd"], MAGNITUDES)
-        values = strength.values(kinds, strength.magnitudes(kinds.shape, spread), signs, sizes_hw)
-        codes = CODES[kinds].reshape(-1, width, depth)
-        if not fixed:
-            codes[np.arange(depth) > (depths * DEEPEST).astype(np.int64)[:, :, None]] = NOTHING
-        mixed = beta(own, alpha, alpha)[:, None]  # the share of all chains together
-        weights = np.concatenate([1 - mixed, mixed * dirichlet(shares, shapes)], axis=1)
-        filters = self.filters(filters).reshape(-1, width, depth)
-        values = values.reshape(-1, width, depth, VALUES)
-        return Mixture(codes, values, weights, filters, self.outside(masks=False))
-
-
-@lru_cache(maxsize=8)
-def _policy(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A policy's kinds int64, probabilities and magnitudes float64, each (entries, `LENGTH`)."""
-    entries = [[part.split() for part in entry.split(",")] for entry in POLICIES[name].split(";")]
-    for entry in entries:
-        entry.extend([[entry[0][0], "-1", "0"]] * (LENGTH - len(entry)))  # never done
-    kinds = np.array([[NAMES.index(part[0]) for part in entry] for entry in entries], np.int64)
-    probabilities, magnitudes = (np.array([[float(part[at]) for part in entry] for entry in entries]) for at in (1, 2))
-    return kinds, probabilities, magnitudes
-
-
-def _numbers(transform: TimmAugment, parts: list[str], found: dict[str, float]) -> dict[str, float]:
-    """The numbers that parts of a string give, over these defaults."""
-    shown = f"{type(transform).__name__}(config={transform.config!r})"
-    for part in parts:
-        match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
-        if match is None or match[1] not in found:
-            known = ", ".join(found)
-            raise ValueError(f"{shown} has a part that is not understood, {part!r}; known are {known}, with a number")
-        key, number = match[1], float(match[2])
-        if key in ("m", "w", "d", "b") and not number.is_integer():
-            raise ValueError(f"{shown}: {key} must be a whole number, got {match[2]}")
-        found[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
-    return found
+        width, depth = int(parts["w"]), int(parts["d"])
+        return Recipe(MIXED, parts["m"], count=depth or DEEPEST, width=width, alpha=parts["a"], shortened=not depth)

@@ -1,22 +1,201 @@
-"""Transforms that turn, shear and tilt an image, each drawn as a `Warp`.
+"""Transforms that turn, shear and tilt an image, each drawn as a `Warp`, and the coefficients of these maps.
 
 Names, arguments, defaults and distributions are torchvision's; maps mean what they mean for Pillow images there:
 Pillow's `Image.rotate` and `Image.transform`. A pixel of a result may come from anywhere: whole images are decoded.
+
+A map is given backwards: from points of the result to points of the image. Angles are in degrees; a positive one turns
+clockwise in an affine map and counterclockwise in a rotation, as in torchvision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import fill_values, finite, interpolation_name, interval, is_sequence, probability
-from gpuload.transforms.base import Transform, Uniforms, declaration
-from gpuload.transforms.matrices import IDENTITY, affine_coefficients, perspective_coefficients, rotation_coefficients
+from gpuload.transforms.arguments import (
+    fill_values,
+    finite,
+    flag,
+    interpolation_name,
+    interval,
+    is_sequence,
+    probability,
+)
+from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Outline, Warp
 
-__all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
+__all__ = [
+    "IDENTITY",
+    "RandomAffine",
+    "RandomPerspective",
+    "RandomRotation",
+    "affine_coefficients",
+    "perspective_coefficients",
+    "rotation_coefficients",
+]
+
+IDENTITY: Final = np.array([1.0, 0, 0, 0, 1, 0, 0, 0])
+
+
+def affine_coefficients(
+    angle_degrees: np.ndarray | float,
+    translate_xy: np.ndarray,
+    scale: np.ndarray | float,
+    shear_xy_degrees: np.ndarray,
+    center_xy: np.ndarray | None,
+    size_hw: np.ndarray,
+) -> np.ndarray:
+    """The map that turns and shears around a centre, scales, then moves.
+
+    The inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C brings the centre to 0.
+
+    Args:
+        angle_degrees: (B,) or one for all.
+        translate_xy: (B, 2), in pixels.
+        scale: (B,) or one for all, greater than 0.
+        shear_xy_degrees: (B, 2).
+        center_xy: (B, 2) or (2,), from the top left corner; None for the middle of each image.
+        size_hw: int64 (B, 2).
+
+    Returns:
+        float64 (B, 8).
+    """
+    center = size_hw[:, ::-1] * 0.5 if center_xy is None else np.broadcast_to(center_xy, size_hw.shape)
+    angle = np.radians(angle_degrees)
+    # Contiguous, since numpy's sines of strided arrays may differ from others in the last bit.
+    shear_x, shear_y = np.ascontiguousarray(np.radians(np.broadcast_to(shear_xy_degrees, size_hw.shape)).T)
+    # The 2×2 part without its scale has a determinant of 1, so its inverse needs no division.
+    cosine, sine = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
+    tangent = np.tan(shear_x)
+    found = np.zeros((len(size_hw), 8))
+    found[:, 0] = (np.cos(angle) - sine * tangent) / scale
+    found[:, 1] = (np.sin(angle) + cosine * tangent) / scale
+    found[:, 3] = -sine / scale
+    found[:, 4] = cosine / scale
+    back = center + translate_xy
+    found[:, 2] = center[:, 0] - found[:, 0] * back[:, 0] - found[:, 1] * back[:, 1]
+    found[:, 5] = center[:, 1] - found[:, 3] * back[:, 0] - found[:, 4] * back[:, 1]
+    return found
+
+
+def rotation_coefficients(
+    angle_degrees: np.ndarray, center_xy: np.ndarray | None, size_hw: np.ndarray, *, expand: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The map that turns counterclockwise around a centre, as Pillow's `Image.rotate`.
+
+    Args:
+        angle_degrees: (B,).
+        center_xy: (2,) or (B, 2), from the top left corner; None for the middle of each image.
+        size_hw: int64 (B, 2).
+        expand: make the result as large as the turned image.
+
+    Returns:
+        (coefficients float64 (B, 8), sizes of the results int64 (B, 2)).
+    """
+    sizes = size_hw[:, ::-1].astype(np.float64)  # width, height
+    center = sizes / 2 if center_xy is None else np.broadcast_to(np.asarray(center_xy, np.float64), sizes.shape)
+    angle = np.radians(np.mod(angle_degrees, 360.0))
+    # 15 places, so that a right angle moves pixels to pixels.
+    cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
+    found = np.zeros((len(size_hw), 8))
+    found[:, 0], found[:, 1], found[:, 3], found[:, 4] = cosine, -sine, sine, cosine
+    shift = center - _turned(center, found)
+    results = size_hw
+    if expand:
+        corners = np.stack([_turned(sizes * corner, found) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
+        grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
+        if center_xy is None:  # Pillow only swaps the sides at a right angle; half pixels would round up at both ends
+            grown = np.where((cosine == 0)[:, None], sizes[:, ::-1], grown)
+        shift = shift - _turned((grown - sizes) / 2, found)
+        results = grown[:, ::-1].astype(np.int64)
+    found[:, 2], found[:, 5] = shift.T
+    return found, results
+
+
+def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """Points (B, 2) moved by the linear part of a map."""
+    x, y = points_xy.T
+    a, b, _, d, e = coefficients.T[:5]
+    found = np.empty_like(points_xy)
+    found[:, 0], found[:, 1] = a * x + b * y, d * x + e * y
+    return found
+
+
+def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The map that brings the four corner pixels of an image elsewhere.
+
+    Args:
+        size_hw: int64 (B, 2).
+        corners_xy: (B, 4, 2), where the corners go: top left, top right, bottom right, bottom left.
+
+    Returns:
+        (coefficients float64 (B, 8), whether there is such a map, bool (B,)): there is none if three of the corners,
+        before or after, lie on one line, or if the result's first pixel would show a point at infinity.
+    """
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
+    bottom, right = (size_hw - 1).astype(np.float64).T
+    # From the unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is exact.
+    i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
+    skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+    g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
+    h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
+    a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
+    d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
+    # Its inverse, from the image instead of the square.
+    found = np.stack(
+        [
+            (e * i - f * h) * right,
+            (c * h - b * i) * right,
+            (b * f - c * e) * right,
+            (f * g - d * i) * bottom,
+            (a * i - c * g) * bottom,
+            (c * d - a * f) * bottom,
+            d * h - e * g,
+            b * g - a * h,
+        ],
+        axis=1,
+    )
+    last = a * e - b * d
+    turn_0 = (x1 - x0) * (y3 - y0) - (x3 - x0) * (y1 - y0)
+    turn_1 = (x1 - x0) * (y2 - y1) - (x2 - x1) * (y1 - y0)
+    turn_3 = (x3 - x2) * (y0 - y3) - (x0 - x3) * (y3 - y2)
+    exists = (i != 0) & (turn_0 != 0) & (turn_1 != 0) & (turn_3 != 0) & (last != 0) & (right > 0) & (bottom > 0)
+    found /= np.where(exists, last, 1.0)[:, None]
+    found[~exists] = IDENTITY
+    return found, exists
+
+
+def _angles(name: str, value: Any) -> tuple[float, float]:
+    """A range of angles; a number is a range around 0."""
+    if is_sequence(value):
+        return interval(name, value)
+    number = finite(name, value)
+    if number < 0:
+        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
+    return 0.0 - number, number  # not -0.0, which prints differently
+
+
+def _shears(name: str, value: Any) -> tuple[float, ...]:
+    if is_sequence(value) and len(value) == 4:
+        return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
+    if is_sequence(value) and len(value) != 2:
+        raise ValueError(f"{name} must be one number, or 2 or 4 of them, got {len(value)}: {value!r}")
+    return _angles(name, value)
+
+
+def _fractions(name: str, value: Any) -> tuple[float, float]:
+    fractions = _point(name, value)
+    if not all(0 <= fraction <= 1 for fraction in fractions):
+        raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {value!r}")
+    return fractions
+
+
+def _point(name: str, value: Any) -> tuple[float, float]:
+    if not is_sequence(value) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
+    return finite(name, value[0]), finite(name, value[1])
 
 
 class _Warping(Transform):
@@ -35,13 +214,6 @@ class _Warping(Transform):
         moves = (coefficients != IDENTITY).any(axis=1)
         fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
-
-    def _check(self) -> None:
-        """Check the arguments that all warps have."""
-        own: Any = self
-        name = type(self).__name__
-        object.__setattr__(self, "interpolation", interpolation_name(f"{name}(interpolation=…)", own.interpolation))
-        object.__setattr__(self, "fill", fill_values(f"{name}(fill=…)", own.fill))
 
 
 @declaration
@@ -63,18 +235,11 @@ class RandomRotation(_Warping):
         RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))
     """
 
-    degrees: float | tuple[float, float]
-    interpolation: str = "nearest"
-    expand: bool = False
-    center: Sequence[float] | None = None
-    fill: Any = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "degrees", _angles("RandomRotation(degrees=…)", self.degrees))
-        if not isinstance(self.expand, bool):
-            raise TypeError(f"RandomRotation(expand=…) must be True or False, got {self.expand!r}")
-        object.__setattr__(self, "center", _point("RandomRotation(center=…)", self.center))
-        self._check()
+    degrees: float | tuple[float, float] = argument(_angles)
+    interpolation: str = argument(interpolation_name, default="nearest")
+    expand: bool = argument(flag, default=False)
+    center: Sequence[float] | None = argument(_point, default=None)
+    fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         angles = _between(self.degrees, uniforms(1)[:, 0])
@@ -103,28 +268,13 @@ class RandomAffine(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    degrees: float | tuple[float, float]
-    translate: Sequence[float] | None = None
-    scale: Sequence[float] | None = None
-    shear: float | Sequence[float] | None = None
-    interpolation: str = "nearest"
-    fill: Any = 0
-    center: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "degrees", _angles("RandomAffine(degrees=…)", self.degrees))
-        name = "RandomAffine(translate=…)"
-        if self.translate is not None:
-            fractions = _point(name, self.translate)
-            if not all(0 <= fraction <= 1 for fraction in fractions or ()):
-                raise ValueError(f"{name} is given in fractions of the width and height, 0 … 1, got {self.translate!r}")
-            object.__setattr__(self, "translate", fractions)
-        if self.scale is not None:
-            object.__setattr__(self, "scale", interval("RandomAffine(scale=…)", self.scale, positive=True))
-        if self.shear is not None:
-            object.__setattr__(self, "shear", _shears("RandomAffine(shear=…)", self.shear))
-        object.__setattr__(self, "center", _point("RandomAffine(center=…)", self.center))
-        self._check()
+    degrees: float | tuple[float, float] = argument(_angles)
+    translate: Sequence[float] | None = argument(_fractions, default=None)
+    scale: Sequence[float] | None = argument(interval, default=None, positive=True)
+    shear: float | Sequence[float] | None = argument(_shears, default=None)
+    interpolation: str = argument(interpolation_name, default="nearest")
+    fill: Any = argument(fill_values, default=0)
+    center: Sequence[float] | None = argument(_point, default=None)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
@@ -157,18 +307,15 @@ class RandomPerspective(_Warping):
         TypeError, ValueError: an argument is invalid.
     """
 
-    distortion_scale: float = 0.5
-    p: float = 0.5
-    interpolation: str = "bilinear"
-    fill: Any = 0
+    distortion_scale: float = argument(finite, default=0.5)
+    p: float = argument(probability, default=0.5)
+    interpolation: str = argument(interpolation_name, default="bilinear")
+    fill: Any = argument(fill_values, default=0)
 
     def __post_init__(self) -> None:
-        distortion = finite("RandomPerspective(distortion_scale=…)", self.distortion_scale)
-        if not 0 <= distortion <= 1:
-            raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {distortion:g}")
-        object.__setattr__(self, "distortion_scale", distortion)
-        object.__setattr__(self, "p", probability("RandomPerspective(p=…)", self.p))
-        self._check()
+        super().__post_init__()
+        if not 0 <= self.distortion_scale <= 1:
+            raise ValueError(f"RandomPerspective(distortion_scale=…) must lie in 0 … 1, got {self.distortion_scale:g}")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(9)
@@ -183,29 +330,3 @@ class RandomPerspective(_Warping):
 def _between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
     low, high = bounds
     return low + numbers * (high - low)
-
-
-def _angles(name: str, value: Any) -> tuple[float, float]:
-    """A range of angles; a number is a range around 0."""
-    if is_sequence(value):
-        return interval(name, value)
-    number = finite(name, value)
-    if number < 0:
-        raise ValueError(f"{name} as a single number must not be negative, got {number:g}; or give (low, high)")
-    return 0.0 - number, number  # not -0.0, which prints differently
-
-
-def _shears(name: str, value: Any) -> tuple[float, ...]:
-    if is_sequence(value) and len(value) == 4:
-        return *interval(f"{name} along x", value[:2]), *interval(f"{name} along y", value[2:])
-    if is_sequence(value) and len(value) != 2:
-        raise ValueError(f"{name} must be one number, or 2 or 4 of them, got {len(value)}: {value!r}")
-    return _angles(name, value)
-
-
-def _point(name: str, value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    if not is_sequence(value) or len(value) != 2:
-        raise TypeError(f"{name} must be a pair (x, y), got {value!r}")
-    return finite(name, value[0]), finite(name, value[1])

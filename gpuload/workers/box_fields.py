@@ -15,9 +15,8 @@ import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target
 from gpuload.datasets.tree import flatten, is_tensor
-from gpuload.decode.header import read_header
+from gpuload.decode.header import is_transposed, read_header
 from gpuload.decode.options import Decode
-from gpuload.decode.orientation import is_transposed
 from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain

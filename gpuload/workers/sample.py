@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from gpuload.datasets.strays import find_strays
 from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
-from gpuload.decode.jpeg_header import has_end
+from gpuload.decode.header import has_end
 from gpuload.errors import one_line
 from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, one_for_all
 from gpuload.ring.packing import ALIGN
@@ -67,8 +67,7 @@ class Picture:
     resized: Resized | None = None
     sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
     offset: int = -1  # in the slot, once it is decoded
-    # What `SampleReader.cut` cut out of a file; None if nothing; "cut now" if `Decoder.decode` has to do that itself.
-    part: Cut | Literal["cut now"] | None = "cut now"
+    part: Cut | None = None  # what `SampleReader.cut` cut out of a file
 
     @property
     def for_device(self) -> bool:

@@ -515,6 +515,23 @@ def warps(samples: Samples) -> dict[str, Any]:
 
 
 @case()
+def quarter_turns(samples: Samples) -> dict[str, Any]:
+    """Before a crop and after it, with all that belongs to an image."""
+    dataset = samples.make(partial(samples.scene, masks=True, points=True), odd=True)
+    chain = [
+        T.RandomRotate90(0.9),
+        T.RandomResizedCrop((26, 20)),
+        T.RandomTranspose(),
+        T.RandomEqualize(),
+        T.RandomCrop(18),
+        T.RandomRotate90(),
+        NORMALIZE,
+        T.RandomErasing(0.7, value="random"),
+    ]
+    return {"dataset": dataset, "transforms": chain}
+
+
+@case()
 def expanding_rotation(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize(16, max_size=24), T.RandomRotation((-90, 90), "bicubic", expand=True, fill=(1, 2, 3)), NORMALIZE]
     return labelled(samples, chain, ragged="list")

@@ -70,6 +70,8 @@ LEVELS: dict[str, Any] = {
     "Pad": st.builds(T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=modes),
     "RandomHorizontalFlip": st.builds(T.RandomHorizontalFlip, chances),
     "RandomVerticalFlip": st.builds(T.RandomVerticalFlip, chances),
+    "RandomRotate90": st.builds(T.RandomRotate90, chances),
+    "RandomTranspose": st.builds(T.RandomTranspose, chances),
     "RandomZoomOut": st.builds(T.RandomZoomOut, fills, spans(1, 2), chances),
     "RandomIoUCrop": st.builds(T.RandomIoUCrop, st.just(0.3), st.just(1.0), trials=st.integers(1, 20)),
     "ScaleJitter": st.builds(T.ScaleJitter, pairs, spans(0.1, 2), any_filter),

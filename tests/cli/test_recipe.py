@@ -18,6 +18,7 @@ from its_neighbour import SIZE
 crop = T.RandomResizedCrop(SIZE)
 train = [crop, T.Normalize([0.5] * 3, [0.5] * 3)]
 chain = T.Chain([*train, torch.nn.Identity()])
+ours = T.Compose(train)
 number = 3
 wrong = [crop, "flip"]
 
@@ -37,10 +38,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_list_and_a_chain_are_taken(file: Path) -> None:
+def test_a_list_a_compose_and_a_chain_are_taken(file: Path) -> None:
     train = load_recipe(f"{file}:train")
     assert [type(one) for one in train] == [T.RandomResizedCrop, T.Normalize]
     assert train[0].size == (32, 32)
+    assert load_recipe(f"{file}:ours") == train
     assert [type(one).__name__ for one in load_recipe(f"{file}:chain")] == [
         "RandomResizedCrop",
         "Normalize",

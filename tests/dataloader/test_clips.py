@@ -13,7 +13,7 @@ from gpuload import transforms as T
 
 FRAMES, COUNT, CLASSES = 5, 6, 3
 NORMALIZE = T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
-CHAIN = [T.RandomResizedCrop(12), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
+CHAIN = [T.RandomResizedCrop(12), T.RandomHorizontalFlip(), T.RandomRotate90(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
 
 
 def frames(index: int) -> np.ndarray:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from typing import Any
 
 import lacking
 import numpy as np
+import pictures
 import pytest
-from PIL import Image
+from decoders import NAMES, decoder_by
 
-from gpuload.decode import Decode, Decoder
+from gpuload.decode import Decoder
 
 
 @pytest.fixture(scope="session")
@@ -26,32 +25,25 @@ def picture() -> np.ndarray:
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
     """`encode(array, "PNG", mode=None, **options)`: a file's bytes, by Pillow."""
-
-    def encode(array: np.ndarray, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
-        image = Image.fromarray(array)
-        file = io.BytesIO()
-        (image if mode is None else image.convert(mode)).save(file, kind, **options)
-        return file.getvalue()
-
-    return encode
+    return pictures.encode
 
 
 def _needs(decoder: str) -> None:
-    if decoder == "nvimgcodec":
+    if decoder == "nvImageCodec":
         lacking.nvimgcodec()
     if decoder == "simplejpeg":
         lacking.require("simplejpeg")
 
 
-@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+@pytest.fixture(params=NAMES)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    """A default decoder that prefers each of the three in turn."""
+    """Each of the three in turn."""
     _needs(request.param)
-    return Decoder(Decode(), prefer=request.param)
+    return decoder_by(request.param)
 
 
-@pytest.fixture(params=["nvimgcodec", "simplejpeg", "pillow"])
+@pytest.fixture(params=NAMES)
 def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
     """The same with ``exif=True``."""
     _needs(request.param)
-    return Decoder(Decode(exif=True), prefer=request.param)
+    return decoder_by(request.param, exif=True)

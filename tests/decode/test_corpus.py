@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decoders import NAMES, decoder_by
 from PIL import Image, ImageOps
 
 from gpuload.datasets.sample import read
-from gpuload.decode import Decode, Decoder
 from gpuload.errors import DecodeError
 
 NOT_IMAGES = ("container", "tar")
@@ -48,8 +48,8 @@ def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, ex
     outcomes = {"decoded": 0, "refused": 0}
     for path in files:
         expected = by_pillow(path, exif)
-        for prefer in ("nvimgcodec", "simplejpeg", "pillow"):
-            decoder, encoded = Decoder(Decode(exif=exif), prefer=prefer), read(path)
+        for decoder_name in NAMES:
+            decoder, encoded = decoder_by(decoder_name, exif=exif), read(path)
             name = str(path.relative_to(corpus))
             try:
                 header = decoder.header(encoded)
@@ -63,8 +63,8 @@ def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, ex
             if expected is None:
                 deviations[name] = "decodes"
                 continue
-            assert pixels.shape == (*decoder.size_hw(header), 3) == expected.shape, (name, prefer)
-            assert np.abs(pixels.astype(int) - expected).max() <= 2, (name, prefer)
+            assert pixels.shape == (*decoder.size_hw(header), 3) == expected.shape, (name, decoder_name)
+            assert np.abs(pixels.astype(int) - expected).max() <= 2, (name, decoder_name)
     assert {name: what.partition(":")[0] for name, what in deviations.items()} == {
         name: why.partition(":")[0] for name, why in DEVIATIONS.items()
     }, deviations
@@ -74,7 +74,7 @@ def test_every_file_decodes_as_pillow_decodes_it_or_is_refused(corpus, files, ex
 @pytest.mark.slow
 def test_regions_of_every_file_are_slices_on_every_path(files):
     rng = np.random.default_rng(13)
-    decoders = [Decoder(Decode(exif=True), prefer=name) for name in ("nvimgcodec", "simplejpeg", "pillow")]
+    decoders = [decoder_by(name, exif=True) for name in NAMES]
     compared = 0
     for path in files:
         encoded = read(path)

@@ -7,14 +7,14 @@ import lacking
 import numpy as np
 import pytest
 from cuts import always, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from decoders import decoder_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, cuts, find_intervals, grid_of
-from gpuload.decode.grid import Grid
+from gpuload.decode.cut import cut, cuts, find_grid, is_cuttable
 from gpuload.decode.jpeg import NvImageCodec, SimpleJpeg
 
 Region = tuple[int, int, int, int]
@@ -74,7 +74,8 @@ def test_a_last_column_too_narrow_for_libjpeg_to_interpolate_is_cut_with_the_one
 def test_a_cut_is_a_jpeg_of_the_intervals_that_a_region_touches():
     jpeg = restarted("4:2:0", (12, 9), 3)
     header = header_of(jpeg)
-    assert grid_of(jpeg, header) == Grid(columns=4, rows=9, width=48, height=16)
+    grid = find_grid(jpeg, header)
+    assert (grid.columns, grid.rows, grid.width, grid.height) == (4, 9, 48, 16)
     with always:
         made = cut(jpeg, header, (33, 50, 14, 45))
         wider = cut(jpeg, header, (32, 48, 16, 48))
@@ -93,10 +94,11 @@ def test_no_margin_is_taken_where_chroma_is_not_interpolated():
         assert (made.header.height, made.header.width, made.region_tlhw) == (8, 16, (0, 0, 8, 16))
 
 
-@pytest.mark.parametrize(("interval", "grid"), [(12, (1, 9)), (24, (1, 5)), (6, (2, 9)), (1, (12, 9))])
-def test_intervals_of_rows_are_a_grid_too(interval, grid):
+@pytest.mark.parametrize(("interval", "cells"), [(12, (1, 9)), (24, (1, 5)), (6, (2, 9)), (1, (12, 9))])
+def test_intervals_of_rows_are_a_grid_too(interval, cells):
     jpeg = restarted("4:4:4", (12, 9), interval)
-    assert grid_of(jpeg, header_of(jpeg))[:2] == grid
+    grid = find_grid(jpeg, header_of(jpeg))
+    assert (grid.columns, grid.rows) == cells
 
 
 @pytest.mark.parametrize("interval", [5, 7, 18, 13])
@@ -104,7 +106,7 @@ def test_intervals_that_are_no_grid_are_decoded_as_before(interval):
     jpeg = restarted("4:4:4", (12, 9), interval)
     header = header_of(jpeg)
     assert header.restart_interval == interval
-    assert grid_of(jpeg, header) is None
+    assert find_grid(jpeg, header) is None
     with always:
         assert cut(jpeg, header, (0, 0, 8, 8)) is None
         decoder = Decoder(Decode())
@@ -137,12 +139,12 @@ def test_a_crop_is_cut_where_that_pays(large):
     assert cut(small, header_of(small), (40, 40, 30, 30)) is None
 
 
-@pytest.mark.parametrize("prefer", [None, "nvimgcodec", "simplejpeg"])
+@pytest.mark.parametrize("name", ["all", "nvImageCodec", "simplejpeg"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
-    if prefer == "nvimgcodec":
+def test_the_decoder_cuts_by_itself(large, monkeypatch, name, mode):
+    if name == "nvImageCodec":
         lacking.nvimgcodec()
-    decoder, region = Decoder(Decode(), prefer=prefer), (100, 130, 90, 110)
+    decoder, region = Decoder(Decode()) if name == "all" else decoder_by(name), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     seen = []
     for kind in (NvImageCodec, SimpleJpeg):
@@ -159,24 +161,20 @@ def test_the_decoder_cuts_by_itself(large, monkeypatch, prefer, mode):
 
 
 def test_pillow_alone_cuts_nothing(large):
-    decoder, region = Decoder(Decode(), prefer="pillow"), (100, 130, 90, 110)
+    decoder, region = decoder_by("Pillow"), (100, 130, 90, 110)
     np.testing.assert_array_equal(
         with_cutting(decoder, large, region), without_cutting(Decoder(Decode()), large, region)
     )
 
 
-def test_decoders_are_loaded_only_where_something_may_be_cut(large, encode):
+def test_cutting_loads_no_decoders(large, encode):
     """What has no images may be read in the main process, which is to stay small."""
     noise = np.random.default_rng(0).integers(0, 256, (384, 512, 3), np.uint8)
-    decoder, found = Decoder(Decode()), mock.Mock(wraps=Decoder._find_jpeg_decoders)
-    region = (100, 130, 90, 110)
-    with mock.patch.object(Decoder, "_find_jpeg_decoders", lambda self: found(self)):
-        for data in (encode(noise, "PNG"), encode(noise, "JPEG")):
-            assert decoder.cuts([(Encoded(data), decoder.header(Encoded(data)), region)]) == [None]
-        assert decoder.cuts([]) == []
-        found.assert_not_called()
-        assert decoder.cuts([(Encoded(large), decoder.header(Encoded(large)), region)]) != [None]
-    found.assert_called_once()
+    files = [Encoded(data) for data in (encode(noise, "PNG"), encode(noise, "JPEG"), large)]
+    decoder, region = Decoder(Decode()), (100, 130, 90, 110)
+    with mock.patch.object(Decoder, "jpeg_decoders", new_callable=mock.PropertyMock, side_effect=AssertionError):
+        found = decoder.cuts([(file, decoder.header(file), region) for file in files])
+    assert [part is None for part in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -216,11 +214,12 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(large, damage, where):
     """Above, within and below the region."""
-    table = find_intervals(large, header_of(large))
+    table = find_grid(large, header_of(large)).offsets
     damaged = DAMAGES[damage](large, int(table[where]))
     region = (150, 200, 80, 90)
     assert cut(large, header_of(large), region) is not None
     assert cut(damaged, header_of(damaged), region) is None
+    assert not is_cuttable(damaged, header_of(damaged))
     decoder = Decoder(Decode())
     expected, found = without_cutting(decoder, damaged, region), with_cutting(decoder, damaged, region)
     assert (found is None) == (expected is None)
@@ -231,8 +230,8 @@ def test_a_file_whose_markers_are_not_all_there_in_order_is_decoded_as_before(la
 def test_a_file_of_which_only_the_end_is_missing_is_decoded_as_before(large):
     another = large[:-2] + b"\xff\xe1\x00\x02\xff\xd9"
     for cut_off in (large[:-2], large[:-1], large[: header_of(large).first_scan + 5], large[:-40], another):
-        assert find_intervals(cut_off, header_of(cut_off)) is None
-    assert find_intervals(large + b"more than the picture", header_of(large)) is not None
+        assert not is_cuttable(cut_off, header_of(cut_off))
+    assert is_cuttable(large + b"more than the picture", header_of(large))
 
 
 def test_wrong_data_between_markers_gives_the_pixels_of_before(large):
@@ -241,7 +240,7 @@ def test_wrong_data_between_markers_gives_the_pixels_of_before(large):
     scan, decoder, region = header_of(large).first_scan + 14, Decoder(Decode()), (150, 200, 80, 90)
     outcomes = {"as it was": 0, "other pixels": 0, "no cut": 0}
     right = with_cutting(decoder, large, region)
-    inside = slice(*(int(offset) for offset in find_intervals(large, header_of(large))[[75, 77]]))
+    inside = slice(*(int(offset) for offset in find_grid(large, header_of(large)).offsets[[75, 77]]))
     for number in range(40):
         damaged = bytearray(large)
         low, high = (scan, len(large) - 2) if number % 2 else (inside.start, inside.stop - 2)

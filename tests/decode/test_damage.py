@@ -189,8 +189,9 @@ def test_nothing_reaches_the_terminal(tmp_path, picture, encode):
     code = (
         "import sys\nfrom pathlib import Path\nfrom gpuload.decode import Decode, Decoder\n"
         "from gpuload.errors import DecodeError\nfrom gpuload.datasets.sample import read\n"
-        "for prefer in ('nvimgcodec', 'simplejpeg', 'pillow'):\n"
-        "    decoder = Decoder(Decode(exif=True), prefer=prefer)\n"
+        "for name in ('nvImageCodec', 'simplejpeg', 'Pillow'):\n"
+        "    decoder = Decoder(Decode(exif=True))\n"
+        "    decoder.jpeg_decoders = [one for one in decoder.jpeg_decoders[0] if one.name == name], []\n"
         "    for path in sorted(Path(sys.argv[1]).iterdir()):\n"
         "        try:\n            decoder.decode(read(path), decoder.header(read(path)))\n"
         "        except DecodeError as error:\n            print(path.name, error)\n"
@@ -216,7 +217,7 @@ def test_a_large_image_that_was_given_up_leaves_nothing_behind(tmp_path, picture
     (tmp_path / "small").write_bytes(encode(picture))
     code = (
         "import sys\nfrom gpuload.decode import Decode, Decoder\nfrom gpuload.datasets.sample import read\n"
-        "decoder = Decoder(Decode(), prefer='nvimgcodec')\n"
+        "decoder = Decoder(Decode())\ndecoder.jpeg_decoders = decoder.jpeg_decoders[0][:1], []\n"
         "def resident():\n"
         "    with open('/proc/self/status') as status:\n"
         "        return next(int(line.split()[1]) << 10 for line in status if line.startswith('VmRSS'))\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import lacking
 import numpy as np
 import pytest
+from decoders import NAMES, decoder_by
 from PIL import Image, ImageOps
 
 from gpuload.datasets.sample import Encoded, read
@@ -64,7 +65,7 @@ def test_every_decoder_gives_pillows_pixels_and_regions_are_slices(decoder, pict
 @pytest.mark.parametrize("kind", JPEGS)
 def test_the_two_jpeg_decoders_agree_exactly(picture, encode, kind):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
-    fast, plain = (Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg"))
+    fast, plain = (decoder_by(name) for name in NAMES[:2])
     header = fast.header(photo)
     for region in REGIONS:
         np.testing.assert_array_equal(fast.decode(photo, header, region), plain.decode(photo, header, region))
@@ -94,7 +95,7 @@ def test_single_columns_are_those_of_the_whole_image(encode, height, width, subs
     """Of noise: alone, a column at the edge of a 4:2:0 JPEG was up to 71 levels off."""
     noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
     photo = Encoded(encode(noise, "JPEG", quality=95, subsampling=subsampling))
-    fast, plain = (Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg"))
+    fast, plain = (decoder_by(name) for name in NAMES[:2])
     header = fast.header(photo)
     whole = plain.decode(photo, header)
     for left in range(width):
@@ -109,11 +110,10 @@ def test_regions_of_healthy_jpegs_stay_with_the_region_decoder(picture, encode, 
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.decode", lambda *_: pytest.fail("fell back to simplejpeg"))
     monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
-    for prefer in ("nvimgcodec", None):
-        decoder = Decoder(Decode(), prefer=prefer)
+    for decoder in (decoder_by("nvImageCodec"), Decoder(Decode())):
         header = decoder.header(photo)
         for region in REGIONS:
-            if prefer is not None or region[2:] != (header.height, header.width):
+            if len(decoder.jpeg_decoders[0]) == 1 or region[2:] != (header.height, header.width):
                 decoder.decode(photo, header, region)
 
 
@@ -128,11 +128,11 @@ def test_whole_jpegs_go_to_simplejpeg_and_right_to_where_they_belong(picture, en
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.decode.decoder.np.copyto", lambda *_: pytest.fail("copied"))
         decoder.decode(photo, header, None, out)
-    np.testing.assert_array_equal(out, Decoder(Decode(), prefer="simplejpeg").decode(photo, header))
+    np.testing.assert_array_equal(out, decoder_by("simplejpeg").decode(photo, header))
 
 
 def test_photographs_agree_on_every_path(photos):
-    decoders = [Decoder(Decode(), prefer=name) for name in ("nvimgcodec", "simplejpeg", "pillow")]
+    decoders = [decoder_by(name) for name in NAMES]
     rng = np.random.default_rng(3)
     for path in photos[::4]:
         photo = read(path)

@@ -15,11 +15,11 @@ from restarts import SAMPLINGS, header_of, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cut import cut, cuts, is_cuttable
-from gpuload.decode.indexed import FIXED, point_bytes, read_index
-from gpuload.decode.indexing import add_index
+from gpuload.decode.cut import cut, cuts, find_grid, is_cuttable
+from gpuload.decode.header import INDEX
+from gpuload.decode.indexed import FIXED, point_bytes
 from gpuload.decode.jpeg import SimpleJpeg
-from gpuload.decode.jpeg_header import INDEX
+from gpuload.packing.jpeg_indexing import add_index
 
 Region = tuple[int, int, int, int]
 TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
@@ -27,7 +27,7 @@ TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
 
 def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
     """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
-    with mock.patch.multiple("gpuload.decode.indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
+    with mock.patch.multiple("gpuload.packing.jpeg_indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
         made = add_index(jpeg, header_of(jpeg))
     return jpeg if made is None else made
 
@@ -103,8 +103,8 @@ def large() -> bytes:
 
 def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_touches(large):
     header = header_of(large)
-    index = read_index(large, header)
-    assert (index.grid.rows, index.grid.height, index.grid.width) == (24, 16, 16 * index.spacing)
+    index = find_grid(large, header)
+    assert (index.rows, index.height, index.width) == (24, 16, 16 * index.across)
     made = cut(large, header, (100, 250, 60, 100))
     assert made.header[:5] == header_of(made.data)[:5]
     assert (made.header.index_at, made.header.restart_interval) == (0, 0)
@@ -112,7 +112,7 @@ def test_a_cut_is_a_jpeg_without_restart_markers_of_the_blocks_that_a_region_tou
     assert made.header.frame_at == header_of(made.data).frame_at
     assert len(made.data) < len(large) / 10
     assert made.header.height == 80  # five rows of blocks
-    assert made.header.width <= 100 + 2 * index.grid.width + 16
+    assert made.header.width <= 100 + 2 * index.width + 16
 
 
 def test_where_joints_stand(large):
@@ -297,10 +297,10 @@ def forged(jpeg: bytes, at: int, value: bytes) -> bytes:
 def without_tables(jpeg: bytes) -> bytes:
     """With an index of fewer than no paddings, its length and its checksum being right."""
     header = header_of(jpeg)
-    at, index = header.index_at, read_index(jpeg, header)
-    *fixed, kinds, lowest = (*index.fields[1:7], *index.fields[8:11], index.fields[7], index.fields[11])
-    gone = kinds * 8 * (90 - lowest)
-    body = FIXED.pack(0, *fixed[:6], kinds, *fixed[6:], 90)[4:] + jpeg[index.joints_at + gone : index.end]
+    at, index = header.index_at, find_grid(jpeg, header)
+    fixed = [*FIXED.unpack_from(jpeg, index.joints_at - FIXED.size)[:-1], 90]
+    gone = index.kinds * 8 * (90 - index.lowest)
+    body = FIXED.pack(*fixed)[4:] + jpeg[index.joints_at + gone : index.end]
     segment = INDEX + struct.pack("<I", crc32(body)) + body
     return jpeg[: at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
 
@@ -331,9 +331,9 @@ def test_a_forged_index_gets_no_tables_of_other_files(large):
 
 def test_a_forged_index_of_stretches_that_all_hold_the_whole_scan_is_not_used(large):
     header = header_of(large)
-    index = read_index(large, header)
-    columns, nbytes = index.grid.columns, point_bytes(3, *index.fields[4:7])
-    count = index.grid.rows * columns + 1
+    index = find_grid(large, header)
+    columns, nbytes = index.columns, point_bytes(*index.widths)
+    count = index.rows * columns + 1
     at = large.index(TABLES, header.index_at) - count * nbytes - (index.joints_at - FIXED.size + 4)
     places = np.zeros(count, "<u8")
     places[::columns] = 8 * (len(large) - header.first_scan - 100)  # where a row begins, and the one above ends

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gpuload.decode import Decode, Decoder
+from gpuload.decode import Decode
 
 
 def test_defaults_are_those_of_torchvision_and_pillow():
@@ -27,7 +27,7 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"max_bytes": "1G"}, TypeError, "Decode(max_bytes=…) must be an int or None, got '1G'"),
         ({"max_memory": 0.5}, TypeError, "Decode(max_memory=…) must be an int or None, got 0.5"),
         ({"max_scans": True}, TypeError, "Decode(max_scans=…) must be an int or None, got True"),
-        ({"scale": "fast", "where": "both"}, ValueError, "how workers decode: it needs where='cpu', got where='both'"),
+        ({"scale": "fast", "where": "device"}, ValueError, "decode: it needs where='cpu', got where='device'"),
         ({"where": "gpu"}, ValueError, "Decode(where=…) must be 'cpu', 'device' or 'both', got 'gpu'"),
         ({"device_memory": None}, TypeError, "Decode(device_memory=…) must be an int, got None"),
         ({"device_memory": 0}, ValueError, "Decode(device_memory=…) must be at least 1, got 0"),
@@ -35,13 +35,13 @@ def test_defaults_are_those_of_torchvision_and_pillow():
         ({"where": "both", "device_share": True}, TypeError, "must be a number above 0 and below 1, got True"),
         ({"where": "both", "device_share": 1.0}, ValueError, "must be above 0 and below 1, got 1.0; where='cpu' and"),
         ({"where": "device", "device_share": 0.5}, ValueError, "needs where='both', got where='device': only there"),
+        (
+            {"where": "both"},
+            ValueError,
+            "needs device_share=…, the share of the samples that the device decodes: device",
+        ),
     ],
 )
 def test_bad_options_are_refused_when_built(options, error, text):
     with pytest.raises(error, match=re.escape(text)):
         Decode(**options)
-
-
-def test_an_unknown_decoder_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="prefer must be one of 'nvimgcodec', 'simplejpeg', 'pillow', got 'opencv'"):
-        Decoder(Decode(), prefer="opencv")  # type: ignore[arg-type]

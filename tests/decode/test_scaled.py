@@ -4,15 +4,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from decoders import NAMES, decoder_by
 from pictures import jpeg_bytes
 from PIL import Image
 from restarts import SAMPLINGS, restarted
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode, Decoder
-from gpuload.decode.cuttable import make_cuttable
-from gpuload.decode.scaled import EIGHTHS, FILTERS, Scaled, choose_eighths, resample
+from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, choose_eighths, resample
 from gpuload.errors import DecodeError
+from gpuload.packing.jpeg_cuttable import make_cuttable
 
 Region = tuple[int, int, int, int]
 HEIGHT, WIDTH = 611, 803  # no multiple of a block
@@ -70,7 +71,7 @@ def test_a_smaller_picture_shows_the_same_place(slopes, kind, region):
     assert_same_place(exact, fast)
 
 
-@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("filter", SUPPORT)
 @pytest.mark.parametrize("eighths", EIGHTHS)
 def test_each_filter_at_each_size(slopes, filter, eighths):
     exact, fast = both(Decoder(Decode()), jpeg_bytes(slopes, quality=98), (97, 213, 400, 411), eighths, filter)
@@ -169,7 +170,7 @@ class TestDamage:
         np.testing.assert_array_equal(fast, exact)
 
     def test_without_simplejpeg(self, slopes):
-        decoder = Decoder(Decode(), prefer="pillow")
+        decoder = decoder_by("Pillow")
         exact, fast = both(decoder, jpeg_bytes(slopes), self.REGION, 1)
         assert decoder.counts["scaled"] == 0
         assert decoder.counts["Pillow"] == 2
@@ -244,7 +245,7 @@ class TestChoice:
         header = Decoder(Decode()).header(Encoded(jpeg))
         assert header.jpeg is not None
         expected = choose_eighths(jpeg, header.jpeg, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear")
-        for prefer in ("nvimgcodec", "simplejpeg", "pillow"):
-            decoder = Decoder(Decode(), prefer=prefer)
+        for name in NAMES:
+            decoder = decoder_by(name)
             assert decoder.eighths(Encoded(jpeg), header, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear") == expected == 1
             assert decoder.counts == dict.fromkeys(decoder.counts, 0)

@@ -200,8 +200,8 @@ def test_copies():
 
 def test_the_devices_decoder():
     assert said(stats(main={"device decode": 6.0, "step": 3.0}, device="cuda:0")) == (
-        "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both') "
-        "shares the images with workers"
+        "waiting for the device's decoder is the bottleneck: it takes 60% of the loop's time; Decode(where='both', "
+        "device_share=…) leaves some to workers"
     )
 
 

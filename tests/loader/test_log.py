@@ -111,7 +111,7 @@ def test_nothing_is_put_together_where_nobody_listens(listen, monkeypatch):
     def look(self):
         raise AssertionError("the decoders were looked for")
 
-    monkeypatch.setattr(decoder.Decoder, "_find_jpeg_decoders", look)
+    monkeypatch.setattr(decoder.Decoder, "jpeg_decoders", property(look))
     heard = listen(logging.WARNING)
     with loader() as found:
         assert len(list(found)) == 3

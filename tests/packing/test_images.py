@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 
 from gpuload.datasets.sample import Encoded
 from gpuload.decode.cut import is_cuttable
-from gpuload.decode.jpeg_header import scan_markers
+from gpuload.decode.header import scan_markers
 from gpuload.errors import DecodeError
 from gpuload.packing.images import ImageOptions, Images
 

@@ -16,7 +16,7 @@ from parity.case import BATCHES, Case, Oracle, Tolerance
 from PIL import Image, ImageOps
 
 from gpuload import transforms as T
-from gpuload.transforms.program.ops import FILTERS, Box, Flip, Warp
+from gpuload.transforms.program.ops import FILTERS, Box, Flip, Turn, Warp
 
 __all__ = ["CASES", "geometry"]
 
@@ -113,6 +113,14 @@ def rotated(transform: Any, params: Warp, row: int, image: Image.Image) -> Image
     return image.rotate(angle, filter_, transform.expand, transform.center, fillcolor=fill)
 
 
+def turned_by_quarters(params: Turn, row: int, image: Image.Image) -> Image.Image:
+    if params.transposed[row]:
+        image = image.transpose(Image.Transpose.TRANSPOSE)
+    upside_down, mirrored = params.flipped[row]
+    image = ImageOps.flip(image) if upside_down else image
+    return ImageOps.mirror(image) if mirrored else image
+
+
 def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """All transforms, one after the other."""
     result = as_pillow(image)
@@ -124,6 +132,8 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
                 result = resized_crop(transform, params, row, result)
             case Flip() if params.flipped[row]:
                 result = ImageOps.mirror(result) if params.axis else ImageOps.flip(result)
+            case Turn():
+                result = turned_by_quarters(params, row, result)
             case Warp() if isinstance(transform, T.RandomRotation):
                 result = rotated(transform, params, row, result)
             case Warp():
@@ -208,6 +218,8 @@ def turned(name: str, transform: Any, *, channels: int = 3) -> Case:
 CASES: list[Case] = [
     moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror"),
     moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip"),
+    moved("RandomRotate90", T.RandomRotate90(0.9), against="Pillow Image.transpose"),
+    moved("RandomTranspose", T.RandomTranspose(), against="Pillow Image.transpose", channels=1),
     moved("CenterCrop", T.CenterCrop((60, 80))),
     moved("CenterCrop(even, odd)", T.CenterCrop((51, 30)), channels=1),
     moved("RandomCrop(padding)", T.RandomCrop(48, padding=(3, 30, 20, 1), pad_if_needed=True, fill=FILL)),
@@ -274,6 +286,13 @@ CASES: list[Case] = [
         T.RandomRotation(30, "nearest", expand=True, fill=FILL),
         T.RandomCrop(48),
         against=f"{RESIZED}, Image.transform, Image.crop",
+    ),
+    resized(
+        "Resize, RandomRotate90, RandomCrop, RandomTranspose",
+        T.Resize(56),
+        T.RandomRotate90(0.9),
+        T.RandomCrop((40, 48)),
+        T.RandomTranspose(),
     ),
     warped("RandomPerspective, Pad, RandomHorizontalFlip", T.RandomPerspective(), T.Pad(9), T.RandomHorizontalFlip()),
 ]

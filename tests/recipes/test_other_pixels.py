@@ -163,3 +163,16 @@ def test_colour_operations_refuse_floats_by_name():
     text = "ColorJitter takes images of uint8, but sample[0] of sample 0 is float32; leave it out, write a "
     with pytest.raises(ValueError, match=re.escape(text)):
         batches(SCENES["float32"], [T.CenterCrop(32), T.ColorJitter(0.4)])
+
+
+@pytest.mark.parametrize("scenes", SCENES)
+def test_images_are_turned_by_quarters_as_numpy_turns_them(scenes):
+    ways = set()
+    for found, numbers in batches(SCENES[scenes], [T.RandomRotate90(p=1)], ragged="list"):
+        for image, i in zip(found, numbers.tolist(), strict=True):
+            dtype, channels = scenes.split()[0], 1 if "PNG" in scenes else CHANNELS
+            turned = [np.rot90(pixels(i, dtype, channels), turns) for turns in range(4)]
+            same = [np.array_equal(image.permute(1, 2, 0).numpy(), wanted) for wanted in turned]
+            assert sum(same) == 1
+            ways.add(same.index(True))
+    assert ways == {0, 1, 2, 3}

@@ -1,20 +1,21 @@
 """A decoder of a device that is not there. It does what real ones do: it refuses images, takes them in an order of its
-own, has no room for many at once, and takes the memory of what it gave before for what it gives now. As a GPU's JPEG
-engine does, it writes when it is called, whatever the streams still have to do."""
+own, has no room for many at once, and takes memory again whose owner is gone. As a GPU's JPEG engine does, it writes
+when it is called, whatever the streams still have to do."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
-from simulated.runtime import CURRENT
 
+from gpuload.decode.header import scan_markers
 from gpuload.decode.jpeg import SimpleJpeg
-from gpuload.decode.jpeg_header import scan_markers
 from gpuload.stage.decode import choose
 from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
 
@@ -24,16 +25,18 @@ ENGINE: Final = "fake (JPEG engine)"
 OTHER: Final = "fake (GPU)"
 
 
+class Owner(np.ndarray):
+    """A region in the decoder's memory, which is that of a device too: kernels are interpreted on the host."""
+
+
 class FakeDecoder:
     """Decodes plain JPEGs by libjpeg, which must not complain.
 
     Args:
-        device: where the pixels go.
         refuses: says why an image is not decoded; "" for one that is.
         room_bytes: of what it gives at once.
         engine: whether it has a JPEG engine, which takes what is wider than high.
         regions: whether it gives regions alone.
-        takes_freed_memory: whether it also writes to what was freed in the order of streams.
 
     Attributes:
         calls: the number of images of each call that had room.
@@ -42,35 +45,29 @@ class FakeDecoder:
 
     def __init__(
         self,
-        device: torch.device,
         *,
         refuses: Callable[[bytes], str] = lambda data: "",
         room_bytes: int | None = None,
         engine: bool = True,
         regions: bool = False,
-        takes_freed_memory: bool = False,
     ) -> None:
         self.names = (ENGINE, OTHER) if engine else (OTHER,)
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
-        self.regions, self.takes_freed_memory = regions, takes_freed_memory
-        self._device, self._refuses, self._room_bytes = device, refuses, room_bytes
-        self._given: list[torch.Tensor] = []
+        self.regions = regions
+        self._refuses, self._room_bytes = refuses, room_bytes
+        self._given: list[tuple[np.ndarray, weakref.ref[Owner]]] = []
         self._jpeg = SimpleJpeg()
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         assert not self.closed
-        for tensor in self._given:
-            if tensor.device.type == "cpu":
-                tensor.fill_(0x5A)
-            else:
-                CURRENT[-1].spoil(tensor)
-        self._given = []
-        if self.takes_freed_memory and self._device.type != "cpu":
-            CURRENT[-1].spoil_freed()
-        sizes = [source.region_nbytes if self.regions else source.nbytes for source in sources]
-        if self._room_bytes is not None and sum(sizes) > self._room_bytes:
+        for memory, owner in self._given:
+            if owner() is None:
+                memory.fill(0x5A)
+        sizes = [(source.region_tlhw[2:] if self.regions else source[1:3], source.grey) for source in sources]
+        nbytes = sum(height * width * (1 if grey else 3) for (height, width), grey in sizes)
+        if self._room_bytes is not None and nbytes > self._room_bytes:
             raise NoRoom("out of memory")
         self.calls.append(len(sources))
         found: list[Pixels | Refused] = [Refused("not reached")] * len(sources)
@@ -91,10 +88,14 @@ class FakeDecoder:
         pixels, complaint = self._jpeg.decode(data, header, source.grey, region)
         if pixels is None:
             return Refused(complaint)
-        tensor = torch.from_numpy(pixels.copy()).to(self._device)
-        self._given.append(tensor)
         name = self.names[0] if source.width > source.height else self.names[-1]
-        return Pixels(tensor, name, whole=not self.regions)
+        top, left, height, width = source.region_tlhw
+        if self.regions:
+            top = left = 0
+        memory = pixels.copy()
+        owner = memory[top : top + height, left : left + width].view(Owner)
+        self._given.append((memory, weakref.ref(owner)))
+        return Pixels(owner, name, owner.ctypes.data, memory.strides[0])
 
 
 @contextlib.contextmanager
@@ -102,8 +103,8 @@ def decoding_with(**given: Any) -> Iterator[list[FakeDecoder]]:
     """Devices have this decoder within this; gives those that were made."""
     made: list[FakeDecoder] = []
 
-    def find(device: torch.device, threads: int, backend: str) -> FakeDecoder:
-        made.append(FakeDecoder(device, **given))
+    def find(device: torch.device, threads: int) -> FakeDecoder:
+        made.append(FakeDecoder(**given))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:

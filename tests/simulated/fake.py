@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from fakecuda.operations import Memory, Operations
-from fakecuda.running import on_fake_devices, spoil_free_memory
-from fakecuda.runtime import GARBAGE, runtime
+from fakecuda.operations import Operations
+from fakecuda.running import on_fake_devices
+from fakecuda.runtime import runtime
 from simulated.machine import HostWait, where_the_host_waits
-from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["FakeCuda", "fake"]
 
@@ -51,15 +50,6 @@ class FakeCuda:
 
     def used_bytes(self) -> int:
         return torch.cuda.memory_allocated()
-
-    def spoil(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor of the device at once, whatever streams still do with it."""
-        with _disable_current_modes():
-            Memory(tensor).tensor().fill_(GARBAGE)
-
-    def spoil_freed(self) -> None:
-        """Overwrite what was freed in the order of streams, now."""
-        spoil_free_memory()
 
 
 @contextlib.contextmanager

@@ -85,12 +85,6 @@ class DeviceMemory:
         self.used_bytes += block.raw.nbytes
         return Held(block, self._release)
 
-    def spoil_freed(self) -> None:
-        """Overwrite all free blocks at once, whatever streams still do with them."""
-        for blocks in self._free.values():
-            for block in blocks:
-                block.spoil()
-
     def _release(self, block: Block) -> None:
         self.used_bytes -= block.raw.nbytes
         if block.users:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +17,13 @@ import lacking
 import pytest
 import torch
 from simulated.machine import HostWait, Machine, Stream
-from simulated.memory import GARBAGE, DeviceMemory, HostMemory
+from simulated.memory import DeviceMemory, HostMemory
 from simulated.tensors import DeviceTensor, Operations
 
-__all__ = ["CURRENT", "SimulatedCuda", "simulated"]
+__all__ = ["SimulatedCuda", "simulated"]
 
 NO_LIMIT = 1 << 30
 MEMORY_BYTES = 16 << 30  # that are always free
-CURRENT: list[Any] = []  # the device within `simulated`
 
 
 class SimulatedCuda:
@@ -79,18 +76,6 @@ class SimulatedCuda:
         """What tensors of the device hold."""
         return self.memory.used_bytes
 
-    def spoil(self, tensor: Any) -> None:
-        """Overwrite a tensor of the device at once, whatever streams still do with it."""
-        with torch._C._DisableTorchDispatch():
-            tensor.inner.fill_(GARBAGE)
-
-    def spoil_freed(self) -> None:
-        """Overwrite what was freed in the order of streams, now and all the while that they do what they have to do."""
-        for stream in self.machine.streams:
-            self.memory.spoil_freed()
-            between = [(operation, self.memory.spoil_freed) for operation in stream.queue]
-            stream.queue = deque(chain.from_iterable(between))
-
     def fail(self) -> None:
         """Let an operation on the current stream fail."""
         self.machine.issue(self.current_stream(), lambda: 1 // 0)
@@ -114,24 +99,15 @@ def simulated(policy: str, *, seed: int = 0, most_locks: int = NO_LIMIT) -> Iter
     if lacking.IS_FAKE:
         from simulated.fake import fake
 
-        with fake(policy, seed=seed, most_locks=most_locks) as cuda, _current(cuda):
+        with fake(policy, seed=seed, most_locks=most_locks) as cuda:
             yield cuda
         return
     cuda = SimulatedCuda(policy, seed=seed, most_locks=most_locks)
     with pytest.MonkeyPatch.context() as patch:
         _replace_runtime(patch, cuda)
         _queue_launches(patch, cuda)
-        with cuda.operations, _current(cuda):
+        with cuda.operations:
             yield cuda
-
-
-@contextlib.contextmanager
-def _current(cuda: Any) -> Iterator[None]:
-    CURRENT.append(cuda)
-    try:
-        yield
-    finally:
-        CURRENT.pop()
 
 
 def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:

@@ -12,6 +12,7 @@ from simulated.running import assert_equal, on_cpu, on_device
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.stage.decode import crops
 
 CHAIN = [T.RandomCrop(16), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
@@ -31,6 +32,25 @@ def test_batches_are_those_of_the_cpu_in_any_order(policy):
             found = on_device({**options, "decode": decode}, policy)
         assert_equal(found.values, expected)
         assert sum(made[0].calls) > 0
+
+
+def test_a_batch_has_one_kernel_for_its_crops_and_the_host_waits_for_none(monkeypatch):
+    """As long as there is room for what is decoded: a batch's images are kept until their crops are copied."""
+    grids: list[tuple[int, int]] = []
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    kernel = crops._copy
+    monkeypatch.setattr(crops, "_copy", Counted())
+    options = {"dataset": samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
+    with decoding_with():
+        found = on_device(options, "lazy")
+    assert_equal(found.values, on_cpu(options))
+    assert grids == [(1, 3)] * 3
+    assert found.hidden == []
 
 
 def test_files_are_not_copied_to_the_device():

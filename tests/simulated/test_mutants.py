@@ -14,7 +14,7 @@ from typing import Any
 import lacking
 import pytest
 import torch
-from simulated.decoder import FakeDecoder, decoding_with
+from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
 from simulated.runtime import SimulatedCuda, simulated
@@ -144,7 +144,7 @@ def fuses_elsewhere(cuda: SimulatedCuda) -> None:
     assert torch.equal(cuda.on_host(found), expected)
 
 
-decodes, decodes_into_freed = decoding(), decoding(takes_freed_memory=True)
+decodes = decoding()
 ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
 collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
 LOOPS = (plain, other_device, endless, broken_off, in_small_ring, ends_in_module, holds_module, collates, with_constant)
@@ -157,7 +157,7 @@ def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
 
 
 LOOPS += (collates_numbers, goes_on_in_a_thread)
-LOOPS += (decodes, decodes_into_freed, closes, fuses, fuses_elsewhere)
+LOOPS += (decodes, closes, fuses, fuses_elsewhere)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -387,23 +387,14 @@ def the_decoder_is_called_while_its_images_are_read(patch: Patch, cuda: Simulate
     patch.setattr(CudaTransfer, "mark", lambda self: None)
 
 
-@mutant(decodes_into_freed)
-def a_decoder_is_called_while_freed_memory_is_read(patch: Patch, cuda: SimulatedCuda) -> None:
-    decode = ImageDecoder._by_device
+@mutant(decodes)
+def images_are_freed_unseen_where_they_would_not_fit(patch: Patch, cuda: SimulatedCuda) -> None:
+    def freed(self: ImageDecoder, limit_bytes: int) -> int:
+        while sum(nbytes for _, nbytes, _ in self._copying) > limit_bytes:
+            self._copying.popleft()
+        return sum(nbytes for _, nbytes, _ in self._copying)
 
-    def changed(self: ImageDecoder, images: Any) -> Any:
-        with Patch.context() as within:
-            within.setattr(self._decoder, "takes_freed_memory", False)
-            within.setattr(FakeDecoder, "decode", spoiling)
-            return decode(self, images)
-
-    whole = FakeDecoder.decode
-
-    def spoiling(self: FakeDecoder, sources: Any) -> Any:
-        self.takes_freed_memory = True
-        return whole(self, sources)
-
-    patch.setattr(ImageDecoder, "_by_device", changed)
+    patch.setattr(ImageDecoder, "_free", freed)
 
 
 @mutant(closes)
@@ -436,9 +427,8 @@ def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> N
     patch.setattr(Accelerator, "on", on)
 
 
-# Seen only where memory is overwritten between two operations of a stream; or where devices have contexts.
+# Seen only where devices have contexts.
 OF_THE_MODEL = {
-    "a_decoder_is_called_while_freed_memory_is_read": lacking.on_a_gpu("the simulated device"),
     "a_kernel_is_launched_on_the_current_device": lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE),
 }
 

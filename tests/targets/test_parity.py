@@ -13,9 +13,9 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.datasets.box_formats import from_xyxy, to_xyxy
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import RaggedImages
+from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
-from gpuload.transforms.program.ops import Box, Flip, Warp
+from gpuload.transforms.program.ops import Box, Flip, Turn, Warp
 from gpuload.transforms.program.targets import Trail, follow
 
 torchvision()
@@ -197,3 +197,78 @@ def test_sanitizing_and_clamping():
     trail = Trail([boxes])
     follow(draws, [trail])
     np.testing.assert_array_equal(trail.boxes[0], F.clamp_bounding_boxes(tv).numpy())
+
+
+def albumentations_of(turn, box_format: str):
+    """albumentations' transform that does what was drawn for a sample, to its image, boxes and keypoints."""
+    import albumentations
+
+    class Turned(albumentations.RandomRotate90):
+        def get_params(self):
+            return {"factor": turn}
+
+    done = albumentations.Transpose(p=1) if turn is None else Turned(p=1)
+    boxes = albumentations.BboxParams("pascal_voc" if box_format == "xyxy" else "coco", label_fields=[])
+    points = albumentations.KeypointParams("xy", remove_invisible=False)
+    return albumentations.Compose([done], bbox_params=boxes, keypoint_params=points)
+
+
+@pytest.mark.filterwarnings("ignore")  # it asks the network for a newer version
+@pytest.mark.parametrize("box_format", ["xyxy", "xywh"])
+@pytest.mark.parametrize(
+    "transform", [T.RandomRotate90(p=1), T.RandomTranspose(p=1)], ids=["RandomRotate90", "RandomTranspose"]
+)
+def test_turns_are_albumentations(monkeypatch, transform, box_format):
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    count, random = 40, np.random.default_rng(0)
+    sizes = random.integers(20, 40, (count, 2))
+    images = [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes.tolist()]
+    [record] = (program := T.Chain([transform]).draw(KEY, np.arange(count), sizes)).records
+    assert isinstance(record, Turn)
+    boxes = [np.array([[2, 3, 11, 7.5], [0, 0, width, height]], np.float32) for height, width in sizes.tolist()]
+    points = [np.array([[1, 2], [width - 1, 0.5]], np.float32) for _, width in sizes.tolist()]
+    given = [as_format(own, box_format) for own in boxes]
+    trails = [
+        Trail([to_xyxy(own, box_format)], [dots.astype(np.float64)]) for own, dots in zip(given, points, strict=True)
+    ]
+    follow(program, trails)
+    batch = compile_stage(T.Chain([transform]), device="cpu", ragged="list")(RaggedImages.from_arrays(images), program)
+    seen = set()
+    for row, trail in enumerate(trails):
+        mirrored = tuple(record.flipped[row].tolist())
+        turns = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}[mirrored]
+        theirs = albumentations_of(turns if isinstance(transform, T.RandomRotate90) else None, box_format)(
+            image=images[row], bboxes=given[row], keypoints=points[row]
+        )
+        seen.add(turns)
+        np.testing.assert_array_equal(batch[row].permute(1, 2, 0), theirs["image"])
+        found = from_xyxy(trail.boxes[0], box_format, np.dtype(np.float32))
+        np.testing.assert_allclose(found, theirs["bboxes"], atol=1e-4)
+        np.testing.assert_allclose(trail.points[0], theirs["keypoints"], atol=1e-5)
+    assert len(seen) == (4 if isinstance(transform, T.RandomRotate90) else 1)
+
+
+@pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_turned_box_is_that_of_the_turned_mask(box_format, dtype):
+    """To the last bit, in each format."""
+    count, transforms = 60, [T.RandomRotate90(p=1), T.RandomTranspose()]
+    sizes = np.random.default_rng(0).integers(20, 40, (count, 2))
+    program = T.Chain(transforms).draw(KEY, np.arange(count), sizes)
+    masks = [np.zeros((*size, 1), np.uint8) for size in sizes.tolist()]
+    for mask in masks:
+        mask[4:14, 2:10] = 1
+    moved, _ = MaskStage(torch.device("cpu"))(RaggedImages.from_arrays(masks), program, [("uint8", 2)] * count)
+    given = as_format(np.array([[2, 4, 10, 14]]), box_format).astype(dtype)
+    trails = [Trail([to_xyxy(given, box_format)], [np.array([[2, 4]])]) for _ in masks]
+    follow(program, trails)
+    for mask, trail, size in zip(moved, trails, program.results_hw, strict=True):
+        assert mask.shape == tuple(size)
+        rows, columns = np.nonzero(mask.numpy())
+        box = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]])
+        found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
+        np.testing.assert_array_equal(found, as_format(box, box_format).astype(dtype))
+        assert mask[*reversed(trail.points[0][0].tolist())] == 1  # a corner of the mask, and so
+        assert trail.points[0][0, 0] in (columns.min(), columns.max())
+        assert trail.points[0][0, 1] in (rows.min(), rows.max())
+    assert len({tuple(trail.boxes[0][0]) for trail in trails}) > 20

@@ -23,6 +23,7 @@ FILLED = "`fill` in levels, also by type: `{gl.Image: …, gl.Mask: …}`"
 LEVELS = "on levels also behind `ToDtype`"
 CLASSIFICATION = "a sample with masks, boxes or keypoints is refused, as in torchvision"
 TIMM = "timm's; not in torchvision"
+ALBUMENTATIONS = "albumentations'; not in torchvision; height and width change places"
 
 # What differs from torchvision, or needs saying; nothing: the same, with a draw for each sample.
 NOTES: dict[str, str] = {
@@ -31,7 +32,7 @@ NOTES: dict[str, str] = {
     "CenterCropOrPad": TIMM,
     "ClampBoundingBoxes": "boxes that are not rotated have one way of clamping",
     "ColorJitter": f"the order is drawn for each sample too; {LEVELS}",
-    "Compose": "within a chain the same as writing its transforms there",
+    "Compose": "the same as writing its transforms there; taken wherever a list of transforms is",
     "ConvertBoundingBoxFormat": "",
     "CopyPaste": "with the neighbour in the epoch's order; in torchvision's references, not in the package",
     "Custom": "not in torchvision: the base of transforms of your own",
@@ -58,9 +59,11 @@ NOTES: dict[str, str] = {
     "RandomPerspective": FILLED,
     "RandomResize": ANTIALIASED,
     "RandomResizedCrop": f'{ANTIALIASED}; `interpolation="random"` is timm\'s',
+    "RandomRotate90": ALBUMENTATIONS,
     "RandomRotation": FILLED,
     "RandomShortestSize": ANTIALIASED,
     "RandomSolarize": "`threshold` in levels; behind `ToDtype(scale=True)` in 0 … 1, as torchvision has it",
+    "RandomTranspose": ALBUMENTATIONS,
     "RandomZoomOut": FILLED,
     "Resize": ANTIALIASED,
     "ResizeKeepRatio": TIMM,

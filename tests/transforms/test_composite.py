@@ -1,4 +1,4 @@
-"""Transforms that hold others: what is drawn for which sample, sizes, windows, and where they may stand."""
+"""Transforms that hold others: what is drawn for which sample, sizes, windows, where they may be; and several views."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
 
 N = 6000
 KEY = epoch_key(3, 1)
@@ -78,6 +81,41 @@ def test_compose_is_the_same_as_writing_its_transforms_in_the_chain():
     assert chain.lines[0].lanes == (0, 1, 2)
 
 
+FLAT = torch.nn.Flatten()
+PLAIN = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
+COMPOSED = {
+    "alone": (T.Compose(PLAIN), PLAIN),
+    "nested": (T.Compose([T.Compose(T.Compose(PLAIN[:1])), *PLAIN[1:]]), PLAIN),
+    "held": (
+        [T.RandomApply(T.Compose(PLAIN[:2]), 0.3), T.Resize((8, 8))],
+        [T.RandomApply(PLAIN[:2], 0.3), T.Resize((8, 8))],
+    ),
+    "chosen": (T.Compose([T.RandomChoice(T.Compose(PLAIN[:2]), [1, 2])]), [T.RandomChoice(PLAIN[:2], [1, 2])]),
+    "ordered": ([T.RandomOrder(T.Compose(PLAIN[:2]))], [T.RandomOrder(PLAIN[:2])]),
+    "views": (
+        T.Compose([T.Resize(40), T.MultiView([T.Compose(PLAIN[:2]), PLAIN[0]]), NORMALIZE]),
+        [T.Resize(40), T.MultiView([PLAIN[:2], PLAIN[0]]), NORMALIZE],
+    ),
+    "a module at the end": (T.Compose([PLAIN[0], T.Compose([PLAIN[1], FLAT])]), [*PLAIN[:2], FLAT]),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_compose_is_taken_as_the_list_that_it_holds(name):
+    composed, plain = COMPOSED[name]
+    options = {"batch_size": 4, "num_workers": 0, "device": "cpu", "seed": 3}
+    images = [gl.Image(np.random.default_rng(number).integers(0, 256, (50, 60, 3), np.uint8)) for number in range(4)]
+    found = []
+    for transforms in (composed, plain):
+        with gl.Loader(images, transforms=transforms, **options) as loader:
+            batch = next(iter(loader))
+            found.append((T.Chain(transforms), repr(loader), str(loader.plan()), loader.state_dict(), batch))
+    ours, theirs = found
+    assert ours[:4] == theirs[:4]
+    for one, other in zip(ours[4], theirs[4], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_transforms_inside_draw_from_lanes_of_their_own():
     chain = T.Chain([T.RandomApply([T.RandomHorizontalFlip(), T.Compose([T.RandomVerticalFlip()])], p=1), NORMALIZE])
     assert chain.lines[0].lanes == (0, 4)
@@ -119,6 +157,16 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
             "RandomChoice cannot hold Compose, which turns levels",
         ),
         (lambda: T.RandomApply([T.MultiView([[T.Identity()]])]), ValueError, "RandomApply cannot hold a MultiView"),
+        (
+            lambda: T.RandomApply([T.Compose([T.MultiView([[T.Identity()]])])]),
+            ValueError,
+            "RandomApply cannot hold a MultiView",
+        ),
+        (
+            lambda: T.Chain(T.Compose([3])),
+            TypeError,
+            "Compose(transforms=…)[0] is no transform of gpuload: got 3 (int)",
+        ),
         (
             lambda: T.Chain([NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.ColorJitter(0.4)])]),
             ValueError,
@@ -178,3 +226,143 @@ def test_windows_and_sizes_are_those_of_each_sample_going_its_way_alone(seed):
             window = one.input_windows(window)
             np.testing.assert_array_equal(program.windows_tlhw[place][row : row + 1], window)
         np.testing.assert_array_equal(program.windows_tlhw[0][row : row + 1], window)
+
+
+GLOBAL = [T.RandomResizedCrop(24, scale=(0.4, 1)), T.RandomHorizontalFlip(), T.ColorJitter(0.4)]
+LOCAL = [T.RandomResizedCrop(12, scale=(0.05, 0.4)), T.RandomHorizontalFlip()]
+
+
+class Pictures:
+    """Image i, of a size of its own, and i."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        rng = np.random.default_rng(i)
+        return gl.Image(rng.integers(0, 256, (*rng.integers(30, 70, 2), 3), np.uint8)), i
+
+
+def load(transforms, **options):
+    loader = gl.Loader(Pictures(), 8, transforms=transforms, device="cpu", seed=4, **options)
+    with loader:
+        return list(loader)
+
+
+def test_views_come_in_their_order_each_with_draws_of_its_own():
+    (views, labels), *_ = load([T.MultiView([GLOBAL, GLOBAL, *[LOCAL] * 3]), NORMALIZE], num_workers=0)
+    assert isinstance(views, list)
+    assert [tuple(view.shape) for view in views] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 3
+    assert all(view.dtype == torch.float32 for view in views)
+    assert labels.tolist() == list(range(8))
+    for one in range(5):
+        for other in range(one):
+            assert views[one].shape != views[other].shape or not torch.equal(views[one], views[other])
+
+
+def test_each_view_is_what_its_chain_gives_of_the_whole_image():
+    chain = T.Chain([T.RandomHorizontalFlip(), T.MultiView([GLOBAL, LOCAL]), NORMALIZE])
+    (views, _), *_ = load([*chain.transforms], num_workers=0)
+    arrays = [Pictures()[i][0].hwc for i in range(8)]
+    images, stage = RaggedImages.from_arrays(arrays), compile_stage(chain, device="cpu")
+    for view in (0, 1):
+        drawn = chain.draw(epoch_key(4, 0), np.arange(8), images.sizes_hw, view=view)
+        torch.testing.assert_close(stage(images, drawn, view=view), views[view], rtol=0, atol=0)
+
+
+def test_what_stands_before_is_drawn_once_and_what_stands_behind_for_each_view():
+    chain = T.Chain([T.RandomCrop(20), T.MultiView([[T.Identity()], [T.Identity()]]), T.RandomHorizontalFlip()])
+    sizes = np.tile([[60, 60]], (500, 1))
+    first, second = (chain.draw(KEY, np.arange(500), sizes, view=view) for view in (0, 1))
+    np.testing.assert_array_equal(first.records[0].box_tlhw, second.records[0].box_tlhw)
+    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320
+    assert chain.lines[0].lanes == (0, 1, 2)
+    assert chain.lines[1].lanes == (0, 3, 4)
+
+
+def test_the_region_is_what_any_view_needs_and_no_more():
+    chain = T.Chain([T.MultiView([[T.RandomCrop(10)], [T.RandomCrop((6, 20))]])])
+    sizes = np.random.default_rng(0).integers(30, 90, (50, 2))
+    regions = chain.regions(KEY, np.arange(50), sizes)
+    boxes = [chain.draw(KEY, np.arange(50), sizes, view=view).records[0].box_tlhw for view in (0, 1)]
+    for row, (top, left, height, width) in enumerate(regions.tolist()):
+        assert top == min(box[row, 0] for box in boxes)
+        assert left == min(box[row, 1] for box in boxes)
+        assert top + height == max(box[row, 0] + box[row, 2] for box in boxes)
+        assert left + width == max(box[row, 1] + box[row, 3] for box in boxes)
+
+
+@pytest.mark.processes
+def test_equal_bits_with_any_workers_and_one_sample_made_again():
+    transforms = [T.MultiView([GLOBAL, *[LOCAL] * 2]), NORMALIZE]
+    at_home, by_two = load(transforms, num_workers=0), load(transforms, num_workers=2)
+    for (ours, _), (theirs, _) in zip(at_home, by_two, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    loader = gl.Loader(Pictures(), 8, transforms=transforms, device="cpu", seed=4, num_workers=0)
+    again = loader.replay(0, 11)
+    assert all(torch.equal(a, b[3]) for a, b in zip(again.sample[0], at_home[1][0], strict=True))
+
+
+def test_a_file_is_read_once_whatever_the_views(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "a").mkdir()
+    for i in range(4):
+        Image.fromarray(Pictures()[i][0].hwc).save(tmp_path / "a" / f"{i}.png")
+    reads = []
+
+    class Counted(gl.ImageFolder):
+        def __getitem__(self, i):
+            reads.append(i)
+            return super().__getitem__(i)
+
+    with gl.Loader(Counted(tmp_path), 4, transforms=[T.MultiView([LOCAL] * 4)], device="cpu", num_workers=0) as loader:
+        ((views, _),) = loader
+    assert len(views) == 4
+    assert reads == [0, 1, 2, 3]
+
+
+def test_a_collate_fn_gets_each_sample_with_its_list_of_views():
+    def collate(samples):
+        assert all(isinstance(image, list) and len(image) == 2 for image, _ in samples)
+        return torch.stack([image[1] for image, _ in samples]), [number for _, number in samples]
+
+    transforms = [T.MultiView([GLOBAL, LOCAL])]
+    plain, own = load(transforms, num_workers=0), load(transforms, num_workers=0, collate_fn=collate)
+    assert all(torch.equal(a[0][1], b[0]) for a, b in zip(plain, own, strict=True))
+
+
+def test_ragged_views_come_as_lists():
+    (views, _), *_ = load([T.MultiView([[T.Identity()], LOCAL])], num_workers=0, ragged="list")
+    assert [tuple(image.shape[1:]) for image in views[0]] == [Pictures()[i][0].hwc.shape[:2] for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: T.MultiView(T.Identity()),
+            TypeError,
+            "MultiView(chains=…) must be a list with the transforms",
+        ),
+        (
+            lambda: T.MultiView([]),
+            TypeError,
+            "MultiView(chains=…) must be a list with the transforms",
+        ),
+        (lambda: T.MultiView([[len]]), TypeError, "MultiView(chains=…)[0](transforms=…)[0] is no transform"),
+        (
+            lambda: T.Chain([T.MultiView([LOCAL]), T.MultiView([LOCAL])]),
+            ValueError,
+            "there are two MultiViews (numbers 1 and 2); write all views in one",
+        ),
+        (
+            lambda: T.Chain([T.MultiView([LOCAL, [NORMALIZE]]), NORMALIZE]),
+            ValueError,
+            "Normalize (number 2) cannot come after Normalize (number 1)",
+        ),
+    ],
+)
+def test_refused_by_multi_view(make, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make()

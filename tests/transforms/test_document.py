@@ -19,6 +19,8 @@ OURS = {
     "Mosaic",
     "MultiView",
     "RandomCropOrPad",
+    "RandomRotate90",
+    "RandomTranspose",
     "ResizeKeepRatio",
     "TimmAugMix",
     "TimmAutoAugment",

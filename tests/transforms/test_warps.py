@@ -13,7 +13,7 @@ from scipy import stats
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.matrices import affine_coefficients, perspective_coefficients, rotation_coefficients
+from gpuload.transforms.warps import affine_coefficients, perspective_coefficients, rotation_coefficients
 
 N = 10_000
 KEY = epoch_key(8, 0)

@@ -18,8 +18,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import concat_tables, image_table
-from gpuload.transforms.program.fusing.grid import Tile
-from gpuload.transforms.program.fusing.plan import Fusing, Plan
+from gpuload.transforms.program.fusing.plan import Fusing, Plan, Tile
 from gpuload.workers.batch import Batch
 from gpuload.workers.feed import Consumer, Feed
 from gpuload.workers.inline import InProcessEngine
@@ -112,7 +111,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         plan, found = FUSING(table, program)
         arrays: dict[Any, Any] = {**found}
         assert batch.planned.plan == plan.plain()
-        assert arrays.keys() >= {"ints", "floats", "codes", "values", "told", "factors"}
+        assert arrays.keys() >= {"ints", "floats", "codes", "values", "counted", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
         data = batch.planned.data

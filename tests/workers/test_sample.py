@@ -11,7 +11,7 @@ from pictures import jpeg_bytes
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.decode import decoder
-from gpuload.decode.cuttable import make_cuttable
+from gpuload.packing.jpeg_cuttable import make_cuttable
 from gpuload.workers.sample import SampleReader
 
 COUNT = 12

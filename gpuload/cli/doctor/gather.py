@@ -34,6 +34,7 @@ OPTIONAL: Final = {  # what is tried only if it is installed, by distribution
     "torchvision": ("torchvision",),
     "DALI": tuple(DALI.values()),
     "nvImageCodec": tuple(NVIMGCODEC.values()),
+    "regions": tuple(NVIMGCODEC.values()),
 }
 Results = Mapping[str, dict[str, Any]]
 
@@ -107,6 +108,7 @@ def _on_packages(tried: Results) -> list[Finding]:
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return [
         packages.nvimagecodec(installed=codec, tried=tried.get("nvImageCodec"), torch_cuda=cuda, others=list(dali)),
+        *([packages.regions(tried=tried["regions"])] if "regions" in tried else []),
         packages.simplejpeg(version=_version("simplejpeg"), tried=tried["simplejpeg"], first=not decodes),
         packages.pillow(version=_version("pillow"), tried=tried["Pillow"]),
         packages.dali(installed=dali, tried=tried.get("DALI"), torch_cuda=cuda, others=list(codec)),

@@ -7,7 +7,18 @@ from typing import Any, Final
 
 from gpuload.cli.doctor.finding import Finding
 
-__all__ = ["EXTRAS", "cuda_extra", "dali", "extras", "jpegtran", "nvimagecodec", "optional", "pillow", "simplejpeg"]
+__all__ = [
+    "EXTRAS",
+    "cuda_extra",
+    "dali",
+    "extras",
+    "jpegtran",
+    "nvimagecodec",
+    "optional",
+    "pillow",
+    "regions",
+    "simplejpeg",
+]
 
 CROPS: Final = "decodes a crop without the rest of the image"
 EXTRAS: Final = {  # the modules that come with an extra
@@ -68,6 +79,25 @@ def nvimagecodec(
             again,
         )
     return Finding(name, "works", f"{found}: {CROPS}")
+
+
+def regions(*, tried: dict[str, Any]) -> Finding:
+    """Whether nvImageCodec decodes regions rightly on the device, for ``Decode(where="device")``; `tried` is what
+    `gpuload.cli.doctor.regions.try_regions` found, or how its process ended."""
+    whole = "Decode(where='device') decodes whole images"
+    if not tried["ok"]:
+        return Finding("regions", "not needed", f"{tried['said']}. On a GPU {whole}")
+    faults, used = tried["faults"], tried["used"]
+    found = f"{tried['version']} on {tried['device']}: " + "; ".join(
+        f"{name}: {fault or 'its bits are those of whole images'}" for name, fault in faults.items()
+    )
+    if any(faults[name] for name in used):
+        return Finding(
+            "regions", "broken", found, "Decode(where='cpu'), and an issue at gpuload's with this version and GPU"
+        )
+    if len(used) < len(faults):
+        found += f". {whole}, since this version is not among those that are known to be right"
+    return Finding("regions", "works", found)
 
 
 def simplejpeg(*, version: str | None, tried: dict[str, Any] | None, first: bool) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -88,9 +89,9 @@ def _ending(status: int, complaint: str) -> str:
 
 
 def begin(jpeg: bytes, steps: Sequence[str]) -> list[Trial]:
-    """Processes for all these steps: one for each decoder, one for all that imports torch."""
-    decoders = [step for step in steps if step in DECODERS]
-    others = [step for step in steps if step not in DECODERS]
+    """Processes for all these steps: one for each decoder and for regions, one for all else that imports torch."""
+    decoders = [step for step in steps if step in DECODERS or step == "regions"]
+    others = [step for step in steps if step not in decoders]
     return [*(Trial([step], jpeg) for step in decoders), *([Trial(others)] if others else [])]
 
 
@@ -220,6 +221,13 @@ def _triton(jpeg: bytes) -> dict[str, Any]:
     return {}
 
 
+def _regions(jpeg: bytes) -> dict[str, Any]:
+    from gpuload.cli.doctor.regions import try_regions
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may crash
+    return try_regions()
+
+
 def _dali(jpeg: bytes) -> dict[str, Any]:
     import torch
 
@@ -244,6 +252,7 @@ DECODERS: Final = {
 }
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any]]]] = {
     **DECODERS,
+    "regions": _regions,
     "torch": _torch,
     "page-locked memory": _page_locking,
     "workers": _workers,

@@ -1,7 +1,8 @@
 """Decoding on the device: workers only read files, the main process has a batch of them decoded where the stage is.
 
-Which decoder a device has is `choose`'s to say, `backend` is what gpuload needs of one, `nvimagecodec` is one. `images`
-makes of a batch's files what workers' pixels would have been: nothing behind it knows the difference.
+Which decoder a device has, `choose` decides; `backend` is what gpuload needs of one, and `nvimagecodec` is the one that
+there is. `images` makes of a batch's files what workers' pixels would have been: nothing after it knows the difference.
+`crops` is the kernel that copies a batch's crops.
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
-"""What a decoder on a device is to gpuload: files in, whole images or regions out, or the reason why not. It knows
-nothing of batches, crops and faults; those are `gpuload.stage.decode.images`' own."""
+"""What a decoder on a device takes and gives: files, and regions of pixels or the reason why not. It knows nothing of
+batches and faults, which belong to `gpuload.stage.decode.images`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["DeviceDecoder", "NoRoom", "Pixels", "Refused", "Source"]
+from gpuload.decode.header import upright
+
+__all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
+
+# Where a region is to be: its upright shape H×W×C, the orientation of EXIF that is undone, its first byte.
+PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
+MAX_LEVELS: Final = 4.0  # by which two decoders may differ on average: more is another picture
 
 
 class NoRoom(Exception):
@@ -24,45 +31,30 @@ class Source(NamedTuple):
         data: the file's bytes, uint8; valid while it is decoded.
         height, width: as stored.
         grey: to one channel, not three.
-        region_tlhw: the part of it that is wanted, as stored.
+        region_tlhw: the part of the image that is wanted, as stored.
     """
 
     data: np.ndarray
     height: int
     width: int
     grey: bool
-    region_tlhw: tuple[int, int, int, int]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the whole image, decoded."""
-        return self.height * self.width * (1 if self.grey else 3)
-
-    @property
-    def region_nbytes(self) -> int:
-        """Of the region, decoded."""
-        return self.region_tlhw[2] * self.region_tlhw[3] * (1 if self.grey else 3)
-
-    @property
-    def partial(self) -> bool:
-        """Not all of the image is wanted."""
-        return self.region_tlhw != (0, 0, self.height, self.width)
+    region_tlhw: Sequence[int]
 
 
-@dataclass(slots=True)
-class Pixels:
-    """A decoded image.
+class Pixels(NamedTuple):
+    """The wanted region of an image, decoded, as stored. On a device it can be read on the stream that was current.
 
     Attributes:
-        tensor: uint8 H×W×C on the device, as stored; valid until the next `decode`, once the current stream has come
-            that far.
-        decoder: which one decoded it, as `Stats.decoders` names it.
-        whole: it is all of the image; else the region alone.
+        owner: what keeps the memory, which is not written to again while the owner lives. On the CPU the region itself,
+            an array H×W×C of uint8.
+        decoder: which decoder it was, as `Stats.decoders` names it.
+        address, row_bytes: on a device, where the region's first pixel is, and how far apart two rows are.
     """
 
-    tensor: torch.Tensor
+    owner: Any
     decoder: str
-    whole: bool = True
+    address: int = 0
+    row_bytes: int = 0
 
 
 class Refused(NamedTuple):
@@ -71,29 +63,39 @@ class Refused(NamedTuple):
     why: str
 
 
-class DeviceDecoder(Protocol):
-    """Decodes on one device, on its current stream, from one thread.
+def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
+    """Copy regions to their places, `PLACE` (N,), in one memory, uint8, each turned upright. On a device that is one
+    kernel, on the current stream; the owners have to live until it is done."""
+    if target.device.type != "cpu":
+        from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
-    Attributes:
-        names: the decoders that it has, as `Stats.decoders` names them, the one that tries first first.
-        note: what a user should know of them; else "".
-        regions: they give regions alone; if not, some or all give whole images.
-        takes_freed_memory: what it writes to may be memory that others freed in the order of the current stream.
-    """
+        launch(pixels, places, target)
+        return
+    memory = target.numpy()
+    for (region, _, _, _), (shape, orientation, start) in zip(pixels, places.tolist(), strict=True):
+        place = memory[start : start + region.size].reshape(shape)
+        place[:] = region if orientation == 1 else upright(region, orientation)
 
-    names: tuple[str, ...]
-    note: str
-    regions: bool
-    takes_freed_memory: bool
 
-    def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """One result for each image, in their order.
+def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
+    """Return a decoded region on the host, H×W×C, as stored."""
+    shape = (*source.region_tlhw[2:], 1 if source.grey else 3)
+    levels = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
+    copy_crops([pixels], np.array([(shape, 1, 0)], PLACE), levels)
+    return levels.cpu().numpy().reshape(shape)
 
-        Raises:
-            NoRoom: the device has no memory for all of them.
-        """
-        ...
 
-    def close(self) -> None:
-        """Give memory back."""
-        ...
+def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]], device: torch.device) -> str:
+    """Return what is wrong with a decoder, found by a small picture that it has to decode; "" if nothing is."""
+    from PIL import Image
+
+    ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
+    picture = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2)
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=95)
+    source = Source(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
+    [found] = decode([source])
+    if isinstance(found, Refused):
+        return found.why
+    difference = np.abs(fetch(found, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
+    return "" if difference <= MAX_LEVELS else f"its picture is another one ({difference:.0f} levels away)"

@@ -10,17 +10,14 @@ import ctypes
 import functools
 import importlib.metadata
 import re
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from importlib.util import find_spec
+from typing import Final, NamedTuple
 
 import torch
 
 from gpuload.decode import Decode
 from gpuload.errors import one_line
-from gpuload.stage.dali import DaliBackend
-from gpuload.stage.decode.backend import DeviceDecoder
 from gpuload.stage.decode.nvimagecodec import NvImageCodec, load_library
-from gpuload.stage.decode.regions import fault_of_regions
 
 __all__ = ["Choice", "choose", "find_decoder"]
 
@@ -33,26 +30,23 @@ class Choice(NamedTuple):
 
     Attributes:
         decoder: the device's, if it decodes.
-        share: of the samples that it decodes, 0 to 1.
+        share: of the samples that the device decodes, 0 to 1.
         text: who decodes and why, for `Plan.decoder`; None: workers, as was asked for.
         warning: what to tell the user once, if the device was to decode and cannot.
     """
 
-    decoder: DeviceDecoder | None
+    decoder: NvImageCodec | None
     share: float
     text: str | None
     warning: str = ""
 
 
-def choose(
-    options: Decode, device: torch.device, threads: int, share: float | None = None, backend: str = "auto"
-) -> Choice:
-    """Who decodes for a loader on this device; `threads` of the CPU may be used in the main process, `share` was
-    measured, if the options have none, and `backend` is what transforms were asked to run on."""
+def choose(options: Decode, device: torch.device, threads: int) -> Choice:
+    """Decide who decodes for a loader on this device; the main process may use `threads` of the CPU for it."""
     if options.where == "cpu":
         return Choice(None, 0.0, None)
     try:
-        decoder = find_decoder(device, threads, backend)
+        decoder = find_decoder(device, threads)
     except Exception as error:  # whatever a broken installation raises
         why = one_line(str(error) or type(error).__name__)
         return Choice(
@@ -61,48 +55,22 @@ def choose(
             f"{WORKERS}, since {device} cannot: {why}",
             f"Decode(where={options.where!r}): {device} cannot decode, so the workers' CPUs decode all images: {why}",
         )
-    if options.where == "both":
-        share = options.device_share or share
-        part = "a share of the samples, to be measured" if share is None else f"{share:.0%} of the samples"
-        shared = f", {part}; {WORKERS}, the others"
-    else:
-        share, shared = 1.0, ""
+    share = options.device_share or 1.0
+    shared = f", {share:.0%} of the samples; {WORKERS}, the others" if options.where == "both" else ""
     note = f" ({decoder.note})" if decoder.note else ""
-    return Choice(decoder, share or 0.0, f"{', '.join(decoder.names)} on {device}{note}{shared}")
+    return Choice(decoder, share, f"{', '.join(decoder.names)} on {device}{note}{shared}")
 
 
-def find_decoder(device: torch.device, threads: int, backend: str = "auto") -> DeviceDecoder:
-    """The decoder of a device: nvImageCodec, or DALI where that cannot be used; for the backend "dali" DALI first.
+def find_decoder(device: torch.device, threads: int) -> NvImageCodec:
+    """Return the decoder of a device.
 
     Raises:
         Exception: there is none; the text says why, and what to do.
     """
     if device.type not in ("cpu", "cuda") or torch.version.hip is not None:
-        raise RuntimeError("nvImageCodec and DALI decode on NVIDIA's GPUs and on the CPU alone")
-    ways = [_nvimagecodec] if DaliBackend.missing(device) else [_nvimagecodec, _dali]
-    reasons: list[str] = []
-    for way in reversed(ways) if backend == "dali" else ways:
-        try:
-            found = way(device, threads)
-        except Exception as error:  # whatever a broken installation raises
-            reasons.append(one_line(str(error) or type(error).__name__))
-            continue
-        # A stage of DALI's frees to DALI's pool, or to CUDA's, which is nvImageCodec's, if DALI is told to use that.
-        found.takes_freed_memory = backend == "dali"
-        found.note = "; ".join([*reasons, found.note] if found.note else reasons)
-        return found
-    raise RuntimeError("; ".join(reasons))
-
-
-def _dali(device: torch.device, threads: int) -> DeviceDecoder:
-    try:
-        from gpuload.stage.decode.dali import DaliDecoder
-    except ImportError as error:
-        raise RuntimeError(f"DALI cannot be imported ({error})") from error
-    return DaliDecoder(device, threads)
-
-
-def _nvimagecodec(device: torch.device, threads: int) -> DeviceDecoder:
+        raise RuntimeError("nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone")
+    if device.type != "cpu" and find_spec("triton") is None:
+        raise RuntimeError("crops are copied by a kernel of Triton's, which is not installed; pip install triton")
     try:
         library = load_library()
     except Exception as error:
@@ -110,29 +78,13 @@ def _nvimagecodec(device: torch.device, threads: int) -> DeviceDecoder:
             f"nvImageCodec cannot be imported ({type(error).__name__}: {error}); {_remedy(device)}"
         ) from error
     try:
-        return NvImageCodec(device, threads, library, no_regions=lambda name: _no_regions(name, device, library))
+        return NvImageCodec(device, threads, library)
     except Exception as error:
         raise RuntimeError(f"{error}{_mismatch(device)}") from error
 
 
-def _no_regions(name: str, device: torch.device, library: Any) -> str:
-    """Why a decoder is not to be used for regions; "" if it is."""
-    if device.type == "cpu":
-        return ""
-    return fault_of_regions(name, device, (library.__version__, torch.cuda.get_device_name(device), _driver()))
-
-
-def _driver() -> str:
-    """NVIDIA's driver: its own version, which a container may hide, and that of its CUDA."""
-    try:
-        own = Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:
-        own = ""
-    return f"{own} {driver_version()}"
-
-
 def _remedy(device: torch.device) -> str:
-    """What to install."""
+    """Return what to install."""
     major = int((torch.version.cuda or "12").split(".")[0])
     if device.type != "cpu" and (driver := driver_version()) is not None:
         major = min(major, driver[0])
@@ -140,7 +92,7 @@ def _remedy(device: torch.device) -> str:
 
 
 def _mismatch(device: torch.device) -> str:
-    """What versions say about a GPU that nothing decodes on; "" if nothing."""
+    """Return what versions say about a GPU that nothing decodes on; "" if nothing."""
     if device.type == "cpu":
         return ""
     built, driver = sorted(_installed()), driver_version()
@@ -157,7 +109,7 @@ def _mismatch(device: torch.device) -> str:
 
 
 def _installed() -> set[int]:
-    """The CUDA versions whose nvImageCodec is installed."""
+    """Return the CUDA versions whose nvImageCodec is installed."""
     names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
     found = (re.fullmatch(PACKAGE + r"(\d+)", name.lower().replace("_", "-")) for name in names)
     return {int(match[1]) for match in found if match is not None}
@@ -165,7 +117,7 @@ def _installed() -> set[int]:
 
 @functools.cache
 def driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that NVIDIA's driver knows, major and minor; None without a driver."""
+    """Return the newest CUDA that NVIDIA's driver knows, major and minor; None without a driver."""
     try:
         driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
         if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:

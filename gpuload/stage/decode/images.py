@@ -6,19 +6,22 @@ the decoders: the device's, and `gpuload.decode.Decoder` for what that refuses, 
 neither decodes is taken out of its chunk and becomes the error that a worker would have made of it.
 
 **Memory.** The device's decoder gives whole images, which are only then cropped, or their regions alone. They are
-decoded a few at a time, so that these take at most `limit_bytes`; the crops of a batch come on top of that. Where the
-device has no room even so, half as many are tried, and no more from then on. An image that is too large alone goes to
-the CPU.
+decoded a few at a time, and kept until the device has copied their crops: a GPU's JPEG engine writes when it is called,
+whatever its stream still has to do, so their memory must not be free before. The host does not wait for that unless
+`limit_bytes` would not hold what is kept and what comes; the crops of a batch come on top of that. Where the device has
+no room even so, half as many are tried, and no more from then on. An image that is too large alone goes to the CPU.
+
+**Time.** What is done for each image in Python is what decoding costs the training loop: so sizes, places and crops are
+columns, and `benchmarks/device_decode.py` measures the rest.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import repeat
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,10 +30,11 @@ from gpuload.datasets import sample
 from gpuload.datasets.tree import places_of
 from gpuload.decode import Decode, Decoder
 from gpuload.decode.decoder import DECODERS
-from gpuload.decode.orientation import FLIPPED_X, FLIPPED_Y, is_transposed, stored_region
+from gpuload.decode.header import is_transposed, stored_region
 from gpuload.errors import ErrorRecord, one_line
 from gpuload.ring.columns import EncodedImage, entry
-from gpuload.stage.decode.backend import DeviceDecoder, NoRoom, Pixels, Refused, Source
+from gpuload.stage.decode.backend import PLACE, NoRoom, Pixels, Refused, Source, copy_crops
+from gpuload.stage.decode.nvimagecodec import NvImageCodec
 from gpuload.stage.device import DECODE, named
 from gpuload.workers.protocol import record_of
 
@@ -43,24 +47,22 @@ MOST_IMAGES: Final = 512  # at once, however small they are
 MOST_REASONS, MAX_REASON = 10, 100  # that are told apart; characters
 
 
-@dataclass(slots=True)
-class _Image:
-    """One image: where it is, and the part of it that is wanted."""
+class _Images(NamedTuple):
+    """The encoded images of a batch, as columns.
 
-    part: Part
-    entry: EncodedImage
-    table: np.ndarray  # its row of `ImageColumn.table`
-    source: Source
-    at: int = 0  # in the part's decoded memory
+    Attributes:
+        sources: what is decoded.
+        entries: each image's part, and its `EncodedImage` as a plain tuple.
+        places: `gpuload.stage.decode.backend.PLACE`, of each region in the batch's decoded memory.
+        nbytes: that the decoder takes for each.
+        part_bytes: the decoded bytes of each part.
+    """
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        height, width, channels = self.table["shape"].tolist()
-        return height, width, channels
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape)
+    sources: list[Source]
+    entries: list[tuple[Part, Sequence[Any]]]
+    places: np.ndarray
+    nbytes: np.ndarray
+    part_bytes: list[int]
 
 
 class ImageDecoder:
@@ -78,14 +80,14 @@ class ImageDecoder:
         halved: how often the device had no room.
         seconds: host time.
         images: how many came.
-        limit_bytes: that what the decoder gives may take at a time; peak_bytes: the most that they took.
+        limit_bytes: that what the decoder gives may take at a time; peak_bytes: the most that it took.
     """
 
-    def __init__(self, decoder: DeviceDecoder, options: Decode, device: torch.device, transfer: Any) -> None:
+    def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
         self._decoder, self._device, self._transfer = decoder, device, transfer
         self._cpu = Decoder(options)
-        self._on_device = dict.fromkeys(decoder.names, 0)
-        self._used: Any = None  # an event after the last use of what the decoder gave
+        self._on_device = Counter(dict.fromkeys(decoder.names, 0))
+        self._copying: deque[tuple[Any, int, Any]] = deque()  # event, bytes and owners of what crops are copied from
         self.limit_bytes = self._piece_bytes = options.device_memory
         self.refused: dict[str, int] = {}
         self.halved = self.images = self.peak_bytes = 0
@@ -96,92 +98,78 @@ class ImageDecoder:
         return self._on_device | {name: self._cpu.counts[name] for name in DECODERS}
 
     def __call__(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
-        """Decode the batch's images; returns the samples that failed, by part."""
+        """Decode the batch's images; return the samples that failed, by part."""
         start = perf_counter()
         with named(DECODE), torch.inference_mode(False), torch.no_grad(), self._transfer.side():
-            found = self._decode(batch)
+            failed = self._decode(batch)
         self.seconds += perf_counter() - start
-        return found
+        return failed
 
     def close(self) -> None:
         """Give memory back; nothing reads it any more."""
-        self._used = None
+        self._copying.clear()
         self._decoder.close()
 
     def _decode(self, batch: Batch) -> list[tuple[Part, list[ErrorRecord]]]:
         parts = [part for part in batch.parts if part.waits_for_device]
-        images = [image for part in parts for image in _images_of(part)]
-        memory = self._memory_for(parts, images)
+        images = _gather(parts, regions=self._decoder.regions)
+        memory = torch.empty(sum(images.part_bytes), dtype=torch.uint8, device=self._device)
         failed: dict[int, dict[int, ErrorRecord]] = {}
-        waiting = deque(images)
-        while waiting:
-            some = self._piece(waiting)
-            if (found := self._by_device(some)) is None:  # fewer of them are tried
-                waiting.extendleft(reversed(some))
+        ends, at = images.nbytes.cumsum(), 0
+        while at < len(images.sources):
+            before = ends[at - 1] if at else 0
+            count = max(1, int(ends[at : at + MOST_IMAGES].searchsorted(before + self._piece_bytes, "right")))
+            nbytes = int(ends[at + count - 1] - before)
+            if (decoded := self._by_device(images.sources[at : at + count], nbytes)) is None:
                 continue
-            for image, pixels in zip(some, found, strict=True):
-                place = memory[id(image.part)][image.at : image.at + image.nbytes].view(image.shape)
-                if isinstance(pixels, Pixels):
-                    _crop(pixels, image, place)
-                    self._on_device[pixels.decoder] += 1
-                    continue
-                self._refuse(pixels.why)
-                if (error := self._by_cpu(image, place)) is not None:
-                    row, record = error
-                    failed.setdefault(id(image.part), {}).setdefault(row, record)
-            self._used = self._transfer.mark()
-        self.images += len(images)
-        if (failed or batch.errors) and self._used is not None:
-            self._used.synchronize()  # its slots may be given back before anything else waits for the device
-        for part in parts:
-            part.decoded = memory[id(part)]
+            rows = [row for row, one in enumerate(decoded, at) if isinstance(one, Pixels)]
+            pixels = [one for one in decoded if isinstance(one, Pixels)]
+            copy_crops(pixels, images.places[rows], memory)
+            self._on_device.update(one.decoder for one in pixels)
+            if (event := self._transfer.mark()) is not None:
+                self._copying.append((event, nbytes, pixels))
+            for row, one in enumerate(decoded, at):
+                if isinstance(one, Refused):
+                    self._refuse(one.why)
+                    if (error := self._by_cpu(images, row, memory)) is not None:
+                        failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
+            at += count
+        self.images += len(images.sources)
+        if failed or batch.errors:
+            self._free(0)  # its slots may be given back before anything else waits for the device
+        for part, own in zip(parts, memory.split(images.part_bytes), strict=True):
+            part.decoded = own
         return [(part, _leave_out(part, failed[id(part)])) for part in parts if id(part) in failed]
 
-    def _memory_for(self, parts: list[Part], images: list[_Image]) -> dict[int, torch.Tensor]:
-        """Where each image of each part goes, one after the other; and in the tables, where the stage finds it."""
-        sizes = dict.fromkeys(map(id, parts), 0)
-        for image in images:
-            image.at = sizes[id(image.part)]
-            image.table["offset"] = image.part.host_end + image.at
-            sizes[id(image.part)] += image.nbytes
-        whole = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=self._device)
-        return dict(zip(sizes, whole.split(list(sizes.values())), strict=True))
-
-    def _piece(self, waiting: deque[_Image]) -> list[_Image]:
-        """The next images that fit into memory together, at least one."""
-        some = [waiting.popleft()]
-        nbytes = self._nbytes(some[0])
-        while waiting and len(some) < MOST_IMAGES and nbytes + self._nbytes(waiting[0]) <= self._piece_bytes:
-            nbytes += self._nbytes(waiting[0])
-            some.append(waiting.popleft())
-        return some
-
-    def _nbytes(self, image: _Image) -> int:
-        """That the decoder takes for what it gives."""
-        return image.source.region_nbytes if self._decoder.regions else image.source.nbytes
-
-    def _by_device(self, images: list[_Image]) -> Sequence[Pixels | Refused] | None:
-        """What the device makes of images; None: it has no room for all of them."""
-        nbytes = sum(map(self._nbytes, images))
+    def _by_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
+        """Return what the device makes of images; None: it had no room for all of them, and it may now."""
         if nbytes > self.limit_bytes:  # it is one
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
-        # The memory that is written now may still be read by what was issued before. The host waits for that, and not
-        # the stream: a GPU's JPEG engine writes when it is called, whatever its stream still has to do.
-        if self._decoder.takes_freed_memory:
-            self._used = self._transfer.mark()
-        if self._used is not None:
-            self._used.synchronize()
-            self._used = None
+        kept = self._free(self.limit_bytes - nbytes)
         try:
-            found = self._decoder.decode([image.source for image in images])
+            decoded = self._decoder.decode(sources)
         except NoRoom as error:
+            if kept:
+                self._free(0)
+                return None
             self.halved += 1
-            if len(images) == 1:
+            if len(sources) == 1:
                 return [Refused(str(error))]
             self._piece_bytes = min(self._piece_bytes, nbytes) // 2
             return None
-        self.peak_bytes = max(self.peak_bytes, nbytes)
-        return found
+        self.peak_bytes = max(self.peak_bytes, kept + nbytes)
+        return decoded
+
+    def _free(self, limit_bytes: int) -> int:
+        """Free the images whose crops are copied; wait for others until what is left takes no more than this. Return
+        how much that is."""
+        kept = sum(nbytes for _, nbytes, _ in self._copying)
+        while self._copying and (kept > limit_bytes or self._copying[0][0].query()):
+            event, nbytes, _ = self._copying[0]
+            event.synchronize()
+            kept -= nbytes
+            self._copying.popleft()
+        return kept
 
     def _refuse(self, why: str) -> None:
         why = one_line(why, MAX_REASON)
@@ -189,52 +177,64 @@ class ImageDecoder:
             why = "other"
         self.refused[why] = self.refused.get(why, 0) + 1
 
-    def _by_cpu(self, image: _Image, place: torch.Tensor) -> tuple[int, ErrorRecord] | None:
-        """Decode an image as a worker would; if that fails, its row and the error."""
-        part, encoded, content = image.part, image.entry, image.part.content
+    def _by_cpu(self, images: _Images, row: int, memory: torch.Tensor) -> tuple[int, ErrorRecord] | None:
+        """Decode an image as a worker would; if that fails, return its sample's row and the error."""
+        part, encoded = images.entries[row][0], EncodedImage._make(images.entries[row][1])
+        content = part.content
         assert content is not None
         column = content.images[encoded.column]
-        row, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
-        source = encoded.source or content.names[row]
-        given = sample.Encoded(image.source.data.tobytes(), "L" if encoded.grey else "RGB", source)
-        region = image.table["region_tlhw"].tolist()
+        of_sample, leaf = int(column.row_numbers[encoded.row]), entry(column.leaves, encoded.row)
+        source = encoded.source or content.names[of_sample]
+        file = sample.Encoded(images.sources[row].data.tobytes(), "L" if encoded.grey else "RGB", source)
+        region = column.table["region_tlhw"][encoded.row].tolist()
         try:
-            pixels = self._cpu.decode(given, self._cpu.header(given), tuple(region))
+            pixels = self._cpu.decode(file, self._cpu.header(file), tuple(region))
         except Exception as error:
-            asked = content.rows[row]
+            asked = content.rows[of_sample]
             where = part.batch.spec.epoch, part.positions[asked], part.indices[asked]
-            return row, record_of(*where, source, error, places_of(content.structure(row))[leaf])
-        place.copy_(torch.from_numpy(pixels))
+            return of_sample, record_of(*where, source, error, places_of(content.structure(of_sample))[leaf])
+        start = int(images.places["start"][row])
+        memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))
         return None
 
 
-def _images_of(part: Part) -> Iterator[_Image]:
-    content, data = part.content, part.data
-    assert content is not None
-    assert data is not None
-    for column in content.images:  # what was read from a message is read-only
-        column.table = column.table.copy()
-    for encoded in map(EncodedImage._make, content.encoded):
-        table = content.images[encoded.column].table[encoded.row]
-        upright_hw, region = tuple(table["size_hw"].tolist()), tuple(table["region_tlhw"].tolist())
-        height, width = upright_hw[::-1] if is_transposed(encoded.orientation) else upright_hw
-        stored = stored_region(region, encoded.orientation, upright_hw)
-        file = data[encoded.offset : encoded.offset + encoded.nbytes]
-        yield _Image(part, encoded, table, Source(file, height, width, bool(encoded.grey), stored))
+def _gather(parts: Sequence[Part], *, regions: bool) -> _Images:
+    """Collect the encoded images of a batch, and enter into the tables of their parts where the stage will find them:
+    one after the other, as if behind the part's own bytes. `regions`: the decoder takes memory for regions alone."""
+    sources, entries, part_bytes, end = [], [], [], 0
+    places, image_bytes = [], []
+    for part in parts:
+        begin = end
+        assert part.content is not None
+        for number, column in enumerate(part.content.images):
+            column.table = column.table.copy()  # what was read from a message is read-only
+            encoded = [one for one in part.content.encoded if one[0] == number]
+            if not encoded:
+                continue
+            rows = [row for _, row, *_ in encoded]
+            table = column.table[rows]
+            nbytes = table["shape"].prod(axis=1)
+            place = np.empty(len(rows), PLACE)
+            place["shape"], place["start"] = table["shape"], end + nbytes.cumsum() - nbytes
+            place["orientation"] = [orientation for *_, orientation, _, _ in encoded]
+            column.table["offset"][rows] = part.host_end + place["start"] - begin
+            end += int(nbytes.sum())
+            sources += _sources(part.data, encoded, table)
+            entries += zip(repeat(part), encoded)
+            places.append(place)
+            image_bytes.append(nbytes if regions else table["size_hw"].prod(axis=1) * table["shape"][:, 2])
+        part_bytes.append(end - begin)
+    return _Images(sources, entries, np.concatenate(places), np.concatenate(image_bytes), part_bytes)
 
 
-def _crop(pixels: Pixels, image: _Image, place: torch.Tensor) -> None:
-    """Copy the wanted part of a decoded image to its place, upright."""
-    found = pixels.tensor
-    if pixels.whole:
-        top, left, height, width = image.source.region_tlhw
-        found = found[top : top + height, left : left + width]
-    orientation = image.entry.orientation
-    if orientation != 1:
-        found = found.transpose(0, 1) if is_transposed(orientation) else found
-        axes = [axis for axis, flipped in enumerate((FLIPPED_Y, FLIPPED_X)) if orientation in flipped]
-        found = found.flip(axes)
-    place.copy_(found)
+def _sources(data: Any, encoded: Sequence[Sequence[Any]], table: Any) -> Iterator[Source]:
+    """Yield what is decoded for each image: the tables have upright sizes and regions."""
+    rows = zip(encoded, table["size_hw"].tolist(), table["region_tlhw"].tolist(), strict=True)
+    for (_, _, offset, nbytes, orientation, grey, _), (height, width), region in rows:
+        if orientation != 1:
+            region = stored_region(tuple(region), orientation, (height, width))
+            height, width = (width, height) if is_transposed(orientation) else (height, width)
+        yield Source(data[offset : offset + nbytes], height, width, bool(grey), region)
 
 
 def _leave_out(part: Part, failed: dict[int, ErrorRecord]) -> list[ErrorRecord]:

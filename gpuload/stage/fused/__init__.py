@@ -1,4 +1,4 @@
-"""Fused Triton kernels; see `gpuload.stage.fused.kernel` for the kernel, `passes` for how a program becomes passes."""
+"""Fused Triton kernels: `kernel` has the kernel, `gpuload.transforms.program.fusing` how a program becomes its jobs."""
 
 from gpuload.stage.fused.backend import FusedBackend
 

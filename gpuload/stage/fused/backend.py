@@ -12,20 +12,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import torch
 
 from gpuload.errors import CompilerError
 from gpuload.stage.backend import Backend, Form, Late, Levels
-from gpuload.stage.finish import Finish, Outputs, apply_late
-from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.finish import Finish
 from gpuload.stage.reference.backend import TorchBackend
-from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fusing import passes
-from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, leading_erasing
+from gpuload.transforms.program.fusing.plan import CHANNELS
 from gpuload.transforms.program.ops import Elastic, Flip, Mixture, Outline
 from gpuload.transforms.program.windows import rare_filter
-from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["FusedBackend"]
 
@@ -79,18 +75,14 @@ class FusedBackend(Backend):
     def levels(self, finish: Finish) -> Levels:
         if finish.channels not in (None, *CHANNELS):
             return TorchBackend(self.device).levels(finish)
-        return FusedLevels(finish, self.device)
+        from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
+
+        return FusedRunner(finish, self.device)
 
     def late(self) -> Late:
-        from gpuload.stage.fused.late import apply
+        from gpuload.stage.fused.runner import change_finished
 
-        def run(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-            if outputs[0].shape[0] not in CHANNELS:
-                apply_late(outputs, late, partners=partners)
-            else:
-                apply(outputs, late, partners)
-
-        return run
+        return change_finished
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         from gpuload.stage.fused.variants import late_variants
@@ -115,7 +107,7 @@ class FusedBackend(Backend):
                 return (
                     "Triton needs a C compiler, and neither gcc nor clang is there; install one, or set CC to its path"
                 )
-            from gpuload.stage.fused.late import trial
+            from gpuload.stage.fused.runner import trial
 
             trial(device)
         except torch.OutOfMemoryError:  # not the compiler's fault; the user has to know
@@ -123,49 +115,6 @@ class FusedBackend(Backend):
         except Exception as error:  # whatever a compiler, a driver, an assembler or a broken installation raises
             return f"Triton cannot compile a kernel for {device}: {type(error).__name__}: {error}"
         return None
-
-
-class FusedLevels:
-    """Runs the kernels, or the reference for images of other numbers of channels."""
-
-    def __init__(self, finish: Finish, device: torch.device) -> None:
-        from gpuload.stage.fused.runner import FusedRunner  # Triton is imported where it is used
-
-        self._runner = FusedRunner(finish, device)
-        self._others = TorchBackend(device).levels(finish)
-
-    def __call__(
-        self,
-        images: RaggedImages,
-        program: Program,
-        windows_tlhw: tuple[np.ndarray, ...],
-        outputs: Outputs,
-        late: Program | None,
-    ) -> Program | None:
-        if int(images.shapes[0, 2]) not in CHANNELS:
-            return self._others(images, program, windows_tlhw, outputs, late)
-        erasing, runner = leading_erasing(late), self._runner
-        runner.launch(runner.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
-        if late is None or len(erasing) == len(late.records):
-            return None
-        return late.part(len(erasing), len(late.records))
-
-    def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
-        return Fusing(self._runner.tile, channels_last)
-
-    def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
-        """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
-        self._runner.launch_planned(planned, pixels, outputs)
-
-    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """As `gpuload.stage.backend.Levels` has it."""
-        from gpuload.stage.fused.variants import level_variants, operations_in
-
-        self._runner.operates = operations_in(steps)
-        if not {*form.channels} <= {*CHANNELS}:
-            return set()
-        return level_variants(steps, form=form, tile=self._runner.tile)
 
 
 def _interpreted() -> bool:

@@ -25,10 +25,11 @@ import triton.language as tl
 
 from gpuload.stage.device import device_of, upload
 from gpuload.stage.finish import Outputs
-from gpuload.stage.fused.rounding import round_to
+from gpuload.stage.fused.pixels import round_to
 from gpuload.stage.noise import PER_BLOCK, ROTATION, quantile_table
-from gpuload.transforms.program.fusing.erasing import KINDS, RECORD, records
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.transforms.program.fusing import jobs
+from gpuload.transforms.program.fusing.jobs import KINDS, TRANSPOSED_PIXEL, erased_boxes
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Erase
 
 __all__ = ["COLUMNS", "OPTIONS", "ROWS", "erase", "erase_images"]
@@ -37,9 +38,10 @@ ROWS: Final = 16  # of a tile of images that are already written
 COLUMNS: Final = 64
 OPTIONS: Final = {"enable_fp_fusion": False}
 
-_RECORD: Final = tl.constexpr(RECORD)
+RECORD: Final = tl.constexpr(jobs.RECORD)
 _CONST: Final = tl.constexpr(KINDS.index("const"))
 _PIXEL: Final = tl.constexpr(KINDS.index("pixel"))
+_TRANSPOSED_PIXEL: Final = tl.constexpr(TRANSPOSED_PIXEL)
 _PER_BLOCK: Final = tl.constexpr(PER_BLOCK)
 _COSINE: Final = tl.constexpr(ROTATION[0])
 _SINE: Final = tl.constexpr(ROTATION[1])
@@ -67,14 +69,14 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
     ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
     around = np.concatenate([rows[some, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    told = records(erase, channels)[some]
+    drawn = erased_boxes(erase, channels)[some]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
         for own in portions(len(some), programs=down * across):
             _erase_images[down * across, len(some[own])](
                 outputs,
                 upload(around[own], device),
-                upload(told[own], device),
+                upload(drawn[own], device),
                 boxes.shape[1],
                 quantile_table(device),
                 across,
@@ -120,7 +122,7 @@ def _erase_images(
     if CHANNELS == 3:
         green = tl.load(places + channel_stride, there, 0).to(tl.float32)
         blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
-    records_ptr += tl.program_id(1) * count * _RECORD
+    records_ptr += tl.program_id(1) * count * RECORD
     red, green, blue = erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS)
     tl.store(places, round_to(red, images_ptr.dtype.element_ty), there)
     if CHANNELS == 3:
@@ -135,7 +137,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     Args:
         red, green, blue: float32 blocks rows × columns; of one channel, the same block three times.
         ys, xs: int32 (rows,) and (columns,), ascending, the coordinates of the tile in the image.
-        records_ptr: to the numbers of the image's boxes, int64.
+        records_ptr: to the image's boxes, `ERASED` as int64.
         count: how many boxes.
         quantiles_ptr: to the table of normal quantiles, float32.
         CHANNELS: 1 or 3.
@@ -149,7 +151,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     right = tl.max(xs)
     at = 0
     while at < count:
-        record_ptr = records_ptr + at * _RECORD
+        record_ptr = records_ptr + at * RECORD
         down = tl.load(record_ptr).to(tl.int32)
         across = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
@@ -168,8 +170,10 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                 first = tl.load(record_ptr + 5).to(tl.int32)
                 key = tl.load(record_ptr + 6) | (tl.load(record_ptr + 7) << 32)
                 # Numbers are counted channel by channel, within one row by row; a colour has one for each channel.
-                place = tl.where(kind == _PIXEL, y[:, None] * width + x[None, :], 0) + first
-                plane = tl.where(kind == _PIXEL, height * width, 1)
+                down_step = tl.where(kind == _TRANSPOSED_PIXEL, 1, width)
+                across_step = tl.where(kind == _TRANSPOSED_PIXEL, height, 1)
+                place = tl.where(kind >= _PIXEL, y[:, None] * down_step + x[None, :] * across_step, 0) + first
+                plane = tl.where(kind >= _PIXEL, height * width, 1)
                 # The compiler does not know the number of rounds, so that it does one channel after the other: all at
                 # once need 181 registers in the fused kernel (sm_90, 8 pixels a thread), this way it stays at 128.
                 channel = 0

@@ -1,15 +1,20 @@
 """Where the pixels of a tile come from: the first half of the fused kernels.
 
 `geometry` does one kind of it, for which a kernel is compiled: one for all kinds would need the registers of the most
-demanding kind. All else is in the job's numbers (see `gpuload.stage.fused.record`). It gives three float32 blocks rows
-× columns, red, green and blue, of whole levels 0 … 255 (for one channel the same block three times). The tile's rows
-and columns may go up or down, and are inside the result. No byte outside the source is read, whatever a job asks for.
-Nothing is kept.
+demanding kind. All else is in the job's numbers (see `gpuload.transforms.program.fusing.jobs`). It gives three float32
+blocks rows × columns, red, green and blue, of whole levels 0 … 255 (for one channel the same block three times). The
+tile's rows and columns may go up or down, and are inside the result. No byte outside the source is read, whatever a job
+asks for. Nothing is kept.
 
 A thread of a GPU holds whole columns of a tile that has at least 32 columns for each warp. The compiler arranges that
 only where it knows that the numbers of a row are next to each other in memory; otherwise it gives the rows of a column
 to neighbouring threads, which read and write small pieces, and exchange them. So `tl.max_contiguous` tells it that
 pairs of a row are. They need not be: it knows nothing of their alignment, so it never reads a pair at once.
+
+Copies, sharpness (as in `gpuload.stage.reference.blur`) and projective maps (Pillow's `Image.transform`, as in
+`gpuload.stage.reference.warp`) are here; `separable` has the filters of resizing and blur. Maps compute coordinates and
+filters in float64, in the reference's order, since filtered levels are truncated, not rounded: kernels launched with
+``enable_fp_fusion=False`` give the same levels.
 """
 
 # Type checkers do not know that calls in kernels return.
@@ -20,15 +25,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.maps import warp
-from gpuload.stage.fused.record import (
+from gpuload.stage.fused.pixels import (
     BASE,
+    BILINEAR,
     BLUR,
     CHANNEL_STEP,
     COLUMN_STEP,
     COPY,
+    FACTOR,
+    FILTER,
+    FIXED_POINT,
     HEIGHT,
+    INTERPRETED,
     KIND,
+    NEAREST,
     RESIZE,
     ROW_STEP,
     SHARPNESS,
@@ -37,11 +47,11 @@ from gpuload.stage.fused.record import (
     TABLE_ROWS,
     WARP,
     WIDTH,
+    filled,
+    offsets,
+    read,
 )
-from gpuload.stage.fused.rounding import INTERPRETED
 from gpuload.stage.fused.separable import blur, resize
-from gpuload.stage.fused.sharpening import sharpness
-from gpuload.stage.fused.sources import filled, offsets, read
 
 __all__ = ["at_once", "geometry", "row_by_row"]
 
@@ -133,3 +143,179 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
     at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
     red, green, blue = read(source_ptr, tl.max_contiguous(at, [1, 2]), channel_step, CHANNELS)
     return filled(red, green, blue, inside, floats_ptr, CHANNELS)
+
+
+# -- sharpness ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+    """Pixels of the result."""
+    factor = tl.load(floats_ptr + FACTOR).to(tl.float32)
+    height, width = tl.load(ints_ptr + HEIGHT), tl.load(ints_ptr + WIDTH)
+    inner = ((ys > 0) & (ys < height - 1))[:, None] & ((xs > 0) & (xs < width - 1))[None, :]
+    red = tl.zeros([ys.shape[0], xs.shape[0]], tl.int32)
+    green, blue = red, red
+    for index in tl.static_range(9):
+        at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
+        at += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
+        one, two, three = read(source_ptr, at, channel_step, CHANNELS)
+        red += one
+        if CHANNELS == 3:
+            green += two
+            blue += three
+    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    one, two, three = read(source_ptr, at, channel_step, CHANNELS)
+    red = _sharpened(one, red, inner, factor)
+    if CHANNELS == 3:
+        green, blue = _sharpened(two, green, inner, factor), _sharpened(three, blue, inner, factor)
+    else:
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def _sharpened(levels, total, inner, factor):
+    levels = levels.to(tl.float32)
+    # The middle pixel counts five times. A thirteenth of a whole number plus a half is never close to a whole number.
+    smoothed = tl.where(inner, tl.floor((total.to(tl.float32) + 4 * levels + 6.5) * (1 / 13)), levels)
+    return tl.floor(tl.minimum(tl.maximum((levels - smoothed) * factor + smoothed, 0.0), 255.0))
+
+
+# -- projective maps ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr):
+    """Pixels of the result, each read where its centre is mapped to; what is outside is filled."""
+    row_step = tl.load(ints_ptr + ROW_STEP).to(tl.int32)
+    column_step = tl.load(ints_ptr + COLUMN_STEP).to(tl.int32)
+    height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
+    width = tl.load(ints_ptr + WIDTH).to(tl.int32)
+    filter_is = tl.load(ints_ptr + FILTER)
+    if filter_is == FIXED_POINT:
+        y, x, inside = _fixed(floats_ptr, ys, xs, height, width)
+        one, two, three = read(source_ptr, y * row_step + x * column_step, channel_step, CHANNELS)
+        red, green, blue = one.to(tl.float32), two.to(tl.float32), three.to(tl.float32)
+    else:
+        down, across, inside = _mapped(floats_ptr, ys, xs, height, width)
+        if filter_is == NEAREST:
+            at = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
+            one, two, three = read(source_ptr, at, channel_step, CHANNELS)
+            red, green, blue = one.to(tl.float32), two.to(tl.float32), three.to(tl.float32)
+        else:
+            y, down = _split(down)
+            x, across = _split(across)
+            if filter_is == BILINEAR:
+                red = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                green, blue = red, red
+                if CHANNELS == 3:
+                    source_ptr += channel_step
+                    green = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    source_ptr += channel_step
+                    blue = _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width)
+            else:
+                red = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                green, blue = red, red
+                if CHANNELS == 3:
+                    source_ptr += channel_step
+                    green = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+                    source_ptr += channel_step
+                    blue = _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width)
+    return filled(red, green, blue, inside, floats_ptr, CHANNELS)
+
+
+@triton.jit
+def _mapped(floats_ptr, ys, xs, height, width):
+    """Where pixels are read, y and x, float64, somewhere inside where that is outside; and whether it is inside."""
+    y = ys.to(tl.float64)[:, None] + 0.5
+    x = xs.to(tl.float64)[None, :] + 0.5
+    across = tl.load(floats_ptr) * x + tl.load(floats_ptr + 1) * y + tl.load(floats_ptr + 2)
+    down = tl.load(floats_ptr + 3) * x + tl.load(floats_ptr + 4) * y + tl.load(floats_ptr + 5)
+    g, h = tl.load(floats_ptr + 6), tl.load(floats_ptr + 7)
+    seen = down == down
+    if (g != 0) | (h != 0):
+        scale = g * x + h * y + 1.0
+        seen = scale != 0
+        scale = tl.where(seen, scale, 1.0)
+        across, down = across / scale, down / scale
+    inside = seen & (down >= 0) & (down < height) & (across >= 0) & (across < width)
+    return tl.where(inside, down, 0.5), tl.where(inside, across, 0.5), inside
+
+
+@triton.jit
+def _fixed(floats_ptr, ys, xs, height, width):
+    """The pixels that are read, found in 16.16 fixed point."""
+    y, y_inside = _places(floats_ptr + 3, ys, xs, height)
+    x, x_inside = _places(floats_ptr, ys, xs, width)
+    inside = y_inside & x_inside
+    return tl.where(inside, y, 0), tl.where(inside, x, 0), inside
+
+
+@triton.jit
+def _places(floats_ptr, ys, xs, length):
+    across, down, first = tl.load(floats_ptr), tl.load(floats_ptr + 1), tl.load(floats_ptr + 2)
+    first = _units(first + across * 0.5 + down * 0.5)
+    rows, columns = ys.to(tl.int64) * _units(down), xs.to(tl.int64) * _units(across)
+    places = (rows[:, None] + (columns + first)[None, :]) >> 16
+    return places.to(tl.int32), (places >= 0) & (places < length)
+
+
+@triton.jit
+def _units(number):
+    return tl.floor(number * 65536.0 + 0.5).to(tl.int64)
+
+
+@triton.jit
+def _split(place):
+    """The pixel whose centre is before a coordinate, and the distance from it."""
+    place -= 0.5
+    before = tl.floor(place)
+    return before.to(tl.int32), place - before
+
+
+@triton.jit
+def _tap(source_ptr, row_at, x, column_step, width):
+    column = tl.minimum(tl.maximum(x, 0), width - 1)
+    return tl.load(source_ptr + (row_at + column * column_step)).to(tl.float64)
+
+
+@triton.jit
+def _bilinear(source_ptr, y, x, down, across, row_step, column_step, height, width):
+    upper = _blended(source_ptr, y, x, across, row_step, column_step, height, width)
+    lower = _blended(source_ptr, y + 1, x, across, row_step, column_step, height, width)
+    return (upper + (lower - upper) * down).to(tl.int32).to(tl.float32)
+
+
+@triton.jit
+def _blended(source_ptr, y, x, across, row_step, column_step, height, width):
+    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    one = _tap(source_ptr, row_at, x, column_step, width)
+    return one + (_tap(source_ptr, row_at, x + 1, column_step, width) - one) * across
+
+
+@triton.jit
+def _bicubic(source_ptr, y, x, down, across, row_step, column_step, height, width):
+    v1 = _curve(source_ptr, y - 1, x, across, row_step, column_step, height, width)
+    v2 = _curve(source_ptr, y, x, across, row_step, column_step, height, width)
+    v3 = _curve(source_ptr, y + 1, x, across, row_step, column_step, height, width)
+    v4 = _curve(source_ptr, y + 2, x, across, row_step, column_step, height, width)
+    level = tl.minimum(tl.maximum(_cubic(v1, v2, v3, v4, down), 0.0), 255.0)
+    return level.to(tl.int32).to(tl.float32)
+
+
+@triton.jit
+def _curve(source_ptr, y, x, across, row_step, column_step, height, width):
+    row_at = tl.minimum(tl.maximum(y, 0), height - 1) * row_step
+    v1 = _tap(source_ptr, row_at, x - 1, column_step, width)
+    v2 = _tap(source_ptr, row_at, x, column_step, width)
+    v3 = _tap(source_ptr, row_at, x + 1, column_step, width)
+    return _cubic(v1, v2, v3, _tap(source_ptr, row_at, x + 2, column_step, width), across)
+
+
+@triton.jit
+def _cubic(v1, v2, v3, v4, share):
+    """Keys' cubic with a = -1, in the order in which Pillow adds."""
+    square = 2 * (v1 - v2) + v3 - v4
+    cube = v2 - v1 - v3 + v4
+    return v2 + share * ((v3 - v1) + share * (square + share * cube))

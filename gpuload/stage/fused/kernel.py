@@ -11,15 +11,16 @@ nothing in between is written to memory. Device functions of Triton; nothing is 
 
 from __future__ import annotations
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
+import torch
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.erasing import erase
+from gpuload.stage.fused.erasing import RECORD, erase
 from gpuload.stage.fused.geometry import geometry
-from gpuload.stage.fused.pointwise import operate
-from gpuload.stage.fused.record import (
+from gpuload.stage.fused.pixels import (
     BOXES,
     BOXES_AT,
     FLOATS,
@@ -29,24 +30,23 @@ from gpuload.stage.fused.record import (
     OUT_AT,
     OUT_CHANNEL,
     OUT_HEIGHT,
+    OUT_PIXEL,
     OUT_ROW,
     OUT_WIDTH,
     STATISTICS_AT,
     STEP_X,
     STEP_Y,
+    WARP,
     X,
     Y,
+    round_to,
 )
-from gpuload.stage.fused.rounding import round_to
-from gpuload.transforms.program.fusing.erasing import RECORD
+from gpuload.stage.fused.pointwise import operate
 from gpuload.transforms.program.ops import VALUES
 
-__all__ = ["one_pass"]
+__all__ = ["one_pass", "options_of"]
 
-_JOB: Final = tl.constexpr(JOB)
-_FLOATS: Final = tl.constexpr(FLOATS)
 _VALUES: Final = tl.constexpr(VALUES)
-_RECORD: Final = tl.constexpr(RECORD)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
 
 
@@ -78,11 +78,12 @@ def one_pass(
     first allow), jobs.
 
     All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; the columns of their
-    results are OUT_COLUMN numbers apart in memory. With FINISHED levels are multiplied by three factors, to which three
+    results are OUT_COLUMN numbers apart in memory, or as each job says, if it is 0: a chain may swap rows and columns
+    of some images. With FINISHED levels are multiplied by three factors, to which three
     summands are added, float32, at `constants_ptr`; without it results are levels. With ERASES boxes are erased then.
     """
-    ints_ptr += tl.program_id(1) * _JOB
-    floats_ptr += tl.program_id(1) * _FLOATS
+    ints_ptr += tl.program_id(1) * JOB
+    floats_ptr += tl.program_id(1) * FLOATS
     height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
     width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
     across = tl.cdiv(width, COLUMNS)
@@ -113,15 +114,21 @@ def one_pass(
                 green = green * tl.load(constants_ptr + 1) + tl.load(constants_ptr + 4)
                 blue = blue * tl.load(constants_ptr + 2) + tl.load(constants_ptr + 5)
         if ERASES:
-            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * _RECORD
+            boxes_ptr += tl.load(ints_ptr + BOXES_AT) * RECORD
             count = tl.load(ints_ptr + BOXES)
             red, green, blue = erase(red, green, blue, rows, columns, boxes_ptr, count, quantiles_ptr, OUT_CHANNELS)
         there = (rows < height)[:, None] & (columns < width)[None, :]
         row_step = tl.load(ints_ptr + OUT_ROW)
-        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step + left * OUT_COLUMN
+        output_ptr += tl.load(ints_ptr + OUT_AT) + top * row_step
         # Small enough for int32 within a tile.
         offsets = tl.arange(0, ROWS)[:, None] * row_step.to(tl.int32)
-        offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
+        if OUT_COLUMN == 0:
+            column_step = tl.load(ints_ptr + OUT_PIXEL)
+            output_ptr += left * column_step
+            offsets += tl.arange(0, COLUMNS)[None, :] * column_step.to(tl.int32)
+        else:
+            output_ptr += left * OUT_COLUMN
+            offsets += tl.arange(0, COLUMNS)[None, :] * OUT_COLUMN
         if OUT_COLUMN != 1:
             offsets = tl.max_contiguous(offsets, [1, 2])  # see `gpuload.stage.fused.geometry`
         _write(output_ptr, offsets, red, there)
@@ -140,3 +147,15 @@ def _places(ints_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, numbers):
 @triton.jit
 def _write(output_ptr, offsets, numbers, there):
     tl.store(output_ptr + offsets, round_to(numbers, output_ptr.dtype.element_ty), there)
+
+
+@cache
+def options_of(geometry: int, warps: int) -> dict[str, Any]:
+    """The compiler's options for the kernel of a kind of geometry.
+
+    Without a limit it takes so many registers that few programs run at once; with these limits none is spilled.
+    """
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    if torch.version.hip is None:
+        options["maxnreg"] = 128 if geometry == WARP.value else 80
+    return options

@@ -20,24 +20,24 @@ import triton.language as tl
 
 from gpuload.stage.device import device_of, upload
 from gpuload.stage.finish import Outputs
-from gpuload.stage.fused.rounding import round_to
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.stage.fused.pixels import round_to
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import Mix
 
 __all__ = ["BLOCK", "OPTIONS", "mix"]
 
-# Numbers of a pair: the two rows; then for each of them top, left, height and width of what is pasted, and the bits of
-# two float32, the shares of the image itself and of the other. Height `BLENDED`: it is blended; 0: it is left as it is.
-SIDE: Final = 6
-PAIR: Final = 2 + 2 * SIDE
+# A pair: the two rows, and for each image the box that is pasted, and the bits of two float32, the shares of the image
+# itself and of the other. Height `BLENDED`: it is blended; 0: it is left as it is.
+SIDE: Final = np.dtype([("box_tlhw", "i8", 4), ("shares", "i8", 2)])
+PAIR: Final = np.dtype([("rows", "i8", 2), ("sides", SIDE, 2)])
 BLENDED: Final = -1
 
 LANES: Final = 16  # numbers that a thread may read at once, if there is a multiple of them
 OPTIONS: Final = {"enable_fp_fusion": False}
 BLOCK: Final = 2048  # numbers of each image that a program works on
 
-_SIDE: Final = tl.constexpr(SIDE)
-_PAIR: Final = tl.constexpr(PAIR)
+_SIDE: Final = tl.constexpr(SIDE.itemsize // 8)
+_PAIR: Final = tl.constexpr(PAIR.itemsize // 8)
 _LANES: Final = tl.constexpr(LANES)
 
 
@@ -50,18 +50,18 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
         partners: int64 (N,), the row of each image's partner, its own where it has none; two are each other's.
     """
     assert isinstance(outputs, torch.Tensor), "images are mixed in a batch of one size"
-    told = _pairs(mix, partners)
+    pairs = _pairs(mix, partners)
     _, channels, height, width = outputs.shape
     count = channels * height * width
-    if not len(told) or not count:
+    if not len(pairs) or not count:
         return
     last = outputs.is_contiguous(memory_format=torch.channels_last)
     with device_of(outputs):
         programs = triton.cdiv(count, BLOCK)
-        for some in portions(len(told), programs=programs):
-            _mix[programs, len(told[some])](
+        for some in portions(len(pairs), programs=programs):
+            _mix[programs, some.stop - some.start](
                 outputs,
-                upload(told[some], outputs.device),
+                upload(pairs[some].view(np.int64), outputs.device),
                 height,
                 width,
                 *outputs.stride(),
@@ -75,15 +75,18 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
 
 
 def _pairs(mix: Mix, partners: np.ndarray) -> np.ndarray:
-    """int64 (pairs, `PAIR`), without those in which neither image changes."""
-    shares = np.stack([mix.share, 1 - mix.share], axis=1).astype(np.float32).view(np.int32)
-    sides = np.concatenate([mix.box_tlhw, shares], axis=1)
-    pasted = mix.box_tlhw[:, 2] > 0
-    sides[:, 2] = np.where(pasted, mix.box_tlhw[:, 2], np.where(mix.share == 1, 0, BLENDED))
-    changes = sides[:, 2] != 0
+    """Return `PAIR` (pairs,), without those in which neither image changes."""
+    sides = np.empty(len(partners), SIDE)
+    sides["box_tlhw"] = mix.box_tlhw
+    sides["shares"] = np.stack([mix.share, 1 - mix.share], axis=1).astype(np.float32).view(np.int32)
+    heights = sides["box_tlhw"][:, 2]
+    heights[heights <= 0] = np.where(mix.share == 1, 0, BLENDED)[heights <= 0]
+    changes = heights != 0
     first = np.flatnonzero((np.arange(len(partners)) < partners) & (changes | changes[partners]))
-    second = partners[first]
-    return np.concatenate([first[:, None], second[:, None], sides[first], sides[second]], axis=1)
+    pairs = np.empty(len(first), PAIR)
+    pairs["rows"] = np.stack([first, partners[first]], axis=1)
+    pairs["sides"] = sides[pairs["rows"]]
+    return pairs
 
 
 # These depend on the size of the results, which may change from epoch to epoch; see `gpuload.stage.fused.erasing`.

@@ -16,7 +16,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from gpuload.stage.fused.rounding import multiply_add
+from gpuload.stage.fused.pixels import multiply_add
 from gpuload.stage.reference.color import LUMA, TINY
 from gpuload.transforms.program.fusing.passes import ERASE_BOX
 from gpuload.transforms.program.ops import code as code_of

@@ -2,8 +2,9 @@
 
 `prepare` does not look at pixels and copies all jobs to the device; `launch` only launches: for each pass one kernel
 for each kind of geometry that images have in it, and the kernels that make its tables of weights or statistics. Between
-passes images are levels H×W×C in scratch memory of the device's allocator. Runs in the process of the stage, on the
-current stream.
+passes images are levels H×W×C in scratch memory of the device's allocator. `change_finished` mixes pairs of finished
+images in place, and erases what comes after mixing; erasing that comes first is part of the pass that makes an image.
+Runs in the process of the stage, on the current stream.
 """
 
 # Type checkers do not know how a kernel is launched.
@@ -12,47 +13,47 @@ current stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from gpuload.stage.device import device_of, upload_together
-from gpuload.stage.finish import Finish, Outputs
-from gpuload.stage.fused.grid import tile_of
-from gpuload.stage.fused.kernel import one_pass
-from gpuload.stage.fused.record import WARP
-from gpuload.stage.fused.statistics import JOB as TOLD
+from gpuload.stage.backend import Form
+from gpuload.stage.device import capability, device_of, upload_together
+from gpuload.stage.finish import UNCHANGED, Finish, Outputs, apply_late, neighbours
+from gpuload.stage.fused.erasing import erase_images
+from gpuload.stage.fused.kernel import one_pass, options_of
+from gpuload.stage.fused.mixing import mix
+from gpuload.stage.fused.pixels import INTERPRETED
+from gpuload.stage.fused.separable import make_tables
+from gpuload.stage.fused.statistics import JOB as COUNTED
 from gpuload.stage.fused.statistics import tables
-from gpuload.stage.fused.weights import make_tables
+from gpuload.stage.fused.variants import level_variants, operations_in, transposes_in
 from gpuload.stage.noise import quantile_table
 from gpuload.stage.ragged import RaggedImages
+from gpuload.stage.reference.backend import TorchBackend
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.layout import FLOATS, JOB
-from gpuload.transforms.program.fusing.plan import Plan, Written
-from gpuload.transforms.program.ops import Erase
+from gpuload.transforms.program.fusing.jobs import FLOATS, JOB
+from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile, leading_erasing
+from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "Prepared", "options_of"]
+__all__ = ["FusedRunner", "Prepared", "change_finished", "tile_of", "trial"]
+
+# GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
+FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
 
 
 class Prepared(NamedTuple):
-    """A batch's passes on the device."""
+    """A batch's passes on the device: how they are launched, and by name the arrays that kernels read."""
 
     plan: Plan
-    ints: torch.Tensor
-    floats: torch.Tensor
-    codes: torch.Tensor
-    values: torch.Tensor
-    places: torch.Tensor
-    boxes: torch.Tensor
-    told: torch.Tensor
-    factors: torch.Tensor
+    arrays: dict[str, torch.Tensor]
 
 
 class FusedRunner:
-    """Applies records that work on levels, and the erasing right after them.
+    """Applies records that work on levels, and the erasing right after them; images of other numbers of channels than 1
+    and 3 are left to the reference.
 
     Args:
         finish: the end of the chain, for 1 or 3 channels.
@@ -60,16 +61,44 @@ class FusedRunner:
 
     Attributes:
         tile: how images are divided.
-        operates: whether all kernels can do operations: so a batch for which none was drawn needs no others.
+        operates, transposes: whether all kernels can do operations, and write rows as columns: so a batch for which
+            none was drawn needs no others.
     """
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         self._device = device
         self.tile = tile_of(device)
-        self.operates = False
+        self.operates = self.transposes = False
         constants = [constant.flatten().expand(3) for constant in finish.constants(torch.device("cpu"))]
         self._constants = torch.cat(constants).to(device)
         self._places = torch.zeros(1, dtype=torch.int32, device=device)
+        self._others = TorchBackend(device).levels(finish)
+
+    def __call__(
+        self,
+        images: RaggedImages,
+        program: Program,
+        windows_tlhw: tuple[np.ndarray, ...],
+        outputs: Outputs,
+        late: Program | None,
+    ) -> Program | None:
+        """As `gpuload.stage.backend.Levels` has it."""
+        if int(images.shapes[0, 2]) not in CHANNELS:
+            return self._others(images, program, windows_tlhw, outputs, late)
+        erasing = leading_erasing(late)
+        self.launch(self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
+        if late is None or len(erasing) == len(late.records):
+            return None
+        return late.part(len(erasing), len(late.records))
+
+    def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
+        """As `gpuload.stage.backend.Compiled` has it."""
+        self.operates, self.transposes = operations_in(steps), transposes_in(steps)
+        return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
+
+    def fusing(self, *, channels_last: bool) -> Fusing:
+        """What plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
+        return Fusing(self.tile, channels_last)
 
     def prepare(
         self,
@@ -85,25 +114,25 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
             late: what is erased of all finished images.
         """
-        plan, arrays = Plan.of(images.table, program, windows_tlhw, _written(outputs), late, self.tile)
-        return self._prepared(
-            plan, dict(zip(arrays, upload_together(list(arrays.values()), self._device), strict=True))
-        )
+        plan, arrays = Plan.of(images.table, program, windows_tlhw, *_strides(outputs), late, self.tile)
+        tensors = upload_together(list(arrays.values()), self._device)
+        return self._prepared(plan, dict(zip(arrays, tensors, strict=True)))
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
         assert planned.plan is not None
         self.launch(self._prepared(Plan.of_plain(planned.plan), planned.arrays), pixels, outputs)
 
-    def _prepared(self, plan: Plan, found: dict[str, torch.Tensor]) -> Prepared:
+    def _prepared(self, plan: Plan, arrays: dict[str, torch.Tensor]) -> Prepared:
         # What there is none of is not read, but a kernel takes a pointer of its type.
-        some = {"codes": found["ints"], "values": found["floats"], "places": self._places, "boxes": found["ints"]}
-        some |= {"told": found["ints"], "factors": found["floats"]}
-        return Prepared(plan, **(some | found))
+        ints, floats = arrays["ints"], arrays["floats"]
+        unread = {"codes": ints, "values": floats, "places": self._places, "boxes": ints}
+        return Prepared(plan, unread | arrays)
 
     def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
-        plan, operates = prepared.plan, self.operates or prepared.plan.operates
+        plan, arrays = prepared
+        operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
         # What is not read is the pixels: a kernel takes a pointer of its type.
         pieces = [
@@ -116,32 +145,33 @@ class FusedRunner:
                 source = pixels if run.number == 0 else pieces[(run.number - 1) % 2]
                 target = results if run.finished else pieces[run.number % 2]
                 statistics = pixels
-                if run.statistics is not None:
-                    first, count, most = run.statistics
-                    told = _part(prepared.told, first * TOLD, (first + count) * TOLD)
-                    factors = _part(prepared.factors, first, first + count)
-                    statistics = tables(source, told, factors, most, plan.channels)
-                ints = _part(prepared.ints, run.first * JOB, (run.first + run.jobs) * JOB)
-                floats = _part(prepared.floats, run.first * FLOATS, (run.first + run.jobs) * FLOATS)
-                weights = prepared.places
-                if run.tables is not None:
-                    weights = make_tables(ints, floats, run.jobs, run.tables, run.geometry, self.tile.rows)
+                if run.counted:
+                    first, end = run.counted_first, run.counted_first + run.counted
+                    counted = _part(arrays["counted"], first * COUNTED, end * COUNTED)
+                    factors = _part(arrays["factors"], first, end)
+                    statistics = tables(source, counted, factors, run.counted_pixels, plan.channels)
+                ints = _part(arrays["ints"], run.first * JOB, (run.first + run.jobs) * JOB)
+                floats = _part(arrays["floats"], run.first * FLOATS, (run.first + run.jobs) * FLOATS)
+                weights = arrays["places"]
+                if run.weights:
+                    sizes = run.jobs, run.weights, run.weight_programs
+                    weights = make_tables(ints, floats, *sizes, run.geometry, self.tile.rows)
                 one_pass[run.grid](
                     source,
-                    prepared.places,
+                    arrays["places"],
                     ints,
                     floats,
-                    prepared.codes,
-                    prepared.values,
+                    arrays["codes"],
+                    arrays["values"],
                     statistics,
                     weights,
-                    prepared.boxes,
+                    arrays["boxes"],
                     quantiles,
                     self._constants,
                     target,
                     CHANNELS=plan.channels,
                     OUT_CHANNELS=plan.out_channels if run.finished else plan.channels,
-                    OUT_COLUMN=target.stride(-1) if run.finished else plan.channels,
+                    OUT_COLUMN=plan.channels if not run.finished else 0 if transposes else target.stride(-1),
                     GEOMETRY=run.geometry,
                     OPERATES=operates,
                     FINISHED=run.finished and target.dtype != torch.uint8,
@@ -152,16 +182,38 @@ class FusedRunner:
                 )
 
 
-@cache
-def options_of(geometry: int, warps: int) -> dict[str, Any]:
-    """The compiler's options for the kernel of a kind of geometry.
+def change_finished(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+    """Apply what was drawn to finished images, in place; arguments as for `gpuload.stage.finish.apply_late`."""
+    if outputs[0].shape[0] not in CHANNELS:
+        return apply_late(outputs, late, partners=partners)
+    for record in late.records:
+        match record:
+            case Mix():
+                mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+            case Erase():
+                erase_images(outputs, record)
 
-    Without a limit it takes so many registers that few programs run at once; with these limits none is spilled.
-    """
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    if torch.version.hip is None:
-        options["maxnreg"] = 128 if geometry == WARP.value else 80
-    return options
+
+def trial(device: torch.device) -> None:
+    """Compile two small kernels and run them; raises whatever Triton raises."""
+    image = RaggedImages.from_arrays([np.zeros((4, 4, 1), np.uint8)], device)
+    nothing = Program((), image.sizes_hw, image.sizes_hw)
+    output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
+    runner = FusedRunner(UNCHANGED, device)
+    runner.launch(runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
+    box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
+    erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def tile_of(device: torch.device) -> Tile:
+    """The tile of a device."""
+    if INTERPRETED.value:  # it takes as long for a large tile as for a small one
+        return Tile(64, 64, 1)
+    if capability(device) in FEW_PROGRAMS:
+        return Tile(8, 64, 2)
+    return Tile(8, 32, 1)
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -169,12 +221,11 @@ def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 
-def _written(outputs: Outputs) -> Written:
-    """Where results are written."""
+def _strides(outputs: Outputs) -> tuple[np.ndarray, Sequence[Any]]:
+    """Where each result begins, in elements from the first one, and the steps between channels, rows and columns."""
     if isinstance(outputs, torch.Tensor):
         step, *steps = outputs.stride()
-        return Written(np.arange(len(outputs)) * step, steps[0], steps[1])
+        return np.arange(len(outputs)) * step, steps
     first, size = outputs[0].data_ptr(), outputs[0].element_size()
     starts = np.array([(output.data_ptr() - first) // size for output in outputs], np.int64)
-    steps = np.array([output.stride() for output in outputs], np.int64).T
-    return Written(starts, steps[0], steps[1])
+    return starts, list(np.array([output.stride() for output in outputs], np.int64).T)

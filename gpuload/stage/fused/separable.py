@@ -1,42 +1,78 @@
 """Filters that go along the rows, then along the columns, inside a kernel: Pillow's resampling, and Gaussian blur.
 
 A tile of the result needs some rows of the source. Each is filtered along itself once, and added to all rows of the
-tile with its weight for each; the weights are in the tables of `gpuload.stage.fused.weights`. Those of a resampling are
-whole numbers, and so are the sums, rounded to levels between the axes: the levels are Pillow's. Device functions;
-nothing is kept.
+tile with its weight for each. The weights of a resampling are whole numbers, and so are the sums, rounded to levels
+between the axes: the levels are Pillow's.
+
+A separate kernel makes tables of the weights before the one that filters: for each column of a result the first pixel
+of the source that it is made from, and the weights of this and the next ones; for each tile of rows the weights of the
+rows of the source that it needs in each of its own. Weights of resizing are made in float64 as in the reference, but
+with products by inverses, which are faster than quotients (none of 150 million weights differed). Those of a blur are
+float32, and a pixel beyond the border adds its weight to the pixel that it mirrors, so that the filter reads pixels
+next to each other, inside the source. Each launch makes its tables anew, in memory of the device's allocator.
 """
 
-# Type checkers do not know that calls in kernels return.
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
 from typing import Final
 
+import torch
 import triton
 import triton.language as tl
 from triton.language import core
 
-from gpuload.stage.fused.record import (
+from gpuload.stage.fused.pixels import (
     BICUBIC,
     BILINEAR,
+    BLUR,
+    BOX_H,
+    BOX_W,
     COLUMN_STEP,
+    CORNER_X,
+    CORNER_Y,
     FILTER,
+    FLOATS,
     HEIGHT,
+    JOB,
+    KERNEL_H,
+    KERNEL_W,
     LINES,
+    OUT_HEIGHT,
     OUT_WIDTH,
     ROW_STEP,
+    SIGMA_X,
+    SIGMA_Y,
+    SIZE_H,
+    SIZE_W,
+    STEP_X,
+    STEP_Y,
     TAPS,
     WEIGHTS_X,
     WEIGHTS_Y,
     WIDTH,
+    X,
+    Y,
+    read,
 )
-from gpuload.stage.fused.sources import read
-from gpuload.stage.fused.weights import GAUSSIAN, LINES_AT_ONCE, TAPS_AT_ONCE
+from gpuload.transforms.program.fusing import jobs
+from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.windows import PRECISION_BITS
 
-__all__ = ["blur", "resize"]
+__all__ = ["OPTIONS", "blur", "make_tables", "resize"]
 
+GAUSSIAN: Final = tl.constexpr(100)  # unlike any filter of resampling
+
+# How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
+TAPS_AT_ONCE: Final = tl.constexpr(jobs.TAPS_AT_ONCE)
+LINES_AT_ONCE: Final = tl.constexpr(jobs.LINES_AT_ONCE)
+
+OPTIONS: Final = {"num_warps": 1, "enable_fp_fusion": False}
+_ONE: Final = tl.constexpr(2.0**PRECISION_BITS)
+_ROOT: Final = tl.constexpr(0.8493218002880191)  # of log2(e) / 2: a Gaussian is 2 ** -(ROOT · distance / sigma)²
+_CHUNK: Final = tl.constexpr(16)  # rows of the source at a time
 BITS: Final = tl.constexpr(PRECISION_BITS)
 HALF: Final = tl.constexpr(1 << (PRECISION_BITS - 1))
 
@@ -82,17 +118,7 @@ def _filtered(
         )
     else:
         red, green, blue = _separable(
-            source_ptr,
-            weights_ptr,
-            ints_ptr,
-            channel_step,
-            column_step,
-            tile,
-            columns,
-            CHANNELS,
-            ROWS,
-            CURVE,
-            False,
+            source_ptr, weights_ptr, ints_ptr, channel_step, column_step, tile, columns, CHANNELS, ROWS, CURVE, False
         )
     return red, green, blue
 
@@ -234,3 +260,199 @@ def _level(total, CURVE: tl.constexpr):
 @triton.jit
 def _finished(total, CURVE: tl.constexpr):
     return tl.minimum(tl.floor(total + 0.5), 255.0) if CURVE == GAUSSIAN else _level(total, CURVE).to(tl.float32)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def make_tables(
+    ints: torch.Tensor, floats: torch.Tensor, count: int, size: int, programs: int, kind: int, rows: int
+) -> torch.Tensor:
+    """The tables, int32, of the first `count` jobs; the rest as `place_tables` takes and returns it."""
+    weights = torch.empty(size, dtype=torch.int32, device=ints.device)
+    _weigh[programs, count](ints, floats, weights, GEOMETRY=kind, ROWS=rows, COLUMNS=COLUMNS, **OPTIONS)
+    return weights
+
+
+@triton.jit
+def _weigh(ints_ptr, floats_ptr, weights_ptr, GEOMETRY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The weights of a tile of rows, or of a block of columns. Grid: the largest result's tiles of rows, then its
+    blocks of columns; jobs."""
+    ints_ptr += tl.program_id(1) * JOB
+    floats_ptr += tl.program_id(1) * FLOATS
+    if GEOMETRY == BLUR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, GAUSSIAN, ROWS, COLUMNS)
+    elif tl.load(ints_ptr + FILTER) == BILINEAR:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BILINEAR, ROWS, COLUMNS)
+    else:
+        _weigh_part(ints_ptr, floats_ptr, weights_ptr, BICUBIC, ROWS, COLUMNS)
+
+
+@triton.jit
+def _weigh_part(ints_ptr, floats_ptr, weights_ptr, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    height = tl.load(ints_ptr + OUT_HEIGHT).to(tl.int32)
+    tiles = tl.cdiv(height, ROWS)
+    number = tl.program_id(0)
+    if number < tiles:
+        rows = tl.minimum(number * ROWS + tl.arange(0, ROWS), height - 1)
+        ys = (tl.load(ints_ptr + Y) + tl.load(ints_ptr + STEP_Y) * rows).to(tl.int32)
+        _weigh_rows(ints_ptr, floats_ptr, weights_ptr, number, ys, CURVE, ROWS)
+    else:
+        width = tl.load(ints_ptr + OUT_WIDTH).to(tl.int32)
+        columns = (number - tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        there = columns < width
+        columns = tl.minimum(columns, width - 1)
+        xs = (tl.load(ints_ptr + X) + tl.load(ints_ptr + STEP_X) * columns).to(tl.int32)
+        _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, width, CURVE)
+
+
+@triton.jit
+def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr, ROWS: tl.constexpr):
+    height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
+    lines = tl.load(ints_ptr + LINES).to(tl.int32)
+    weights_ptr += tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + lines) * ROWS
+    if CURVE == GAUSSIAN:
+        kernel, corner = tl.load(ints_ptr + KERNEL_H).to(tl.int32), 0
+        first, end = _reach_of_blur(ys, kernel, height)
+        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_Y))
+    else:
+        corner = tl.load(ints_ptr + CORNER_Y).to(tl.int32)
+        first, end, start, squeeze = _reach(ys, tl.load(ints_ptr + BOX_H), tl.load(ints_ptr + SIZE_H), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
+    top = tl.maximum(tl.min(first) - corner, 0)
+    count = tl.minimum(tl.max(end) - corner, height) - top
+    count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
+    tl.store(weights_ptr, top)
+    tl.store(weights_ptr + 1, count)
+    weights_ptr += ROWS
+    line = 0
+    while line < count:
+        numbers = (line + tl.arange(0, _CHUNK))[:, None]
+        pixels = top + numbers + corner
+        if CURVE == GAUSSIAN:
+            own = _weight_of_blur(pixels, ys[None, :], kernel, height, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first[None, :], end[None, :], start[None, :], squeeze, norm[None, :], CURVE)
+        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
+        line += _CHUNK
+
+
+@triton.jit
+def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_width, CURVE: tl.constexpr):
+    width = tl.load(ints_ptr + WIDTH).to(tl.int32)
+    taps = tl.load(ints_ptr + TAPS).to(tl.int32)
+    weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
+    if CURVE == GAUSSIAN:
+        kernel, corner = tl.load(ints_ptr + KERNEL_W).to(tl.int32), 0
+        first, end = _reach_of_blur(xs, kernel, width)
+        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_X))
+    else:
+        corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
+        first, end, start, squeeze = _reach(xs, tl.load(ints_ptr + BOX_W), tl.load(ints_ptr + SIZE_W), CURVE)
+        norm = _norm(first, end, start, squeeze, CURVE)
+    # If the source has as many pixels as taps, all that are read are inside.
+    place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
+    tl.store(weights_ptr + columns, place, there)
+    weights_ptr += out_width + TAPS_AT_ONCE * columns
+    tap = 0
+    while tap < taps:
+        pixels = place + tap + corner
+        if CURVE == GAUSSIAN:
+            own = _weight_of_blur(pixels, xs, kernel, width, scale, norm).to(tl.int32, bitcast=True)
+        else:
+            own = _weight(pixels, first, end, start, squeeze, norm, CURVE)
+        before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
+        tl.store(weights_ptr + before * out_width + tap - before, own, there)
+        tap += 1
+
+
+@triton.jit
+def _reach(places, box, size, CURVE: tl.constexpr):
+    """For pixels of a resized axis: the first pixel of the box that the filter takes and the one after the last, int32;
+    how far the first is from the centre, and the factor from pixels to the filter's units, float64."""
+    scale = box.to(tl.float64) / size.to(tl.float64)
+    stretch = tl.maximum(scale, 1.0)
+    # An axis that is not resized takes one pixel.
+    reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
+    centre = (places.to(tl.float64) + 0.5) * scale
+    first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
+    end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
+    return first, end, first.to(tl.float64) - centre + 0.5, 1.0 / stretch
+
+
+@triton.jit
+def _norm(first, end, start, squeeze, CURVE: tl.constexpr):
+    """The factor that makes the sum of the filter's values Pillow's one."""
+    total = tl.zeros_like(start)
+    taps = tl.max(end - first)
+    tap = 0
+    while tap < taps:
+        total += tl.where(tap < end - first, _curve((tap + start) * squeeze, CURVE), 0.0)
+        tap += 1
+    return _ONE / total
+
+
+@triton.jit
+def _curve(distance, CURVE: tl.constexpr):
+    """Pillow's filters: the triangle, and Keys' cubic with a = -½."""
+    distance = tl.abs(distance)
+    if CURVE == BILINEAR:
+        value = tl.maximum(1.0 - distance, 0.0)
+    else:
+        near = (1.5 * distance - 2.5) * (distance * distance) + 1.0
+        far = (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5
+        value = tl.where(distance < 1.0, near, tl.where(distance < 2.0, far, 0.0))
+    return value
+
+
+@triton.jit
+def _weight(pixels, first, end, start, squeeze, norm, CURVE: tl.constexpr):
+    """The weights of pixels of the box, in Pillow's units, rounded."""
+    taken = (pixels >= first) & (pixels < end)
+    weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) * squeeze, CURVE), 0.0) * norm
+    half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
+    return (weight + half).to(tl.int32)  # truncated
+
+
+@triton.jit
+def _reach_of_blur(places, kernel, length):
+    """The first pixel that is taken, and the one after the last, mirrored ones included."""
+    before = kernel // 2
+    first = tl.where(before < length, tl.maximum(places - before, 0), 0)
+    return first, tl.where(before < length, tl.minimum(places + before + 1, length), length)
+
+
+@triton.jit
+def _gaussian(kernel, sigma):
+    """A Gaussian's scale, and the factor that makes the sum of the kernel's values one."""
+    scale = _ROOT / sigma.to(tl.float32)
+    total = tl.zeros_like(scale)
+    tap = -(kernel // 2)
+    while tap <= kernel // 2:
+        total += _bell(tap, scale)
+        tap += 1
+    return scale, tl.div_rn(tl.full(total.shape, 1.0, tl.float32), total)
+
+
+@triton.jit
+def _bell(distance, scale):
+    scaled = distance.to(tl.float32) * scale
+    return tl.exp2(-scaled * scaled)
+
+
+@triton.jit
+def _weight_of_blur(pixels, places, kernel, length, scale, norm):
+    """The weights of pixels, with those of all their mirror images that the kernel takes, beyond either border and as
+    often as a small image is mirrored."""
+    before, last = kernel // 2, length - 1
+    period = tl.maximum(2 * last, 1)
+    inside = (pixels > 0) & (pixels < last)  # the first and the last are their own mirror images
+    weight = tl.zeros_like((pixels - places).to(tl.float32))
+    turn = -(before // period + 1)
+    while turn <= before // period + 1:
+        away = tl.abs(turn * period + pixels - places)
+        weight += tl.where(away <= before, _bell(away, scale), 0.0)
+        away = tl.abs(turn * period - pixels - places)
+        weight += tl.where(inside & (away <= before), _bell(away, scale), 0.0)
+        turn += 1
+    return tl.where(pixels <= last, weight * norm, 0.0)

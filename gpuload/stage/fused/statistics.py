@@ -20,15 +20,15 @@ import triton.language as tl
 
 from gpuload.stage.device import device_of
 from gpuload.stage.reference.color import GUARD, LUMA
-from gpuload.transforms.program.fusing.grid import portions
+from gpuload.transforms.program.fusing.jobs import COUNTED
+from gpuload.transforms.program.fusing.plan import portions
 from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["BLOCK", "JOB", "OPTIONS", "tables"]
 
-JOB: Final = 4  # numbers of a job: offset, height, width, code
-
 _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
+JOB: Final = COUNTED.itemsize // 8  # int64 numbers of a job
 _JOB: Final = tl.constexpr(JOB)
 _RED: Final = tl.constexpr(LUMA[0])
 _GREEN: Final = tl.constexpr(LUMA[1])
@@ -45,8 +45,7 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
 
     Args:
         pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
-        jobs: int64 (n · `JOB`,), on the same device: an image's first byte in `pixels`, its height and
-            width, neither 0, and the code of its operation, one of `STATISTICS`
+        jobs: `COUNTED` (n,) as int64, on the same device: sizes are not 0, codes those of `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
         most: pixels of the largest image.

@@ -21,20 +21,20 @@ from typing import Any, Final
 import torch
 
 from gpuload.stage.backend import Form
-from gpuload.stage.fused import erasing, kernel, mixing, statistics, weights
-from gpuload.stage.fused import record as R
-from gpuload.stage.fused.rounding import INTERPRETED
-from gpuload.stage.fused.runner import options_of
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics
+from gpuload.stage.fused.kernel import options_of
+from gpuload.stage.fused.pixels import INTERPRETED
+from gpuload.transforms.program.fusing import jobs as R
+from gpuload.transforms.program.fusing.jobs import COLUMNS
 from gpuload.transforms.program.fusing.passes import STATISTICS
-from gpuload.transforms.program.fusing.tables import COLUMNS
-from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Warp
+from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.ops import Box, Erase, Mix, Ops, Outline, Turn, Warp
 
 __all__ = ["Variant", "compile_all", "late_variants", "level_variants"]
 
 KERNELS: Final = {
     "one_pass": kernel.one_pass,
-    "weigh": weights._weigh,
+    "weigh": separable._weigh,
     "count": statistics._count,
     "tabulate": statistics._tabulate,
     "mix": mixing._mix,
@@ -46,7 +46,7 @@ QUIET_S: Final = 1.0  # nothing is said of what takes no longer
 
 # An image's pass: the kind of its geometry, and whether it only chooses pixels so far.
 Pass = tuple[int, bool]
-START: Final[Pass] = (R.COPY.value, True)
+START: Final[Pass] = (R.COPY, True)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,7 @@ class Variant:
             raise
 
 
-def level_variants(
-    steps: Sequence[Sequence[Outline]],
-    *,
-    form: Form,
-    tile: Tile,
-) -> set[Variant]:
+def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile) -> set[Variant]:
     """What a run on levels may launch.
 
     Args:
@@ -90,6 +85,7 @@ def level_variants(
     ended, going_on, counted = _passes(steps)
     own = {"ROWS": tile.rows, "COLUMNS": tile.columns}
     operates = operations_in(steps)
+    column = 0 if transposes_in(steps) else column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
     found: set[Variant] = set()
     ways = [(kind, dtype, channels[1], column, dtype != U8, box) for kind in ended for box in erases]
@@ -98,8 +94,8 @@ def level_variants(
         constants = {"CHANNELS": channels[0], "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
         constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box, **own}
         found.add(_variant("one_pass", (*pointers, written), {**constants, **options_of(kind, tile.warps)}))
-    for kind in (ended | going_on) & {R.RESIZE.value, R.BLUR.value}:
-        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **weights.OPTIONS}
+    for kind in (ended | going_on) & {R.RESIZE, R.BLUR}:
+        constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS, **separable.OPTIONS}
         found.add(_variant("weigh", (I64, F64, I32), constants))
     if counted:
         constants = {"CHANNELS": channels[0]}
@@ -111,6 +107,11 @@ def level_variants(
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
     """Whether records of a run may hold operations on pixels."""
     return any(issubclass(outline.kind, Ops | Erase) for outlines in steps for outline in outlines)
+
+
+def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
+    """Whether records of a run may swap rows and columns."""
+    return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
 def late_variants(
@@ -139,7 +140,7 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     wanted = list(dict.fromkeys(variants))
     if INTERPRETED.value or not wanted:
         return
-    begun, told = time.monotonic(), False
+    begun, shown = time.monotonic(), False
     index = torch.accelerator.current_device_index() if device.index is None else device.index
     for name in {variant.kernel for variant in wanted}:
         KERNELS[name].device_caches[index]  # made here: of two that threads make at once, Triton would lose one
@@ -151,13 +152,13 @@ def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
     with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1), "gpuload-compile") as pool:
         try:
             for done, _ in enumerate(as_completed([pool.submit(compiled, variant) for variant in wanted]), 1):
-                if (told or time.monotonic() - begun > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
-                    told = True
+                if (shown or time.monotonic() - begun > QUIET_S) and sys.stderr is not None and sys.stderr.isatty():
+                    shown = True
                     print(f"\rgpuload: compiling kernels, {done} of {len(wanted)}", end="", file=sys.stderr, flush=True)
         except BaseException:  # ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if told:
+    if shown:
         print(f" ({time.monotonic() - begun:.0f} s; they are kept on disk)", file=sys.stderr, flush=True)
 
 
@@ -179,7 +180,7 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
                     for state in list(states):
                         if kind is None or (opens and not state[1]):
                             going_on.add(state[0])
-                        states.add((R.COPY.value if kind is None else kind if opens else state[0], False))
+                        states.add((R.COPY if kind is None else kind if opens else state[0], False))
             if len(states) + len(going_on) == before:
                 break
     return {kind for kind, _ in states}, going_on, counted
@@ -190,20 +191,20 @@ def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
     so far; do something to it (any kind, and False); or begin one in which levels are counted (None)."""
     if outline.kind is Box:
         resized = outline.padding_mode is None and set(outline.filters) != {"nearest"}
-        found = [(R.RESIZE.value, True)] if resized else []
-        return [*found, (R.COPY.value, True)]
+        found = [(R.RESIZE, True)] if resized else []
+        return [*found, (R.COPY, True)]
     if outline.kind is Warp:
-        return [(R.WARP.value, True), (R.COPY.value, True)]
+        return [(R.WARP, True), (R.COPY, True)]
     if outline.kind is Erase:
-        return [(R.COPY.value, False)]
+        return [(R.COPY, False)]
     if outline.kind is not Ops:
         return []
-    kinds: list[tuple[int | None, bool]] = [(R.COPY.value, False)]
+    kinds: list[tuple[int | None, bool]] = [(R.COPY, False)]
     for name in outline.operations:
         if name in STATISTICS:
             kinds.append((None, True))
         elif name == "warp":
-            kinds += [(R.WARP.value, True), (R.COPY.value, True)]
+            kinds += [(R.WARP, True), (R.COPY, True)]
         elif name in ("blur", "sharpness"):
-            kinds.append(((R.BLUR if name == "blur" else R.SHARPNESS).value, True))
+            kinds.append((R.BLUR if name == "blur" else R.SHARPNESS, True))
     return kinds

@@ -11,7 +11,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish, apply_late
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Outline, Warp
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Box, Elastic, Outline, Turn, Warp
 
 __all__ = ["LACKING", "KorniaBackend"]
 
@@ -59,6 +59,8 @@ class KorniaBackend(Backend):
             return FINISHED
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE
+        if outline.kind is Turn:
+            return "Kornia turns by a warp, and has no transposition"
         if outline.kind is Elastic:
             return "Kornia draws its own fields"
         if outline.kind is Warp and "bicubic" in outline.filters:

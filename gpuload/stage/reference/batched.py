@@ -34,6 +34,7 @@ from gpuload.transforms.program.ops import (
     Mixture,
     Ops,
     Record,
+    Turn,
     Warp,
     filter_codes,
 )
@@ -115,6 +116,9 @@ class BatchRunner:
         match record:
             case Flip():
                 return self._flip(source, record)
+            case Turn():
+                source = source.transpose(record.transposed).flip(record.flipped[:, 0], horizontally=False)
+                return source.flip(record.flipped[:, 1], horizontally=True)
             case Box(padding_mode=None):
                 return self._resize(source, record, before, after)
             case Box():
@@ -200,14 +204,14 @@ class BatchRunner:
 
 def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
     """Whether the images of each record have one size, and all results too. Images of any size may go through the first
-    box or flip, which reads pixels where they are."""
+    box, flip or turn, which reads pixels where they are."""
     untouched = np.ones(len(program), np.bool_)  # still a view of the stage's input
     for record, (before, after) in zip(program.records, pairwise(windows), strict=True):
         rows = slice(None) if record.rows is None else record.rows
         before, after = before[rows, 2:], after[rows, 2:]
         if not len(after) or not isinstance(record, CHANGES_PIXELS):
             continue
-        gathers = isinstance(record, Box | Flip) and untouched[rows].all()
+        gathers = isinstance(record, Box | Flip | Turn) and untouched[rows].all()
         if (not gathers and (before != before[0]).any()) or (after != after[0]).any():
             return False
         untouched[rows] = False

@@ -88,6 +88,14 @@ class Source:
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
+    def transpose(self, which: np.ndarray) -> Source:
+        """Swap rows and columns of some of the images."""
+        swapped = {}
+        for one, other in (("row_step", "column_step"), ("heights", "widths")):
+            swapped[one] = np.where(which, getattr(self, other), getattr(self, one))
+            swapped[other] = np.where(which, getattr(self, one), getattr(self, other))
+        return replace(self, **swapped)
+
     @cached_property
     def _steps(self) -> torch.Tensor:
         """base, row_step and column_step on the device, int64 (3, n); uploaded once for all taps."""

@@ -25,7 +25,19 @@ from gpuload.stage.reference.operations import image_operations, mix_image
 from gpuload.stage.reference.resample import Resampler, resampled
 from gpuload.stage.reference.warp import deform, warp_image
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import NOTHING, Box, Elastic, Erase, Flip, Mixture, Ops, Record, Warp, filter_codes
+from gpuload.transforms.program.ops import (
+    NOTHING,
+    Box,
+    Elastic,
+    Erase,
+    Flip,
+    Mixture,
+    Ops,
+    Record,
+    Turn,
+    Warp,
+    filter_codes,
+)
 from gpuload.transforms.program.ops import code as code_of
 from gpuload.transforms.program.windows import FILTERS, boxes_within, padded_places
 
@@ -112,6 +124,8 @@ class SingleRunner:
         match record:
             case Flip():
                 return _flip(record)
+            case Turn():
+                return _turn(record)
             case Box():
                 return _crop(record, before, after, dtype)
             case Warp():
@@ -216,6 +230,17 @@ def _flip(record: Flip) -> Step:
     def step(row: int, canvas: Canvas) -> None:
         if flags[row]:
             canvas.set(canvas.image()[view])
+
+    return step
+
+
+def _turn(record: Turn) -> Step:
+    transposed = record.transposed.tolist()
+    views = [tuple(slice(None, None, -1 if flip else 1) for flip in both) for both in record.flipped.tolist()]
+
+    def step(row: int, canvas: Canvas) -> None:
+        image = canvas.image()
+        canvas.set((image.transpose(1, 0, 2) if transposed[row] else image)[views[row]])
 
     return step
 

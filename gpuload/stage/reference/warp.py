@@ -36,7 +36,7 @@ from gpuload.stage.noise import philox_words
 from gpuload.stage.ragged import rows_by_key
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
-from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
+from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 from gpuload.transforms.program.ops import Elastic
 from gpuload.transforms.program.windows import padded_places
 

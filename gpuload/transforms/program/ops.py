@@ -17,12 +17,18 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows
+from gpuload.transforms.program.windows import (
+    FILTERS,
+    full_windows,
+    padded_windows,
+    source_windows,
+    transposed_boxes,
+)
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
-    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Warp",
-    "code", "filter_codes", "in_params",
+    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Turn",
+    "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -164,10 +170,38 @@ class Flip(Record):
     axis: int = 1
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        windows, axis = windows_tlhw.copy(), self.axis
-        opposite = self.sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
-        windows[:, axis] = np.where(self.flipped, opposite, windows[:, axis])
-        return windows
+        return _mirrored(windows_tlhw, self.sizes_hw, self.flipped, self.axis)
+
+
+def _mirrored(windows_tlhw: np.ndarray, sizes_hw: np.ndarray, flipped: np.ndarray, axis: int) -> np.ndarray:
+    windows = windows_tlhw.copy()
+    opposite = sizes_hw[:, axis] - windows[:, axis] - windows[:, axis + 2]
+    windows[:, axis] = np.where(flipped, opposite, windows[:, axis])
+    return windows
+
+
+@dataclass(eq=False, repr=False)
+class Turn(Record):
+    """Rows and columns are swapped, then images are mirrored, as a turn by 90° does both.
+
+    Attributes:
+        transposed: bool (n,), the rows and columns of which images are swapped.
+        flipped: bool (n, 2), which are mirrored then, upside down and left to right.
+    """
+
+    told: ClassVar[tuple[str, ...]] = ("transposed", "flipped")
+
+    transposed: np.ndarray
+    flipped: np.ndarray
+
+    @property
+    def after_hw(self) -> np.ndarray:
+        return np.where(self.transposed[:, None], self.sizes_hw[:, ::-1], self.sizes_hw)
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        for axis in (0, 1):
+            windows_tlhw = _mirrored(windows_tlhw, self.after_hw, self.flipped[:, axis], axis)
+        return transposed_boxes(windows_tlhw, self.transposed)
 
 
 @dataclass(eq=False, repr=False)
@@ -363,6 +397,7 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
 CHANGES_PIXELS: Final = (
     Box,
     Flip,
+    Turn,
     Warp,
     Elastic,
     Ops,
@@ -371,7 +406,7 @@ CHANGES_PIXELS: Final = (
     Mix,
     Call,
 )  # those below change numbers and boxes
-MOVES_PIXELS: Final = (Box, Flip, Warp, Elastic)  # and operations named "warp"
+MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # and operations named "warp"
 
 
 @dataclass(eq=False, repr=False)

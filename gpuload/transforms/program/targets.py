@@ -28,13 +28,14 @@ from gpuload.transforms.program.ops import (
     Reformat,
     Tidy,
     TidyPoints,
+    Turn,
     Warp,
     in_params,
 )
 
 __all__ = ["Trail", "follow", "move_boxes"]
 
-MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Warp)
+MOVES = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Turn, Warp)
 CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 
@@ -104,7 +105,17 @@ def _step(record: Record, at: int, trail: Trail) -> None:
             for points in trail.points:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
                 trail.valid = inside if trail.valid is None else trail.valid & inside
-        case Box() | Elastic() | Flip() | Warp():
+        case Flip():
+            if record.flipped[at]:
+                _mirror(trail, record.axis, size_hw)
+        case Turn():
+            if record.transposed[at]:
+                trail.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in trail.boxes]
+                trail.points = [points[..., ::-1] for points in trail.points]
+                size_hw = size_hw[::-1]
+            for axis in np.flatnonzero(record.flipped[at]).tolist():
+                _mirror(trail, axis, size_hw)
+        case Box() | Elastic() | Warp():
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
@@ -134,16 +145,20 @@ def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
-def _moved_boxes(record: Box | Elastic | Flip | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
+    """Mirror the targets of an image of this size: `axis` 0 upside down, 1 left to right."""
+    first, second, length = 1 - axis, 3 - axis, size_hw[axis]
+    for number, boxes in enumerate(trail.boxes):
+        trail.boxes[number] = moved = boxes.copy()
+        moved[:, [first, second]] = length - boxes[:, [second, first]]
+    for number, points in enumerate(trail.points):
+        trail.points[number] = moved = points.copy()
+        moved[..., first] = length - 1 - points[..., first]
+
+
+def _moved_boxes(record: Box | Elastic | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if not len(boxes):
         return boxes
-    if isinstance(record, Flip):
-        if not record.flipped[at]:
-            return boxes
-        axis = record.axis  # 1: x, 0: y
-        moved = boxes.copy()
-        moved[:, [1 - axis, 3 - axis]] = size_hw[axis] - boxes[:, [3 - axis, 1 - axis]]
-        return moved
     if isinstance(record, Elastic):
         corners = boxes[:, CORNERS].reshape(-1, 2)
         corners = displaced(record, at, corners, np.ceil(corners).astype(np.int64)).reshape(-1, 4, 2)
@@ -164,13 +179,7 @@ def _moved_boxes(record: Box | Elastic | Flip | Warp, at: int, boxes: np.ndarray
     return _scaled(moved, record, at)
 
 
-def _moved_points(record: Box | Elastic | Flip | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    if isinstance(record, Flip):
-        if not record.flipped[at]:
-            return points
-        moved, axis = points.copy(), record.axis
-        moved[..., 1 - axis] = size_hw[axis] - 1 - points[..., 1 - axis]
-        return moved
+def _moved_points(record: Box | Elastic | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     if isinstance(record, Elastic):
         flat = points.reshape(-1, 2)
         return displaced(record, at, flat, flat.astype(np.int64)).reshape(points.shape).astype(points.dtype)

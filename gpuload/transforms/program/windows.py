@@ -16,7 +16,7 @@ import numpy as np
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "RANDOM_FILTERS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names",
     "filter_weights", "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter",
-    "source_windows",
+    "source_windows", "transposed_boxes",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
@@ -42,6 +42,14 @@ def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
     windows = np.zeros((len(sizes_hw), 4), np.int64)
     windows[:, 2:] = sizes_hw
     return windows
+
+
+def transposed_boxes(boxes_tlhw: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Boxes, int64 (B, …, 4), of images, some of which, bool (B,), have their rows and columns swapped."""
+    if not which.any():
+        return boxes_tlhw
+    which = which.reshape(-1, *[1] * (boxes_tlhw.ndim - 1))
+    return np.where(which, boxes_tlhw[..., [1, 0, 3, 2]], boxes_tlhw)
 
 
 def source_windows(

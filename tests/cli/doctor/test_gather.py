@@ -21,7 +21,7 @@ def test_this_machine_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     findings = gather.examine(lambda done, total: told.append((done, total)))
     by_name = {finding.name: finding for finding in findings}
-    assert len(by_name) == len(findings) == 22
+    assert len(by_name) == len(findings) == 23
     assert told[0][0] == 0
     assert told[-1][0] == told[-1][1]
     assert by_name["workers"].state == "works", by_name["workers"]

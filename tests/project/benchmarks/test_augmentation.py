@@ -156,7 +156,7 @@ def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
 
 
 def test_kernels_alone_make_what_the_stage_makes(photographs):
-    from gpuload.stage.fused.rounding import INTERPRETED
+    from gpuload.stage.fused.pixels import INTERPRETED
 
     if not INTERPRETED.value:
         lacking.skip("Triton's interpreter")

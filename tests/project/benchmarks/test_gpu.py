@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.feeding import endless, measured
 from benchmarks.gpu.plan import FEEDS, LIGHT, NETWORKS, PARTS, Pace
-from benchmarks.gpu.tables import judge, report
+from benchmarks.gpu.tables import device_share, judge, report
 from benchmarks.machine import absent
 from benchmarks.peers.protocol import Peer
 
@@ -33,7 +33,7 @@ with contextlib.suppress(ImportError, SystemExit): import benchmarks.peers.torch
 """
 # The rows that each package is needed for; `absent` says that it is not there.
 NEEDING = {
-    "nvidia.dali": {"dali_cpu", "dali", "dali_decode"},
+    "nvidia.dali": {"dali_cpu", "dali"},
     "kornia": {"kornia", "kornia_own"},
     "nvidia.nvimgcodec": {"device_decode", "both_decode", "device_decoder", "light_device"},
     "triton": {"fused", "stage", "device_decode", "both_decode", *LIGHT},
@@ -145,6 +145,12 @@ def test_both_decoders_are_held_against_their_sum():
     found = rows(870, 0, 3e6)
     assert judge(results(**found))[-1].text.endswith("of the sum of both decoders alone, decoding with both: 80%")
     assert judge(results(**found | {"decoder": {}}))[-1].met is None
+
+
+def test_the_share_that_the_gpu_decodes_follows_from_both_rates():
+    assert device_share(results(**rows(870, 0, 3e6))) == 0.67
+    assert device_share(results()) == 0.5
+    assert device_share(results(decoder={"images_per_s": [1]}, device_decoder={"images_per_s": [1e9]})) == 0.99
 
 
 def test_what_a_step_waits_for_within_itself_counts():

@@ -41,12 +41,6 @@ def test_the_plan_says_who_decodes():
         assert plan(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
 
 
-@pytest.fixture
-def _no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE.DaliBackend, "missing", lambda device: "not installed")
-
-
-@pytest.mark.usefixtures("_no_dali")
 def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
     files = Photos([photo(number) for number in range(4)])
@@ -69,8 +63,15 @@ def test_a_device_that_cannot_decode_is_told_of_once_and_workers_decode(monkeypa
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(RuntimeError, match="nvImageCodec and DALI decode on NVIDIA's GPUs and on the CPU alone"):
+    with pytest.raises(RuntimeError, match="nvImageCodec decodes on NVIDIA's GPUs and on the CPU alone"):
         find_decoder(torch.device("xpu", 0), 1)
+
+
+def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
+    monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
+    choice = choose(DEVICE, CUDA, 1)
+    assert choice.decoder is None
+    assert "crops are copied by a kernel of Triton's, which is not installed; pip install triton" in choice.warning
 
 
 def broken(*args: Any, **given: Any) -> Any:
@@ -96,7 +97,6 @@ def broken(*args: Any, **given: Any) -> Any:
         ({12}, (12, 8), "12.8", None),
     ],
 )
-@pytest.mark.usefixtures("_no_dali")
 def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
     names = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
     monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: names)  # type: ignore[attr-defined]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
+from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from decoders import decoder_by
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
+from simulated.runtime import simulated
 from stage.decode.test_images import KINDS, Photos, assert_same, batches, damaged, photo
 
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.stage.decode import choose, nvimagecodec
-from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source
+from gpuload.stage.decode.backend import NoRoom, Pixels, Refused, Source, fetch
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec, load_library
 
 HERE = torch.device("cpu")
@@ -64,7 +68,7 @@ def test_orientation_is_applied_once(upright):
 
 
 def test_a_crop_of_the_whole_image_is_what_its_region_decodes_to(library):
-    decoder, cpu = NvImageCodec(HERE, 1, library), Decoder(Decode(), prefer="nvimgcodec")
+    decoder, cpu = NvImageCodec(HERE, 1, library), decoder_by("nvImageCodec")
     for subsampling in (0, 1, 2):
         data = jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling)
         header, given = cpu.header(gl.Encoded(data)), gl.Encoded(data)
@@ -78,7 +82,7 @@ def test_a_crop_of_the_whole_image_is_what_its_region_decodes_to(library):
             (1, 0, 9, 1),
         ):
             region = cpu.decode(given, header, (top, left, height, width))
-            assert np.array_equal(whole.tensor.numpy()[top : top + height, left : left + width], region)
+            assert np.array_equal(whole.owner[top : top + height, left : left + width], region)
 
 
 REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 120, 83, 1), (0, 57, 1, 64))
@@ -87,18 +91,27 @@ REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 
 @pytest.mark.parametrize("grey", [False, True])
 def test_regions_have_the_bits_of_the_whole_image(library, grey):
     decoder = NvImageCodec(HERE, 1, library)
-    wholes = NvImageCodec(HERE, 1, library, no_regions=lambda name: "never tried")
+    wholes = NvImageCodec(HERE, 1, library, regions_right={CPU: ("0.8.7", "1.0")})
     assert (decoder.regions, decoder.note) == (True, "")
-    assert (wholes.regions, wholes.note) == (False, f"{CPU} decodes whole images: never tried")
+    assert (wholes.regions, wholes.note) == (False, f"{CPU} {library.__version__}: whole images")
     for subsampling in (0, 1, 2):
         whole = source(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
         sources = [whole, *(whole._replace(region_tlhw=region) for region in REGIONS)]
         for one, other, asked in zip(decoder.decode(sources), wholes.decode(sources), sources, strict=True):
             assert isinstance(one, Pixels)
             assert isinstance(other, Pixels)
-            assert (one.whole, other.whole) == (asked is whole, True)
-            top, left, height, width = asked.region_tlhw
-            assert torch.equal(one.tensor, other.tensor[top : top + height, left : left + width])
+            assert np.array_equal(one.owner, other.owner)
+            assert one.owner.shape[:2] == asked.region_tlhw[2:]
+
+
+def test_pixels_keep_their_memory(library):
+    decoder = NvImageCodec(HERE, 1, library)
+    [first] = decoder.decode([source(photo(0))])
+    assert isinstance(first, Pixels)
+    before = first.owner.copy()
+    for number in range(20):
+        decoder.decode([source(photo(number))])
+    assert np.array_equal(first.owner, before)
 
 
 def test_only_the_image_that_libjpeg_complains_about_is_refused(library):
@@ -113,7 +126,7 @@ def test_only_the_image_that_libjpeg_complains_about_is_refused(library):
 def test_grey_and_coloured_images_come_in_one_call(library):
     grey = KINDS["grey"][0](1)
     found = NvImageCodec(HERE, 1, library).decode([source(photo(0)), source(grey, grey=True), source(grey)])
-    assert [tuple(one.tensor.shape)[2] for one in found if isinstance(one, Pixels)] == [3, 1, 3]
+    assert [one.owner.shape[2] for one in found if isinstance(one, Pixels)] == [3, 1, 3]
 
 
 def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
@@ -122,12 +135,10 @@ def test_one_that_is_too_old_is_not_used_on_a_device_either(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old)
     with pytest.raises(ImportError, match=r"^version 0\.7\.0, and 0\.9 or newer is needed$"):
         load_library()
-    choice = choose(DEVICE, HERE, 1, backend="torch")
-    assert "nvImageCodec cannot be imported (ImportError: version 0.7.0, and 0.9 or newer is needed)" in str(
-        choice.text
-    )
-    if choice.decoder is not None:
-        choice.decoder.close()
+    choice = choose(DEVICE, HERE, 1)
+    assert choice.decoder is None
+    said = "nvImageCodec cannot be imported (ImportError: version 0.7.0, and 0.9 or newer is needed); pip install"
+    assert said in str(choice.text)
 
 
 class CodeStream:
@@ -144,10 +155,21 @@ class CodeStream:
         return CodeStream(self.data, region)
 
 
+class OnGpu:
+    """An image as the library gives it on a GPU, with memory behind each row."""
+
+    def __init__(self, picture: np.ndarray) -> None:
+        height, width, channels = picture.shape
+        self.rows = np.full((height, width + 5, channels), 0x5A, np.uint8)
+        self.rows[:, :width] = picture
+        self.__cuda_array_interface__ = self.rows[:, :width].__array_interface__
+
+
 class Library:
     """A module ``nvimgcodec`` whose decoders do as they are told: ``works`` for each kind of backend."""
 
     NVIMGCODEC_DEVICE_CPU_ONLY = -99999
+    __version__ = "0.9.0"
     CodeStream = CodeStream
     BackendKind = SimpleNamespace(CPU_ONLY="cpu", GPU_ONLY="gpu", HYBRID_CPU_GPU="hybrid", HW_GPU_ONLY="engine")
     ColorSpec = SimpleNamespace(GRAY="grey", SRGB="rgb")
@@ -166,7 +188,7 @@ class Library:
         works = self.works[given["backends"][0]]
 
         def decode(codes: list[Any], params: Any, cuda_stream: int) -> Any:
-            return works(codes)
+            return [None if picture is None else OnGpu(picture) for picture in works(codes)]
 
         return SimpleNamespace(decode=decode)
 
@@ -193,21 +215,42 @@ def full(codes: list[Any]) -> list[Any]:
     raise RuntimeError("CUDA Runtime failure: 'out of memory'")
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any] | None = None, **works: Any) -> NvImageCodec:
-    """What is made for a GPU, with what is `given`; its results lie on this CPU."""
-    monkeypatch.setattr(torch, "from_dlpack", torch.from_numpy)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
-    return NvImageCodec(torch.device("cuda", 1), 3, Library(**works), **(given or {}))
+class Gpu:
+    """A simulated GPU, within which its decoder may be used. Its stream is the one that is current."""
+
+    device = torch.device("cuda", 1)
+
+    def __enter__(self) -> Gpu:
+        importlib.import_module("gpuload.stage.decode.crops")  # or its launches would not be queued
+        self._open = ExitStack()
+        self._open.enter_context(simulated("eager"))
+        patch = self._open.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def decoder(self, regions_right: Any = nvimagecodec.REGIONS_RIGHT, *, only: str = "", **works: Any) -> NvImageCodec:
+        """The decoder, whose library works like that."""
+        return NvImageCodec(self.device, 3, Library(**works), regions_right=regions_right, only=only)
 
 
-def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(monkeypatch):
+@pytest.fixture
+def gpu() -> Any:
+    with Gpu() as made:
+        yield made
+
+
+def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(gpu):
     wide = {photo(1)}
 
     def engine(codes: list[Any]) -> list[Any]:
         return [None if code.tobytes() in wide else pictures([code])[0] for code in codes]
 
-    decoder = gpu(monkeypatch, engine=engine, gpu=pictures)
-    assert (decoder.names, decoder.note) == ((ENGINE, GPU), "")
+    decoder = gpu.decoder(engine=engine, gpu=pictures)
+    assert decoder.names == (ENGINE, GPU)
+    assert decoder.note == f"{ENGINE} and {GPU} 0.9.0: whole images"  # as long as the list does not have them
     found = decoder.decode([source(photo(0)), source(photo(1)), source(photo(2))])
     assert [one.decoder for one in found if isinstance(one, Pixels)] == [ENGINE, GPU, ENGINE]
     assert decoder._library.made == [
@@ -216,58 +259,65 @@ def test_the_jpeg_engine_comes_first_and_the_gpu_gets_what_it_refuses(monkeypatc
     ]
 
 
-def test_regions_go_to_the_decoders_that_have_them(monkeypatch):
-    """What the engine refuses of them, the other decoder gives whole."""
-    refused = {photo(1)}
+@pytest.mark.parametrize("right", [(), (GPU,), (ENGINE, GPU)])
+def test_whole_images_are_decoded_unless_regions_are_known_to_be_right(gpu, right):
+    """The pixels are the same; so is where they are read, in rows that are farther apart than they are long."""
+    asked: list[Any] = []
 
     def engine(codes: list[Any]) -> list[Any]:
-        return [None if code.tobytes() in refused else pictures([code])[0] for code in codes]
+        asked.extend(code.region for code in codes)
+        return [None if code.tobytes() == photo(1) else pictures([code])[0] for code in codes]
 
-    given = {"no_regions": lambda name: "" if name == ENGINE else "it ended by SIGSEGV"}
-    decoder = gpu(monkeypatch, given, engine=engine, gpu=pictures)
-    assert not decoder.regions
-    assert decoder.note == f"{GPU} decodes whole images: it ended by SIGSEGV"
+    decoder = gpu.decoder(dict.fromkeys(right, ("0.9.0",)), engine=engine, gpu=pictures)
+    whole = " and ".join(name for name in (ENGINE, GPU) if name not in right)
+    assert decoder.regions == (not whole)
+    assert decoder.note == (f"{whole} 0.9.0: whole images" if whole else "")
     parts = [source(photo(number))._replace(region_tlhw=(3, 5, 20, 30)) for number in range(2)]
-    by_engine, by_gpu = decoder.decode(parts)
-    assert isinstance(by_engine, Pixels)
-    assert isinstance(by_gpu, Pixels)
-    assert (by_engine.decoder, by_engine.whole, tuple(by_engine.tensor.shape)) == (ENGINE, False, (20, 30, 3))
-    assert (by_gpu.decoder, by_gpu.whole, tuple(by_gpu.tensor.shape)) == (GPU, True, (51, 69, 3))
+    found = decoder.decode(parts)
+    assert [one.decoder for one in found] == [ENGINE, GPU]
+    assert asked[-2:] == [(3, 5, 23, 35) if ENGINE in right else None] * 2
+    for number, (one, part) in enumerate(zip(found, parts, strict=True)):
+        expected = np.array(Image.open(io.BytesIO(photo(number))))[3:23, 5:35]
+        assert np.array_equal(fetch(one, part, gpu.device), expected)
 
 
-def test_one_decoder_may_be_asked_for_alone(monkeypatch):
-    decoder = gpu(monkeypatch, {"only": GPU}, engine=pictures, gpu=pictures)
+def test_one_decoder_may_be_asked_for_alone(gpu):
+    decoder = gpu.decoder(only=GPU, engine=pictures, gpu=pictures)
     assert (decoder.names, len(decoder._library.made)) == ((GPU,), 1)
 
 
-def test_a_gpu_without_an_engine_says_so(monkeypatch):
-    decoder = gpu(monkeypatch, engine=nothing, gpu=pictures)
+def test_a_gpu_without_an_engine_says_so(gpu):
+    decoder = gpu.decoder({GPU: ("0.9.0",)}, engine=nothing, gpu=pictures)
     assert decoder.names == (GPU,)
     assert decoder.note == "no JPEG engine: it gave no image and no reason"
 
 
-def test_no_engine_writes_to_memory_that_torch_shares(monkeypatch):
-    """It writes when it is called, and torch frees in the order of its streams."""
-    monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
-    decoder = gpu(monkeypatch, engine=pictures, gpu=pictures)
+@pytest.mark.parametrize("whose", ["torch's allocator cudaMallocAsync", "DALI (DALI_USE_CUDA_MALLOC_ASYNC=1)"])
+def test_no_engine_writes_to_memory_that_others_share(gpu, monkeypatch, whose):
+    """It writes when it is called, and others free in the order of their streams."""
+    if "DALI" in whose:
+        monkeypatch.setenv("DALI_USE_CUDA_MALLOC_ASYNC", "1")
+    else:
+        monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
+    decoder = gpu.decoder(engine=pictures, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note.startswith("no JPEG engine: it would write to memory that torch's allocator cudaMallocAsync ")
+    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} takes back while")
 
 
-def test_a_decoder_whose_picture_is_another_one_is_not_used(monkeypatch):
-    decoder = gpu(monkeypatch, engine=other, gpu=pictures)
+def test_a_decoder_whose_picture_is_another_one_is_not_used(gpu):
+    decoder = gpu.decoder(engine=other, gpu=pictures)
     assert decoder.names == (GPU,)
     assert "its picture is another one (" in decoder.note
 
 
-def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(monkeypatch):
+def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
     with pytest.raises(RuntimeError) as there:
-        gpu(monkeypatch, engine=nothing, gpu=other)
+        gpu.decoder(engine=nothing, gpu=other)
     assert str(there.value).startswith(f"{ENGINE}: it gave no image and no reason; {GPU}: its picture is another one (")
 
 
-def test_a_full_device_is_told_apart_from_a_bad_image(monkeypatch):
-    decoder = gpu(monkeypatch, engine=nothing, gpu=pictures)
+def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
+    decoder = gpu.decoder(engine=nothing, gpu=pictures)
     decoder._library.works["gpu"] = full
     decoder._decoders[GPU] = decoder._make(["gpu"], 1)
     with pytest.raises(NoRoom, match="out of memory"):

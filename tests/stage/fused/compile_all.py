@@ -22,8 +22,9 @@ from triton.compiler import ASTSource
 
 from gpuload import transforms as T
 from gpuload.stage.backend import Form
-from gpuload.stage.fused import erasing, kernel, mixing, record, runner, statistics, variants, weights
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.stage.fused import erasing, kernel, mixing, separable, statistics, variants
+from gpuload.transforms.program.fusing import jobs
+from gpuload.transforms.program.fusing.plan import Tile
 
 TILE = Tile(8, 32, 1)
 STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
@@ -77,18 +78,18 @@ for images in ("*fp32", "*fp16", "*u8"):
     compiled(mixing._mix, images, CHANNELS=3, DENSE=True, CHANNELS_LAST=False, WHOLE=True, BLOCK=512)
 compiled(mixing._mix, CHANNELS=1, DENSE=False, CHANNELS_LAST=True, WHOLE=False, BLOCK=512)
 compiled(erasing._erase_images, CHANNELS=1, ROWS=8, COLUMNS=16, column_stride=1)
-for kind in (record.RESIZE, record.BLUR):
-    compiled(weights._weigh, GEOMETRY=kind.value, ROWS=8, COLUMNS=32, options={"num_warps": 1})
+for kind in (jobs.RESIZE, jobs.BLUR):
+    compiled(separable._weigh, GEOMETRY=kind, ROWS=8, COLUMNS=32, options={"num_warps": 1})
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
 plain = {**tile, "OPERATES": False, "ERASES": False}
-for kind in (record.COPY, record.WARP, record.BLUR, record.SHARPNESS):
-    options = runner.options_of(kind.value, warps=1)
-    compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind.value, OUT_COLUMN=3, FINISHED=False)
+for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
+    options = kernel.options_of(kind, warps=1)
+    compiled(kernel.one_pass, "*u8", options, **plain, GEOMETRY=kind, OUT_COLUMN=3, FINISHED=False)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
     compiled(
         kernel.one_pass,
         images,
-        GEOMETRY=record.COPY.value,
+        GEOMETRY=jobs.COPY,
         CHANNELS=channels,
         OUT_CHANNELS=out_channels,
         ROWS=8,
@@ -101,14 +102,16 @@ for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
 # What takes longest in most recipes: nothing goes from thread to thread, and all numbers stay in registers.
 whole = {**tile, "OPERATES": True, "ERASES": True}
 for capability, kind, all_of, column in (
-    (80, record.RESIZE, plain, 1),
-    (90, record.RESIZE, plain, 1),
-    (90, record.RESIZE, plain, 3),
-    (90, record.RESIZE, whole, 1),
-    (90, record.COPY, whole, 3),
+    (80, jobs.RESIZE, plain, 1),
+    (90, jobs.RESIZE, plain, 1),
+    (90, jobs.RESIZE, plain, 3),
+    (90, jobs.RESIZE, whole, 1),
+    (90, jobs.RESIZE, plain, 0),
+    (90, jobs.COPY, whole, 0),
+    (90, jobs.COPY, whole, 3),
 ):
-    options = runner.options_of(kind.value, warps=1)
-    constants = {**all_of, "GEOMETRY": kind.value, "FINISHED": True, "OUT_COLUMN": column}
+    options = kernel.options_of(kind, warps=1)
+    constants = {**all_of, "GEOMETRY": kind, "FINISHED": True, "OUT_COLUMN": column}
     made = compiled(kernel.one_pass, "*fp16", options, capability, **constants)
     assert made.metadata.shared == 0
     assert "bar.sync" not in made.asm["ptx"]

@@ -14,7 +14,7 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
 from gpuload.stage.fused.backend import FusedBackend
-from gpuload.stage.fused.rounding import INTERPRETED
+from gpuload.stage.fused.pixels import INTERPRETED
 from gpuload.stage.plan import make_plan
 from gpuload.stage.reference.backend import TorchBackend
 from gpuload.stage.stage import _chosen
@@ -96,7 +96,7 @@ def test_where_a_kernel_does_not_compile(monkeypatch, forced):
     def broken(device):
         raise OSError("ptxas is gone")
 
-    monkeypatch.setattr("gpuload.stage.fused.late.trial", broken)
+    monkeypatch.setattr("gpuload.stage.fused.runner.trial", broken)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
         backend, _ = chosen(forced)
     assert backend.name == "torch"
@@ -107,13 +107,13 @@ def test_a_gpu_without_memory_is_no_fault_of_the_compiler(monkeypatch, forced):
     def full(device):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("gpuload.stage.fused.late.trial", full)
+    monkeypatch.setattr("gpuload.stage.fused.runner.trial", full)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
         chosen(forced)
 
 
 def test_where_triton_cannot_be_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gpuload.stage.fused.late", None)
+    monkeypatch.setitem(sys.modules, "gpuload.stage.fused.runner", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
         assert chosen(True)[0].name == "torch"
 

@@ -18,7 +18,7 @@ from gpuload.rng.philox import Key
 from gpuload.stage.finish import apply_late
 from gpuload.stage.fused.erasing import erase, erase_images, quantile_table
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing.erasing import RECORD, records
+from gpuload.transforms.program.fusing.jobs import RECORD, erased_boxes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIDE = 32
@@ -62,13 +62,13 @@ def erased(late: Program, channels: int, size: tuple[int, int], seed: int = 0) -
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, channels, *size)).astype(np.float32))
     expected = images.clone()
     apply_late(expected, late, partners=None)
-    told = np.concatenate([records(erasing, channels) for erasing in late.records], axis=1)
-    assert told.shape[2] == RECORD
+    drawn = np.concatenate([erased_boxes(erasing, channels) for erasing in late.records], axis=1)
     found = images.to(DEVICE).clone()
     grid = triton.cdiv(size[0], SIDE), triton.cdiv(size[1], SIDE), n
     table = quantile_table(DEVICE)
-    to_device = torch.from_numpy(told).to(DEVICE)
-    tile[grid](found, to_device, told.shape[1], table, *size, CHANNELS=channels, SIDE=SIDE, enable_fp_fusion=False)
+    to_device = torch.from_numpy(drawn).to(DEVICE)
+    count = drawn.shape[1] // RECORD
+    tile[grid](found, to_device, count, table, *size, CHANNELS=channels, SIDE=SIDE, enable_fp_fusion=False)
     return [expected.numpy(), found.cpu().numpy(), images.numpy()]
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,16 +12,16 @@ import triton
 import triton.language as tl
 from pictures import smooth_image
 
-from gpuload.stage.fused import record as R
 from gpuload.stage.fused.geometry import geometry, row_by_row
-from gpuload.stage.fused.weights import make_tables
+from gpuload.stage.fused.separable import make_tables
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.blur import blur, sharpness
 from gpuload.stage.reference.gather import Source, crop
 from gpuload.stage.reference.gather import resize as resize_reference
 from gpuload.stage.reference.warp import warp_batch
-from gpuload.transforms.program.fusing.nearest import nearest_ways
-from gpuload.transforms.program.fusing.tables import place_tables
+from gpuload.transforms.program.fusing import jobs as R
+from gpuload.transforms.program.fusing.jobs import place_tables
+from gpuload.transforms.program.fusing.passes import nearest_ways
 from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import nearest_indices, padded_places
 
@@ -84,10 +82,10 @@ def tiles(
 
 def run(
     image: np.ndarray,
-    kind: Any,
+    kind: int,
     window_tlhw: tuple[int, int, int, int],
-    ints: dict[Any, int] | None = None,
-    floats: dict[Any, float] | None = None,
+    ints: dict[int, int] | None = None,
+    floats: dict[int, float] | None = None,
     *,
     table: np.ndarray = NO_TABLE,
     mirrored: tuple[bool, bool] = (False, False),
@@ -136,11 +134,11 @@ def run(
     others = np.zeros(R.FLOATS)
     for place, number in (floats or {}).items():
         others[place] = number
-    tables = place_tables(numbers[None], kind.value, tile[0])
+    size, programs = place_tables(numbers[None], kind, tile[0])
     record, floats_record = torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(others).to(DEVICE)
     weights = record
-    if tables is not None:
-        weights = make_tables(record, floats_record, 1, tables, kind.value, tile[0])
+    if size:
+        weights = make_tables(record, floats_record, 1, size, programs, kind, tile[0])
     result = torch.full((channels, rows, columns), np.nan, device=DEVICE)
     tiles[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
         torch.from_numpy(memory).to(DEVICE),
@@ -155,7 +153,7 @@ def run(
         CHANNELS=channels,
         ROWS=tile[0],
         COLUMNS=tile[1],
-        GEOMETRY=int(R.COPY) if kind is R.TABLE else int(kind),
+        GEOMETRY=R.COPY if kind == R.TABLE else kind,
         BY_ROWS=by_rows,
         enable_fp_fusion=False,
     )
@@ -164,8 +162,8 @@ def run(
     return np.flip(found, axes)
 
 
-def fill_of(levels: tuple[int, ...]) -> dict[Any, float]:
-    return {int(R.FILL) + channel: level for channel, level in enumerate(levels)}
+def fill_of(levels: tuple[int, ...]) -> dict[int, float]:
+    return {R.FILL + channel: level for channel, level in enumerate(levels)}
 
 
 def source_of(image: np.ndarray) -> Source:

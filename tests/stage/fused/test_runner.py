@@ -14,7 +14,8 @@ from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import UNCHANGED
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.transforms.program.draws import IMAGE
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.transforms.program.fusing.plan import Tile
+from gpuload.transforms.program.ops import Turn
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 STEP = 1 / 255 / 0.224  # a level, in finished numbers
@@ -76,6 +77,73 @@ def test_a_box_is_erased_where_a_mirrored_image_has_it(make_batch, images, flip)
     assert torch.equal(ours, theirs)
 
 
+TURNS = T.RandomRotate90(0.9), T.RandomTranspose(0.6)
+TURNED = {
+    "before a crop": [TURNS[0], T.RandomResizedCrop((21, 24)), NORMALIZE],
+    "after it": [T.RandomResizedCrop((24, 24)), *TURNS, NORMALIZE],
+    "among operations": [
+        T.RandomResizedCrop(24),
+        TURNS[0],
+        T.RandomEqualize(0.8),
+        TURNS[1],
+        T.RandomInvert(),
+        TURNS[0],
+    ],
+    "cut and mirrored": [T.Resize((31, 20)), *TURNS, T.RandomHorizontalFlip(), T.CenterCrop((15, 17)), TURNS[1]],
+    "erased": [T.Resize((31, 20)), TURNS[0], T.RandomErasing(1.0, value=(3, 200, 77)), TURNS[1], T.CenterCrop(15)],
+    "warped": [T.RandomResizedCrop(24), TURNS[0], T.RandomAffine(30), TURNS[1], T.RandomPerspective(), TURNS[0]],
+    "listed": [T.Resize((30, 31), "nearest"), TURNS[1], T.Pad(3, padding_mode="symmetric"), TURNS[0]],
+    "of some": [
+        T.RandomApply([TURNS[0], T.RandomInvert(1.0)]),
+        T.Pad(2),
+        T.RandomOrder([*TURNS, T.RandomPosterize(3)]),
+    ],
+    "finished, erased": [
+        T.RandomResizedCrop(24),
+        TURNS[0],
+        NORMALIZE,
+        T.RandomErasing(1.0, value="random"),
+        T.RandomErasing(0.8, (0.1, 0.5), mode="pixel"),
+        T.RandomErasing(0.8, (0.1, 0.5), value=0.3),
+    ],
+}
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("name", TURNED)
+def test_turned_images_have_the_bits_of_the_references_batches(make_batch, make_images, name, memory_format):
+    chain, options = T.Chain(TURNED[name]), {"memory_format": memory_format, "ragged": "list"}
+    batch = make_batch(chain, make_images(3, 5, low=20, high=60))
+    ours = fused(chain, *batch, **options)
+    theirs = compile_stage(chain, device="cpu", backend="torch", runner="batched", **options)(*batch)
+    assert any(record.transposed.any() for record in batch[1].records if isinstance(record, Turn))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("turn", [T.RandomRotate90, T.RandomTranspose])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda turn: [turn, T.RandomResizedCrop(24), NORMALIZE],
+        lambda turn: [T.RandomResizedCrop(24), turn, T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE, T.RandomErasing()],
+        lambda turn: [T.RandomResizedCrop(24), T.RandAugment(2), turn, NORMALIZE, T.RandomErasing(value="random")],
+    ],
+    ids=["first", "between", "last"],
+)
+def test_a_turn_needs_no_kernel_that_a_flip_does_not_need(make_batch, make_images, turn, around):
+    runner, counts = FusedRunner(UNCHANGED, torch.device("cpu")), []
+    for transform in (turn(0.7), T.RandomHorizontalFlip(0.7)):
+        images, program = make_batch(T.Chain(around(transform)), make_images(3, 16, low=30, high=60))
+        levels, late = program.split()
+        outputs = torch.empty(16, 3, 24, 24, dtype=torch.uint8)
+        erasing = [] if late is None else late.records
+        prepared = runner.prepare(images, levels, levels.windows_tlhw, outputs, erasing)  # pyright: ignore
+        counts.append([launch[3:6] for launch in prepared.plan.launches])  # pass, geometry, whether it is the last
+    assert counts[0] == counts[1]
+
+
 def test_images_of_one_channel(make_batch, make_images):
     images = make_images(4, 2, channels=1, low=20, high=50)
     transforms = [T.RandomResizedCrop(20), T.TrivialAugmentWide(), T.Grayscale(3), T.Pad(2, fill=(9, 99, 199))]
@@ -129,7 +197,7 @@ def test_more_images_than_a_launch_takes(make_batch, make_images, monkeypatch, o
     )
     batch = make_batch(chain, make_images(7, 6, low=25, high=40))
     expected = fused(chain, *batch, ragged=option)
-    monkeypatch.setattr(f"gpuload.transforms.program.fusing.grid.{limit}", 2)
+    monkeypatch.setattr(f"gpuload.transforms.program.fusing.plan.{limit}", 2)
     for one, other in zip(fused(chain, *batch, ragged=option), expected, strict=True):
         assert torch.equal(one, other)
 
@@ -203,7 +271,8 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     normalize = T.Normalize([0.5] * channels, [0.25] * channels)
     colors = [] if channels == 1 else [T.RandAugment(2), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     erasing = T.RandomErasing(0.8), T.RandomErasing()
-    chain = T.Chain([T.RandomResizedCrop((9, 14)), *colors, T.RandomEqualize(0.5), normalize, *erasing])
+    moved = T.RandomRotate90(0.8), T.CenterCrop((9, 14))
+    chain = T.Chain([T.RandomResizedCrop(14), *colors, T.RandomEqualize(0.5), *moved, normalize, *erasing])
     images, program = make_batch(chain, make_images(5, 6, channels=channels, low=20, high=40))
     options = {"backend": "fused", "memory_format": memory_format}
     fusing = compile_stage(chain, device=DEVICE, **options).fusing()
@@ -218,7 +287,7 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     assert plan == prepared.plan
     assert plan.erases
     for name, parts in arrays.items():
-        expected = getattr(prepared, name).cpu().numpy()
+        expected = prepared.arrays[name].cpu().numpy()
         np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))
 
 

@@ -39,9 +39,9 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
         jobs.append((at + gap, *image.shape[:2], code(name)))
         at += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
-    told, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
+    counted, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
     most = max(image.shape[0] * image.shape[1] for image in images)
-    found = statistics.tables(pixels, told.flatten(), given, most, images[0].shape[2])
+    found = statistics.tables(pixels, counted.flatten(), given, most, images[0].shape[2])
     assert found.shape == (len(images), 3, 256)
     assert found.dtype == torch.uint8
     return found.cpu().numpy()
@@ -118,6 +118,6 @@ def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
 
     count = statistics._count
     monkeypatch.setattr(statistics, "_count", Watched())
-    monkeypatch.setattr("gpuload.transforms.program.fusing.grid.MOST_PROGRAMS", 12)
+    monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
     np.testing.assert_array_equal(made(images, names, factors), whole)
     assert grids == [(4, 3), (4, 3), (2, 3)]

@@ -22,13 +22,13 @@ from matrix import matrix
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import compile_stage
-from gpuload.stage.fused import erasing, mixing, runner, statistics, variants, weights
-from gpuload.transforms.program.fusing.grid import Tile
+from gpuload.stage.fused import erasing, mixing, runner, separable, statistics, variants
+from gpuload.transforms.program.fusing.plan import Tile
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.2,) * 3)
 PLACES = {
     "one_pass": (runner, "one_pass"),
-    "weigh": (weights, "_weigh"),
+    "weigh": (separable, "_weigh"),
     "count": (statistics, "_count"),
     "tabulate": (statistics, "_tabulate"),
     "mix": (mixing, "_mix"),
@@ -122,6 +122,12 @@ CHAINS = {
         T.RandomChoice([T.RandAugment(2), T.TrivialAugmentWide(), T.RandomCrop(16, padding=4)]),
     ],
     "sharpness first": [T.RandomAdjustSharpness(2), T.RandomEqualize(), T.Resize((9, 12)), T.RandomPosterize(3)],
+    "quarter turns": [
+        T.RandomApply([T.RandomRotate90()]),
+        T.RandomResizedCrop(16),
+        T.RandomTranspose(),
+        T.RandomEqualize(),
+    ],
     "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
 }
 ENDS = {

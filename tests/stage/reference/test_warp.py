@@ -15,7 +15,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
 from gpuload.stage.reference.warp import warp_batch, warp_image
-from gpuload.transforms.matrices import rotation_coefficients
+from gpuload.transforms.warps import rotation_coefficients
 
 FILTERS = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
 KEY = epoch_key(5, 2)

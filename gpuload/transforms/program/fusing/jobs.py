@@ -1,177 +1,155 @@
-"""The jobs of the fused kernels for a batch while they are made: an array of their numbers, pass by pass.
+"""What a job of the fused kernels is made of: the index of each of its numbers. A job is one pass over one image.
 
-Most batches treat all images alike: as long as they do, a number of all jobs is read and set as a view of memory where
-it lies for image after image, which is three times as fast as by lists of passes and rows.
+A job is `JOB` int64 and `FLOATS` float64 numbers in device memory, made on the host for a whole batch at once. The
+first `INTS` of the int64, and all float64, are for its geometry; the other int64 say what else the pass does. Plain
+numbers, as numpy takes them; `gpuload.stage.fused.pixels` has them for kernels. Beside jobs there are tables of weights
+(`place_tables`), boxes that are erased (`ERASED`) and images whose levels are counted (`COUNTED`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.layout import FLOATS, JOB
-from gpuload.transforms.program.ops import VALUES
+from gpuload.transforms.program.ops import FILTERS, Erase
+from gpuload.transforms.program.windows import SUPPORT
 
-__all__ = ["BOX", "CORNER", "OUT", "SIZE", "START", "WHOLE", "Jobs", "those"]
+__all__ = [
+    "COLUMNS", "COUNTED", "ERASED", "KINDS", "LINES_AT_ONCE", "TAPS_AT_ONCE", "TRANSPOSED_PIXEL", "erased_boxes",
+    "place_tables",
+]  # fmt: skip
+
+INTS: Final = 18
+FLOATS: Final = 12
+
+# All kinds: the kind itself; pixel (y, x) of channel c of the source is at byte BASE + y · ROW_STEP + x · COLUMN_STEP
+# + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 1, or 0 for an
+# image of one channel that is read as three; the other steps may be negative.
+KIND, BASE, ROW_STEP, COLUMN_STEP, CHANNEL_STEP, HEIGHT, WIDTH = range(7)
+# TABLE: the int32 table has TABLE_ROWS rows of the source from index TABLE_AT on, then its columns; -1 is filled.
+TABLE_AT, TABLE_ROWS = 7, 8
+# RESIZE: the sizes of the box and of the result, and where in the box the source begins. RESIZE and WARP: the filter.
+FILTER, BOX_H, BOX_W, SIZE_H, SIZE_W, CORNER_Y, CORNER_X = range(7, 14)
+# BLUR: the size of its kernel, odd.
+KERNEL_H, KERNEL_W = 8, 9
+# RESIZE and BLUR: the index of the first weight of the columns, and of the rows, among all; how many taps each column
+# has, and for how many rows of the source a tile has weights (see `gpuload.stage.fused.separable`).
+WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = range(14, INTS)
+
+# The result: its size; its row r is row Y + r · STEP_Y of the geometry's result, its column c is X + c · STEP_X.
+OUT_HEIGHT, OUT_WIDTH, Y, STEP_Y, X, STEP_X = range(INTS, INTS + 6)
+# Where it is written, in elements: the first one, and the steps between channels, rows, and the pixels of a row. Where
+# rows are written as columns, the last two have changed places. Only kernels of chains that do so read OUT_PIXEL.
+OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = range(INTS + 6, INTS + 10)
+# Its operations: the index of the first one among all, and how many; the number of the table of its statistics.
+OPERATIONS_AT, OPERATIONS, STATISTICS_AT = range(INTS + 10, INTS + 13)
+# The boxes that are erased in the end: the index of the first one among all, and how many.
+BOXES_AT, BOXES = range(INTS + 13, INTS + 15)
+
+JOB: Final = INTS + 16  # int64 numbers of a job; an even number, so that each pass's begin at a multiple of 16 bytes
+
+# float64. WARP: its eight coefficients from 0 on. BLUR: the sigmas, in pixels. SHARPNESS: its factor. TABLE and WARP:
+# the level of each channel outside the source.
+SIGMA_Y, SIGMA_X = 0, 1
+FACTOR, FILL = 0, 8
 
 # Two numbers of a job each: of height and width, or down and across.
-WHOLE: Final = slice(R.HEIGHT, R.WIDTH + 1)
-BOX: Final = slice(R.BOX_H, R.BOX_W + 1)
-SIZE: Final = slice(R.SIZE_H, R.SIZE_W + 1)
-CORNER: Final = slice(R.CORNER_Y, R.CORNER_X + 1)
-OUT: Final = slice(R.OUT_HEIGHT, R.OUT_WIDTH + 1)
-START: Final = slice(R.Y, R.X + 1, R.X - R.Y)
-STEPS: Final = slice(R.STEP_Y, R.STEP_X + 1, R.STEP_X - R.STEP_Y)
+WHOLE: Final = slice(HEIGHT, WIDTH + 1)
+BOX: Final = slice(BOX_H, BOX_W + 1)
+SIZE: Final = slice(SIZE_H, SIZE_W + 1)
+CORNER: Final = slice(CORNER_Y, CORNER_X + 1)
+OUT: Final = slice(OUT_HEIGHT, OUT_WIDTH + 1)
+START: Final = slice(Y, X + 1, X - Y)
+STEPS: Final = slice(STEP_Y, STEP_X + 1, STEP_X - STEP_Y)
+LEVELS: Final = slice(FILL, FILL + 3)
+
+# Kinds.
+COPY, TABLE, RESIZE, WARP, BLUR, SHARPNESS = range(6)
+
+# Filters; FIXED_POINT is the nearest pixel of an affine map where `gpuload.stage.reference.warp` uses fixed point.
+NEAREST, BILINEAR, BICUBIC = map(FILTERS.index, ("nearest", "bilinear", "bicubic"))
+FIXED_POINT: Final = len(FILTERS)
+
+# An image whose levels are counted: its first byte, its size, and the code of the operation that needs it.
+COUNTED: Final = np.dtype([("base", "i8"), ("size_hw", "i8", 2), ("code", "i8")])
+# A box that is erased. Its numbers are for a constant the bits of three float32, for random numbers the index of the
+# first one and the two words of the key.
+ERASED: Final = np.dtype([("box_tlhw", "i8", 4), ("kind", "i8"), ("numbers", "i8", 3)])
+RECORD: Final = ERASED.itemsize // 8  # int64 numbers of it
+KINDS: Final = ("const", "rand", "pixel")  # of erasing
+TRANSPOSED_PIXEL: Final = len(KINDS)  # "pixel" in a result whose rows are written as columns
+
+# How many taps, and how many rows of the source, the filter takes at once: tables are padded with weights of 0.
+TAPS_AT_ONCE: Final = 2
+LINES_AT_ONCE: Final = 4
+COLUMNS: Final = 32  # of a program that makes tables
+WIDTHS: Final = np.array([2 * SUPPORT[name] for name in FILTERS])  # of filters, in pixels of the smaller image
 
 
-class Jobs:
-    """The jobs of a batch of `count` images, of which each begins with one pass.
+def place_tables(ints: np.ndarray, kind: int, rows: int) -> tuple[int, int]:
+    """Set where the tables of weights of jobs are; kinds of geometry other than RESIZE and BLUR have none.
+
+    A job has one for columns: the first pixel of each, then pairs of weights, the first two of all columns, the next
+    two of all columns, … And one for rows: for each tile the first row of the source and how many there are, and for
+    each of these its weight in each row of the tile.
 
     Args:
-        count: of the images.
-        channels: of all pixels between passes, 1 or 3.
+        ints: the jobs, int64 (n, `JOB`), which are changed.
+        kind: of all their geometries.
+        rows: of a tile, a power of two, at least 2.
 
-    Attributes:
-        jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
-            a pass reads and writes, except where the first one reads.
-        last: int64 (B,), the number of each image's last pass.
-        tables: int32, of rows and columns, one after the other.
+    Returns:
+        How many int32 numbers all have, and how many programs make those of the largest job.
     """
-
-    def __init__(self, count: int, channels: int) -> None:
-        self.channels = channels
-        self.jobs = np.zeros((2, JOB, count), np.int64)
-        self.floats = np.zeros((2, count, FLOATS))
-        self.last = np.zeros(count, np.int64)
-        self._everything = np.arange(count)
-        self._level: int | None = 0  # the last pass of all images; None: they differ
-        self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
-        self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self.tables: list[np.ndarray] = []
-        self._table_length = 0
-
-    @property
-    def count(self) -> int:
-        """How many passes there are at most."""
-        return (int(self.last.max()) if self._level is None else self._level) + 1
-
-    def after(self, number: int) -> Any:
-        """The images that have a pass after pass `number`, as an index: of all images, or these. For numbers below that
-        of the last pass."""
-        return slice(None) if self._level is not None else _index(self.last > number)
-
-    def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
-        """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
-        (n, `VALUES`); each job is told where its own begin."""
-        if not self._operations:
-            return np.empty(0, np.int64), np.empty((0, VALUES))
-        jobs, codes, values = self._operations[0]
-        if len(self._operations) > 1:  # those of one record lie next to each other already
-            jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
-            order = jobs.argsort(kind="stable")  # those of one job stay in the order in which they came
-            jobs, codes, values = jobs[order], codes[order], values[order]
-        shape = len(self.jobs), len(self.last)
-        first = np.zeros(shape, np.int64)
-        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the one that is set last stays
-        self.jobs[:, R.OPERATIONS_AT] = first
-        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
-        return codes, values
-
-    def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
-        """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
-        at, here = self._at(self._everything)
-        for column, own in numbers:
-            self.jobs[at, column, here] = own
-
-    def _at(self, rows: np.ndarray) -> tuple[Any, Any]:
-        """The last passes of some images, and these images: indices of the first and the last axis of `jobs`, each for
-        one of them, or the number of the pass of all. As a view of all images, where these are all."""
-        if self._level is None:
-            return self.last[rows], rows
-        return self._level, slice(None) if len(rows) == len(self.last) else rows
-
-    def _is_dense(self, rows: np.ndarray) -> np.ndarray:
-        """Whether the sources of images whose passes are open lie in memory without gaps, so that their pixels can be
-        counted."""
-        at, rows = self._at(rows)
-        plain = (self.jobs[at, R.CHANNEL_STEP, rows] == 1) & (self.jobs[at, R.COLUMN_STEP, rows] == self.channels)
-        return plain & (self.jobs[at, R.ROW_STEP, rows] == self.jobs[at, R.WIDTH, rows] * self.channels)
-
-    def _opened(self, rows: np.ndarray) -> np.ndarray:
-        """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
-        self._begin(those(rows, ~self._open[rows]))
-        return self.last[rows]
-
-    def _begin(self, rows: np.ndarray) -> None:
-        """Begin a new pass for some images, which reads what the last one wrote."""
-        if not len(rows):
-            return
-        at, here = self._at(rows)
-        sizes = self._sizes(at, here)
-        if len(rows) < len(self.last):
-            self._level = None
-        elif self._level is not None:
-            self._level += 1
-        self.last[rows] += 1
-        if self.last[rows].max() == len(self.jobs):
-            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
-        at, here = self._at(rows)
-        self.jobs[at, R.CHANNEL_STEP, here] = 1
-        self.jobs[at, R.COLUMN_STEP, here] = self.channels
-        self.jobs[at, R.ROW_STEP, here] = sizes[:, 1] * self.channels
-        self._set(at, WHOLE, here, sizes)
-        self._whole(at, here)
-        self._open[rows] = True
-
-    def _whole(self, at: Any, here: Any) -> None:
-        """Write all that is read, as it is."""
-        self.jobs[at, OUT, here] = self.jobs[at, WHOLE, here]
-        self.jobs[at, STEPS, here] = 1
-
-    def _sizes(self, at: Any, here: Any) -> np.ndarray:
-        """The sizes of the results of passes, (n, 2)."""
-        found = self.jobs[at, OUT, here]
-        return found.T if isinstance(here, slice) else found  # lists of indices come before what is between them
-
-    def _set(self, at: Any, columns: slice, here: Any, numbers: np.ndarray) -> None:
-        """Set two numbers of jobs, from (n, 2)."""
-        self.jobs[at, columns, here] = numbers.T if isinstance(here, slice) else numbers
-
-    def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
-        """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
-        both = np.concatenate(places, axis=1).astype(np.int32, copy=False)
-        for column, numbers in (
-            (R.KIND, R.TABLE),
-            (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
-            (R.TABLE_ROWS, places[0].shape[1]),
-            (R.OUT_HEIGHT, places[0].shape[1]),
-            (R.OUT_WIDTH, places[1].shape[1]),
-        ):
-            self.jobs[at, column, rows] = numbers
-        self._open[rows] = False
-        self.tables.append(both.ravel())
-        self._table_length += both.size
-
-    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
-        if any(fill):
-            self.floats[at, rows, R.FILL : R.FILL + 3] = fill
+    if kind not in (RESIZE, BLUR):
+        return 0, 0
+    heights, widths = ints.T[WHOLE]
+    if kind == RESIZE:
+        box, size = ints.T[BOX], ints.T[SIZE]  # both axes
+        taken = np.ceil(WIDTHS[ints[:, FILTER]] * np.maximum(box, size) / size)
+        taken[box == size] = 1
+        taps_y, taps_x = taken.astype(np.int64)
+        lines = taps_y + 1 - (1 - rows) * ints[:, BOX_H] // ints[:, SIZE_H]
+    else:
+        taps_x = np.minimum(ints[:, KERNEL_W], widths)
+        lines = ints[:, KERNEL_H] + (rows - 1)
+    lines = np.minimum(lines, heights)
+    heights, widths = ints.T[OUT]  # of the results
+    ints[:, TAPS] = taps = _whole(taps_x, TAPS_AT_ONCE)
+    ints[:, LINES] = lines = _whole(lines, LINES_AT_ONCE)
+    # The tables of rows begin at multiples of `rows`, so that the weights of a row are read at once.
+    tall = _whole(heights, rows)
+    down = tall * (lines + 1)
+    both = down + _whole((taps + 1) * widths, rows)
+    ends = both.cumsum()
+    ints[:, WEIGHTS_X], ints[:, WEIGHTS_Y] = ends - both, ends - down
+    return int(ends[-1]), int((tall // rows + (widths + (COLUMNS - 1)) // COLUMNS).max())
 
 
-def _longer(array: np.ndarray) -> np.ndarray:
-    """With zeros at its end."""
-    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
-    longer[:-1], longer[-1] = array, 0
-    return longer
+def _whole(numbers: np.ndarray, unit: int) -> np.ndarray:
+    """The next multiples of a power of two."""
+    return (numbers + (unit - 1)) & -unit
 
 
-def _index(which: np.ndarray) -> Any:
-    """Where `which` is, as an index."""
-    return slice(None) if which.all() else which.nonzero()[0]
+def erased_boxes(erase: Erase, channels: int) -> np.ndarray:
+    """Return the boxes as `gpuload.stage.fused.erasing.erase` reads them: `ERASED` (B, n) as int64 (B, n · `RECORD`),
+    of no height where there is none.
 
+    Those of several `Erase` are joined along the second axis, in their order.
 
-def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The rows where `which`; the same array, if these are all."""
-    return rows if which.all() else rows[which]
+    Args:
+        erase: what was drawn; it writes numbers of finished images.
+        channels: of the images, 1 or 3.
+    """
+    boxes = erase.boxes_tlhw
+    found = np.zeros(boxes.shape[:2], ERASED)
+    found["box_tlhw"], found["kind"] = boxes, KINDS.index(erase.kind)
+    if erase.kind == "const":
+        found["numbers"] = np.array(erase.numbers, np.float32).view(np.int32)
+        return found.view(np.int64)
+    areas = boxes[:, :, 2:].prod(axis=2)
+    counts = channels * (areas if erase.kind == "pixel" else areas > 0)
+    found["numbers"][:, :, 0] = np.cumsum(counts, axis=1) - counts
+    found["numbers"][:, :, 1:] = erase.keys[:, None]
+    return found.view(np.int64)

@@ -11,14 +11,13 @@ All of it is arithmetic on arrays of the host, for all images of a batch at once
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.jobs import BOX, CORNER, OUT, SIZE, START, WHOLE, Jobs, those
-from gpuload.transforms.program.fusing.nearest import nearest_ways, scaled_pixels
+from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.ops import (
     CHANGES_PIXELS,
     NOTHING,
@@ -28,30 +27,20 @@ from gpuload.transforms.program.ops import (
     Erase,
     Flip,
     Ops,
+    Turn,
     Warp,
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places
+from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places, transposed_boxes
 
-__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes"]
+__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes", "nearest_ways", "scaled_pixels"]
 
 # The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
 POINTWISE: Final = (
-    "brightness",
-    "contrast",
-    "saturation",
-    "hue",
-    "solarize",
-    "posterize",
-    "equalize",
-    "autocontrast",
-    "invert",
-    "grayscale",
-    "permute",
-    "identity",
-    "solarize_add",
-)
+    "brightness", "contrast", "saturation", "hue", "solarize", "posterize", "equalize", "autocontrast", "invert",
+    "grayscale", "permute", "identity", "solarize_add",
+)  # fmt: skip
 STATISTICS: Final = ("contrast", "equalize", "autocontrast")
 # The code of an operation that is not in `OPS`: a box of levels is overwritten. Values: top, left, height and width in
 # the coordinates of the geometry's result, then the level of each channel.
@@ -62,6 +51,11 @@ FAR: Final = 5  # pixels further than this many sigmas from a blur's middle weig
 FAR_OUTSIDE: Final = 2.0**30  # pixels; more than any image has
 OPERATIONS: Final = frozenset(POINTWISE) | {OPS[number] for number in KERNELS} | {"warp"}  # that there are passes for
 WARPED: Final = code("warp")
+# The numbers of a job along each axis.
+AXES: Final = (
+    (R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
+    (R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
+)
 # What an operation needs, by its code; the last is that of no operation.
 IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
 
@@ -78,25 +72,79 @@ NEEDS: Final = np.array([*map(_need, OPS), IDLE])
 assert NEEDS[NOTHING] == IDLE
 
 
-class Passes(Jobs):
-    """The passes of a batch, made by going through its program.
+class Passes:
+    """The passes of a batch, made by going through its program; of each image's first one, what it reads.
+
+    Most batches treat all images alike: as long as they do, a number of all jobs is read and set as a view of memory
+    where it lies for image after image, which is three times as fast as by lists of passes and rows.
 
     Args:
         images: `IMAGE` (B,), as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
+
+    Attributes:
+        jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
+            a pass reads and writes, except where the first one reads.
+        last: int64 (B,), the number of each image's last pass.
+        transposed: bool (B,), whether the rows of its result are to be written as columns.
+        tables: int32, of rows and columns, one after the other.
     """
 
     def __init__(self, images: np.ndarray, windows_tlhw: np.ndarray, channels: int) -> None:
-        super().__init__(len(images), channels)
+        count = len(images)
+        self.channels = channels
+        self.jobs = np.zeros((2, R.JOB, count), np.int64)
+        self.floats = np.zeros((2, count, R.FLOATS))
+        self.last = np.zeros(count, np.int64)
+        self.transposed = np.zeros(count, np.bool_)
+        self.tables: list[np.ndarray] = []
+        self._table_length = 0
+        self._everything = np.arange(count)
+        self._level: int | None = 0  # the last pass of all images; None: they differ
+        self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
+        self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         first, given = self.jobs[0], int(images["shape"][0, 2])
         first[R.CHANNEL_STEP] = 1 if given == channels else 0
-        first[R.HEIGHT : R.WIDTH + 1] = images["shape"][:, :2].T
+        first[R.WHOLE] = images["shape"][:, :2].T
         first[R.ROW_STEP] = first[R.WIDTH] * given
         first[R.COLUMN_STEP] = given
         first[R.BASE] = images["offset"]
-        self._whole(0, slice(None))
+        self._show_all(0, slice(None))
         self._cut(self._everything, images["region_tlhw"], windows_tlhw)
+
+    @property
+    def count(self) -> int:
+        """How many passes there are at most."""
+        return (int(self.last.max()) if self._level is None else self._level) + 1
+
+    def after(self, number: int) -> Any:
+        """The images that have a pass after pass `number`, as an index: of all images, or these. For numbers below that
+        of the last pass."""
+        return slice(None) if self._level is not None else _entries(self.last > number)
+
+    def packed_operations(self) -> tuple[np.ndarray, np.ndarray]:
+        """All operations, those of a pass of an image next to each other: codes int64 (n,) and values float64
+        (n, `VALUES`); each job gets where its own begin."""
+        if not self._operations:
+            return np.empty(0, np.int64), np.empty((0, VALUES))
+        jobs, codes, values = self._operations[0]
+        if len(self._operations) > 1:  # those of one record lie next to each other already
+            jobs, codes, values = (np.concatenate(parts) for parts in zip(*self._operations, strict=True))
+            order = jobs.argsort(kind="stable")  # those of one job stay in the order in which they came
+            jobs, codes, values = jobs[order], codes[order], values[order]
+        shape = len(self.jobs), len(self.last)
+        first = np.zeros(shape, np.int64)
+        first.reshape(-1)[jobs[::-1]] = np.arange(len(jobs) - 1, -1, -1)  # the one that is set last stays
+        self.jobs[:, R.OPERATIONS_AT] = first
+        self.jobs[:, R.OPERATIONS] = np.bincount(jobs, minlength=first.size).reshape(shape)
+        return codes, values
+
+    def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
+        """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
+        at, here = self._at(self._everything)
+        for column, own in numbers:
+            self.jobs[at, column, here] = own
 
     def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
         """Add the records of a program, from window to window."""
@@ -108,6 +156,10 @@ class Passes(Jobs):
             match record:
                 case Flip():
                     self._flip(rows[record.flipped], record.axis)
+                case Turn():
+                    self._transpose(rows[record.transposed])
+                    for axis in (0, 1):
+                        self._flip(rows[record.flipped[:, axis]], axis)
                 case Box(padding_mode=None):
                     self._resize(rows, record, before, after)
                 case Box(padding_mode=str(mode)):
@@ -124,9 +176,25 @@ class Passes(Jobs):
 
     # -- records of the program ----------------------------------------------------------------------------------------
 
+    def _transpose(self, rows: np.ndarray) -> None:
+        """Swap rows and columns: where pixels are read, while they are only chosen, else where they are written."""
+        open_ = self._open[rows]
+        self.transposed[those(rows, ~open_)] ^= True
+        at, here = self._at(those(rows, open_))
+        for row, column in zip(*AXES, strict=True):
+            numbers = self.jobs[at, row, here].copy()
+            self.jobs[at, row, here] = self.jobs[at, column, here]
+            self.jobs[at, column, here] = numbers
+
     def _flip(self, rows: np.ndarray, axis: int) -> None:
-        step, length = (R.ROW_STEP, R.HEIGHT) if axis == 0 else (R.COLUMN_STEP, R.WIDTH)
-        place, sign, size = (R.Y, R.STEP_Y, R.OUT_HEIGHT) if axis == 0 else (R.X, R.STEP_X, R.OUT_WIDTH)
+        transposed = self.transposed[rows]
+        if transposed.any():
+            self._mirror(those(rows, transposed), 1 - axis)
+            rows = rows[~transposed]
+        self._mirror(rows, axis)
+
+    def _mirror(self, rows: np.ndarray, axis: int) -> None:
+        step, length, place, sign, size = AXES[axis]
         open_ = self._open[rows]
         for which, first, by, count in ((open_, R.BASE, step, length), (~open_, place, sign, size)):
             if not len(some := those(rows, which)):
@@ -140,16 +208,14 @@ class Passes(Jobs):
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
         if before is after or (before == after).all():
             return
+        if (transposed := self.transposed[rows]).any():
+            before, after = transposed_boxes(before, transposed), transposed_boxes(after, transposed)
         open_ = self._open[rows]
         for which, is_open in ((open_, True), (~open_, False)):
-            entries = which.nonzero()[0]
-            if not len(entries):
+            if (entries := _entries(which)) is None:
                 continue
             at, some = self._at(rows[entries])
-            for axis, step, length, place, sign, size in (
-                (0, R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
-                (1, R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
-            ):
+            for axis, (step, length, place, sign, size) in enumerate(AXES):
                 corner, own = after[entries, axis] - before[entries, axis], after[entries, axis + 2]
                 if is_open:
                     self.jobs[at, R.BASE, some] += corner * self.jobs[at, step, some]
@@ -207,11 +273,11 @@ class Passes(Jobs):
             self.jobs[at, R.KIND, here] = R.RESIZE
             self.jobs[at, R.FILTER, here] = filters[filtered]
             for columns, numbers in (
-                (BOX, boxes[:, 2:]),
-                (SIZE, sizes),
-                (CORNER, before[:, :2] - boxes[:, :2]),
-                (START, after[:, :2]),
-                (OUT, after[:, 2:]),
+                (R.BOX, boxes[:, 2:]),
+                (R.SIZE, sizes),
+                (R.CORNER, before[:, :2] - boxes[:, :2]),
+                (R.START, after[:, :2]),
+                (R.OUT, after[:, 2:]),
             ):
                 self._set(at, columns, here, numbers)
 
@@ -255,8 +321,8 @@ class Passes(Jobs):
             self.jobs[there, R.KIND, here] = R.WARP
             self.jobs[there, R.FILTER, here] = filters[found]
             self.floats[there, here, : coefficients.shape[1]] = coefficients[found]
-            self._set(there, START, here, windows[found, :2])
-            self._set(there, OUT, here, windows[found, 2:])
+            self._set(there, R.START, here, windows[found, :2])
+            self._set(there, R.OUT, here, windows[found, 2:])
         self._fill(at, rows, fill)
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
@@ -310,7 +376,7 @@ class Passes(Jobs):
             if number == WARPED:
                 filters = filter_codes(ops.filters, ops.codes.shape)[entries, turn]
                 windows = np.zeros((len(here), 4), np.int64)
-                windows[:, 2:] = self.jobs[at, WHOLE, here]
+                windows[:, 2:] = self.jobs[at, R.WHOLE, here]
                 self._map(here, at, ops.fill, values, filters, windows)
                 continue
             self.jobs[at, R.KIND, here] = KERNELS[number]
@@ -323,13 +389,13 @@ class Passes(Jobs):
 
     def _erase(self, rows: np.ndarray, erase: Erase, boxes_tlhw: np.ndarray) -> None:
         levels = np.broadcast_to(np.array(erase.numbers, np.float64), self.channels)
-        for boxes in boxes_tlhw.transpose(1, 0, 2):
+        for boxes in transposed_boxes(boxes_tlhw, self.transposed[rows]).transpose(1, 0, 2):
             there = boxes[:, 2:].all(axis=1).nonzero()[0]
             if not len(there):
                 continue
             here, at = rows[there], self.last[rows[there]]
             values = np.zeros((len(there), VALUES))
-            for axis, (place, sign) in enumerate(((R.Y, R.STEP_Y), (R.X, R.STEP_X))):
+            for axis, (_, _, place, sign, _) in enumerate(AXES):
                 # Operations see coordinates of the geometry's result, which may be mirrored and cut afterwards.
                 start, length = boxes[there, axis], boxes[there, axis + 2]
                 steps = self.jobs[at, sign, here]
@@ -338,6 +404,92 @@ class Passes(Jobs):
             values[:, 4 : 4 + self.channels] = levels
             self._operations.append((at * len(self.last) + here, np.full(len(here), ERASE_BOX, np.int64), values))
             self._open[here] = False
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _at(self, rows: np.ndarray) -> tuple[Any, Any]:
+        """The last passes of some images, and these images: indices of the first and the last axis of `jobs`, each for
+        one of them, or the number of the pass of all. As a view of all images, where these are all."""
+        if self._level is None:
+            return self.last[rows], rows
+        return self._level, slice(None) if len(rows) == len(self.last) else rows
+
+    def _is_dense(self, rows: np.ndarray) -> np.ndarray:
+        """Whether the sources of images whose passes are open lie in memory without gaps, so that their pixels can be
+        counted."""
+        at, rows = self._at(rows)
+        plain = (self.jobs[at, R.CHANNEL_STEP, rows] == 1) & (self.jobs[at, R.COLUMN_STEP, rows] == self.channels)
+        return plain & (self.jobs[at, R.ROW_STEP, rows] == self.jobs[at, R.WIDTH, rows] * self.channels)
+
+    def _opened(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
+        self._begin(those(rows, ~self._open[rows]))
+        return self.last[rows]
+
+    def _begin(self, rows: np.ndarray) -> None:
+        """Begin a new pass for some images, which reads what the last one wrote."""
+        if not len(rows):
+            return
+        at, here = self._at(rows)
+        sizes = self.jobs[at, R.OUT, here]
+        sizes = sizes.T if isinstance(here, slice) else sizes  # lists of indices come before what is between them
+        if len(rows) < len(self.last):
+            self._level = None
+        elif self._level is not None:
+            self._level += 1
+        self.last[rows] += 1
+        if self.count > len(self.jobs):
+            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
+        at, here = self._at(rows)
+        self.jobs[at, R.CHANNEL_STEP, here] = 1
+        self.jobs[at, R.COLUMN_STEP, here] = self.channels
+        self.jobs[at, R.ROW_STEP, here] = sizes[:, 1] * self.channels
+        self._set(at, R.WHOLE, here, sizes)
+        self._show_all(at, here)
+        self._open[rows] = True
+        if (transposed := self.transposed[rows]).any():  # the last pass wrote rows as rows: they are read as columns
+            self.transposed[rows] = False
+            self._transpose(those(rows, transposed))
+
+    def _show_all(self, at: Any, here: Any) -> None:
+        """Write all that is read, as it is."""
+        self.jobs[at, R.OUT, here] = self.jobs[at, R.WHOLE, here]
+        self.jobs[at, R.STEPS, here] = 1
+
+    def _set(self, at: Any, columns: slice, here: Any, numbers: np.ndarray) -> None:
+        """Set two numbers of jobs, from (n, 2)."""
+        self.jobs[at, columns, here] = numbers.T if isinstance(here, slice) else numbers
+
+    def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
+        """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
+        both = np.concatenate(places, axis=1).astype(np.int32, copy=False)
+        for column, numbers in (
+            (R.KIND, R.TABLE),
+            (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
+            (R.TABLE_ROWS, places[0].shape[1]),
+            (R.OUT_HEIGHT, places[0].shape[1]),
+            (R.OUT_WIDTH, places[1].shape[1]),
+        ):
+            self.jobs[at, column, rows] = numbers
+        self._open[rows] = False
+        self.tables.append(both.ravel())
+        self._table_length += both.size
+
+    def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
+        if any(fill):
+            self.floats[at, rows, R.LEVELS] = fill
+
+
+def _longer(array: np.ndarray) -> np.ndarray:
+    """With zeros at its end."""
+    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
+    longer[:-1], longer[-1] = array, 0
+    return longer
+
+
+def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The rows where `which`; the same array, if these are all."""
+    return rows if which.all() else rows[which]
 
 
 def _shifted(
@@ -369,3 +521,36 @@ def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
         return [np.arange(len(sizes_hw))]
     _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
     return [(which == number).nonzero()[0] for number in range(int(which.max()) + 1)]
+
+
+FIXED_LIMIT: Final = 32768.0  # for coordinates beyond it fixed point is not used
+
+
+def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
+    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
+    _, b, _, d, _, _, g, h = coefficients.T
+    affine = (g == 0) & (h == 0)
+    scaling = affine & (b == 0) & (d == 0)
+    maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
+    corners_hw = np.zeros((len(maps), 2, 1, 2))  # along each axis, the first and the last
+    corners_hw[:, :, 0, 1] = ends_hw
+    across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
+    shown = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # by all four corners
+    return scaling, affine & ~scaling & (abs(shown) < FIXED_LIMIT).all(axis=(1, 2, 3))
+
+
+def scaled_pixels(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
+    image, and any number after it."""
+    a, _, c, _, e, f, _, _ = coefficients.T
+    found = []
+    for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
+        # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
+        steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
+        steps[:, 0] = first + step * 0.5
+        sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
+        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return found[0], found[1]

@@ -1,4 +1,4 @@
-"""All that the fused kernels are told of a batch: its jobs, and how they are launched.
+"""A batch as the fused kernels get it: its jobs, and how they are launched.
 
 Made from images' places and a program, without a look at pixels: in the main process, or by a worker. Nothing is kept
 from batch to batch.
@@ -14,46 +14,49 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.fusing import layout as R
-from gpuload.transforms.program.fusing.erasing import RECORD, records
-from gpuload.transforms.program.fusing.grid import Tile, portions
-from gpuload.transforms.program.fusing.jobs import OUT, WHOLE
+from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import Passes
-from gpuload.transforms.program.fusing.tables import Tables, place_tables
-from gpuload.transforms.program.ops import Erase, Ops
+from gpuload.transforms.program.ops import Erase, Ops, Turn
+from gpuload.transforms.program.windows import transposed_boxes
 
-__all__ = ["Fusing", "Launch", "Plan", "Written", "leading_erasing"]
+__all__ = ["Fusing", "Launch", "Plan", "Tile", "leading_erasing", "portions"]
 
+SECOND_AXIS: Final = 65_535  # programs along a grid's second axis
+# Programs of a launch: Triton's launcher multiplies the axes as int32, and launches nothing if that is not positive.
+MOST_PROGRAMS: Final = 2**31 - 1
 KINDS: Final = 8  # more than there are kinds of geometry
-ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "told", "factors")  # of a batch on the device
+ARRAYS: Final = ("ints", "floats", "codes", "values", "places", "boxes", "counted", "factors")
 KERNELS: Final = np.arange(KINDS)  # the kind of kernel that does each kind of geometry
 KERNELS[R.TABLE] = R.COPY
 CHANNELS: Final = (1, 3)  # that images may have
 
 
-class Written(NamedTuple):
-    """Where results are written, in elements from the first one: where each begins, and the steps between channels and
-    rows; int64 (B,), or one for all."""
+class Tile(NamedTuple):
+    """The part of a result that a program makes.
 
-    starts: np.ndarray
-    channel: np.ndarray | int
-    row: np.ndarray | int
+    Attributes:
+        rows, columns: its size; 32 columns for each warp, so that a thread has whole columns.
+        warps: of the program.
+    """
 
-
-class Counts(NamedTuple):
-    """The tables of statistics that a launch needs: the range of what is told of them, and the pixels of the largest
-    image."""
-
-    first: int
-    count: int
-    pixels: int
+    rows: int
+    columns: int
+    warps: int
 
 
 class Launch(NamedTuple):
-    """Pass `number` over some images whose geometries are of one kind: the range of its jobs, the tiles of the largest,
-    whether it is their last, and what is needed before it: statistics of some, and weights.
+    """Pass `number` over some images whose geometries are of one kind, and what is needed before it.
 
     A kernel for one kind needs half the registers of one for all kinds.
+
+    Attributes:
+        first, jobs: the range of its jobs.
+        tiles: of the largest result.
+        finished: whether it is the images' last pass.
+        counted_first, counted: the range of the images whose levels are counted before, among all such; or 0 of them.
+        counted_pixels: of the largest of these.
+        weights, weight_programs: how many int32 numbers the tables of weights have, and how many programs make those
+            of a job; 0: there are none.
     """
 
     first: int
@@ -62,8 +65,11 @@ class Launch(NamedTuple):
     number: int
     geometry: int
     finished: bool
-    statistics: Counts | None
-    tables: Tables | None
+    counted_first: int
+    counted: int
+    counted_pixels: int
+    weights: int
+    weight_programs: int
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -78,6 +84,7 @@ class Plan(NamedTuple):
         launches: in order.
         channels, out_channels: of pixels between passes, and of results.
         operates, erases: whether any pass does operations, and whether finished images are erased.
+        transposes: whether rows of a result may be written as columns.
         scratch_bytes: of both pieces of memory between passes.
     """
 
@@ -86,25 +93,19 @@ class Plan(NamedTuple):
     out_channels: int
     operates: bool
     erases: bool
+    transposes: bool
     scratch_bytes: tuple[int, int]
 
     def plain(self) -> tuple[Any, ...]:
         """Return the plan as plain tuples: pickle takes three times as long to find the class of each."""
         launches, *others = self
-        return (
-            [(*own[:6], *(None if part is None else tuple(part) for part in own[6:])) for own in launches],
-            *others,
-        )
+        return [tuple(launch) for launch in launches], *others
 
     @classmethod
     def of_plain(cls, plain: tuple[Any, ...]) -> Plan:
         """Return the plan that `plain` gave."""
         launches, *others = plain
-        made = [
-            Launch._make((*own[:6], own[6] and Counts._make(own[6]), own[7] and Tables._make(own[7])))
-            for own in launches
-        ]
-        return cls(tuple(made), *others)
+        return cls(tuple(map(Launch._make, launches)), *others)
 
     @classmethod
     def of(
@@ -112,7 +113,8 @@ class Plan(NamedTuple):
         images: np.ndarray,
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
-        written: Written,
+        starts: np.ndarray,
+        steps: Sequence[np.ndarray | int],
         late: Sequence[Erase],
         tile: Tile,
     ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
@@ -121,7 +123,8 @@ class Plan(NamedTuple):
         Args:
             images: `IMAGE` (B,).
             program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
-            written: where the results are.
+            starts: where each result begins, int64 (B,), in elements from the first one.
+            steps: between channels, rows and columns of a result; int64 (B,), or one for all.
             late: what is erased of all finished images.
             tile: how results are divided.
         """
@@ -130,12 +133,17 @@ class Plan(NamedTuple):
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
-        passes.set_last(((R.OUT_AT, written.starts), (R.OUT_CHANNEL, written.channel), (R.OUT_ROW, written.row)))
+        channel, *down_across = steps
+        if passes.transposed.any():
+            down_across = [np.where(passes.transposed, *both) for both in (down_across[::-1], down_across)]
+        places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
+        passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, late, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
         own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(late), scratch)
+        transposes = any(isinstance(record, Turn) for record in program.records)
+        plan = cls(launches, max(channels), channels[-1], operates, bool(late), transposes, scratch)
         return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
 
 
@@ -166,9 +174,9 @@ class Fusing:
         if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
-        steps = (1, width * channels) if self.channels_last else (height * width, width)
-        written = Written(np.arange(count) * (channels * height * width), *steps)
-        return Plan.of(images, levels, levels.windows_tlhw, written, erasing, self.tile)
+        steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
+        starts = np.arange(count) * (channels * height * width)
+        return Plan.of(images, levels, levels.windows_tlhw, starts, steps, erasing, self.tile)
 
 
 def channels_of(images: np.ndarray, program: Program) -> list[int]:
@@ -187,6 +195,17 @@ def leading_erasing(late: Program | None) -> list[Erase]:
     return erasing
 
 
+def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
+    """Return the images of each launch, of `count` from the `first` on.
+
+    Args:
+        count, first: which images.
+        programs: along the grid's first axis, for each image; the images are along the second.
+    """
+    end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
+    return [slice(at, min(at + step, end)) for at in range(first, end, step)]
+
+
 def _place_scratch(passes: Passes) -> tuple[int, int]:
     """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
@@ -203,22 +222,26 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
 
 
 def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
-    """Set what an image's last pass erases; the numbers of all boxes, int64 (n, `RECORD`)."""
+    """Set what an image's last pass erases; the numbers of all boxes, int64."""
     if not late:
-        return np.empty((0, RECORD), np.int64)
-    boxes = np.concatenate([records(erase, channels) for erase in late], axis=1)
-    each = boxes.shape[1]
+        return np.empty(0, np.int64)
+    boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in late], axis=1)
+    if (transposed := passes.transposed).any():
+        drawn = boxes.view(R.ERASED)
+        drawn["box_tlhw"] = transposed_boxes(drawn["box_tlhw"], transposed)
+        drawn["kind"][transposed[:, None] & (drawn["kind"] == R.KINDS.index("pixel"))] = R.TRANSPOSED_PIXEL
+    each = boxes.shape[1] // R.RECORD
     passes.set_last(((R.BOXES_AT, np.arange(len(boxes)) * each), (R.BOXES, each)))
-    return boxes.reshape(-1, RECORD)
+    return boxes.ravel()
 
 
 def _launches(
     passes: Passes, codes: np.ndarray, values: np.ndarray, tile: Tile
 ) -> tuple[tuple[Launch, ...], list[list[np.ndarray]], list[list[np.ndarray]]]:
     """The launches, in order; the numbers of their jobs, in the same order, pass by pass: int64 and float64; and what
-    makes the tables of statistics: what is told of each, and factors."""
+    makes the tables of statistics: `COUNTED` of each image, and factors."""
     launches, ints, floats, first = [], [], [], 0
-    told: list[np.ndarray] = []
+    counted: list[np.ndarray] = []
     factors: list[np.ndarray] = []
     tables = 0
     for number in range(passes.count):
@@ -232,34 +255,32 @@ def _launches(
             jobs, own_floats, groups = jobs.take(rows, 1), own_floats.take(rows, 0), groups[rows]
             ends = np.bincount(groups).cumsum().tolist()
             spans = [(group, *span) for group, span in enumerate(pairwise([0, *ends])) if span[0] < span[1]]
-        heights, widths = jobs[OUT]
+        heights, widths = jobs[R.OUT]
         tiles = (heights + (tile.rows - 1)) // tile.rows * ((widths + (tile.columns - 1)) // tile.columns)
-        counted = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
+        counting = jobs[R.STATISTICS_AT].nonzero()[0]  # ascending
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
             most = int(tiles[start:end].max())
             for own in portions(end - start, start, programs=most):
-                at, to = counted.searchsorted((own.start, own.stop)).tolist() if len(counted) else (0, 0)
-                statistics = None
+                at, to = counting.searchsorted((own.start, own.stop)).tolist() if len(counting) else (0, 0)
+                pixels = 0
                 if to > at:
-                    places = jobs[R.OPERATIONS_AT, counted[at:to]]  # what needs it comes first in a pass
-                    told.append(_told(jobs, counted[at:to], codes[places]))
+                    places = jobs[R.OPERATIONS_AT, counting[at:to]]  # what needs it comes first in a pass
+                    counted.append(_counted(jobs, counting[at:to], codes[places]))
                     factors.append(values[places, 0])
-                    statistics = Counts(tables, to - at, int(told[-1][:, 1:3].prod(axis=1).max()))
-                    tables += to - at
-                weighed = place_tables(jobs[:, own].T, kind, tile.rows)
-                count = own.stop - own.start
-                launches.append(Launch(first, count, most, number, kind, bool(finished), statistics, weighed))
-                first += count
+                    pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
+                needed = tables, to - at, pixels, *R.place_tables(jobs[:, own].T, kind, tile.rows)
+                launches.append(Launch(first, own.stop - own.start, most, number, kind, bool(finished), *needed))
+                first += own.stop - own.start
+                tables += to - at
         ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), [ints, floats], [told, factors]
+    return tuple(launches), [ints, floats], [[own.view(np.int64) for own in counted], factors]
 
 
-def _told(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """What makes the tables of some jobs of a launch, int64 (n, 4), as `gpuload.stage.fused.statistics` reads it; each
-    job is told which one is its own."""
+def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """What makes the tables of some jobs of a launch, `COUNTED`; each job gets the number of its own."""
     jobs[R.STATISTICS_AT, these] = np.arange(len(these))
-    told = np.empty((len(these), 4), np.int64)
-    told[:, 0], told[:, 1:3], told[:, 3] = jobs[R.BASE, these], jobs[WHOLE, these].T, codes
-    return told
+    counted = np.empty(len(these), R.COUNTED)
+    counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
+    return counted

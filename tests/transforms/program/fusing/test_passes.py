@@ -8,7 +8,7 @@ import pytest
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages
-from gpuload.transforms.program.fusing import layout as R
+from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.passes import Passes
 from gpuload.transforms.program.ops import code
 
@@ -23,6 +23,7 @@ def passes(transforms, count=8, channels=3, given=3) -> Passes:
 
 
 CROP = T.RandomResizedCrop(20)
+TRANSPOSE = T.RandomTranspose(1.0)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,13 @@ CROP = T.RandomResizedCrop(20)
         ([CROP, T.RandomHorizontalFlip(1.0), T.Normalize([0.5], [0.5])], 1),
         ([T.RandomVerticalFlip(1.0), T.CenterCrop(30), T.Resize(20), T.RandomCrop(10), T.RandomHorizontalFlip()], 1),
         ([T.Pad(4), T.RandomHorizontalFlip(1.0)], 1),
+        ([CROP, T.RandomRotate90(1.0)], 1),
+        ([TRANSPOSE, T.CenterCrop(30), CROP, TRANSPOSE, T.RandomVerticalFlip(1.0), T.CenterCrop((9, 7)), TRANSPOSE], 1),
         ([CROP, T.RandomInvert(1.0), T.RandomSolarize(9, 1.0), T.RandomErasing(1.0), T.RandomGrayscale(1.0)], 1),
         ([CROP, T.RandomPosterize(3, 1.0), T.RandomHorizontalFlip(1.0), T.CenterCrop(10)], 1),
         # An image has to be whole before a statistic, a second resampling, a neighbourhood.
         ([CROP, T.RandomEqualize(1.0)], 2),
+        ([CROP, TRANSPOSE, T.RandomEqualize(1.0), TRANSPOSE], 2),
         ([CROP, T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 2),
         ([CROP, T.RandomEqualize(1.0), T.RandomAutocontrast(1.0)], 3),
         ([CROP, T.RandomRotation(9)], 2),
@@ -77,6 +81,14 @@ def test_operations_stand_in_the_order_in_which_they_are_done():
         [CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)],
         [CROP, T.RandAugment(3), T.RandomVerticalFlip(), T.RandomErasing(0.5)],
         [T.RandomEqualize(0.5), T.RandomHorizontalFlip(), T.TrivialAugmentWide(), T.CenterCrop(30)],
+        [
+            T.RandomRotate90(),
+            CROP,
+            T.RandomTranspose(),
+            T.RandomEqualize(0.5),
+            T.RandomRotate90(),
+            T.RandomErasing(0.5),
+        ],
         [T.RandomResizedCrop(20, interpolation="random"), T.RandomApply([T.GaussianBlur(5), T.Pad(3, fill=2)], 0.5)],
         [
             T.RandomOrder([T.RandomAutocontrast(), T.RandomAffine(9, (0.1, 0.1)), T.RandomPosterize(3)]),

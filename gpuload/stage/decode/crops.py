@@ -1,0 +1,71 @@
+"""The kernel that copies the crops of decoded images to their places in a batch's memory: one launch for all images.
+
+Images lie wherever their decoder put them, so a crop is told by the address of its first upright pixel and by the bytes
+from there to the next row and to the next column: a turned image only has other, perhaps negative steps.
+
+Runs in the main process, on the current stream; who launches it keeps the images until it is done.
+"""
+
+# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from gpuload.decode.header import FLIPPED_X, FLIPPED_Y
+
+if TYPE_CHECKING:
+    from gpuload.stage.decode.backend import Pixels
+
+__all__ = ["BLOCK", "launch"]
+
+BLOCK: Final = 4096  # bytes that a program copies
+# A crop: address of its first pixel, steps to the next row and column, channels, bytes of a row and of all rows, place.
+_INTS: Final = tl.constexpr(7)
+
+
+@triton.jit
+def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
+    crop_ptr = crops_ptr + tl.program_id(1) * _INTS
+    address, row_step, column_step = tl.load(crop_ptr), tl.load(crop_ptr + 1), tl.load(crop_ptr + 2)
+    channels, row_bytes = tl.load(crop_ptr + 3).to(tl.int32), tl.load(crop_ptr + 4).to(tl.int32)
+    nbytes, start = tl.load(crop_ptr + 5), tl.load(crop_ptr + 6)
+    # Only the first byte is divided as int64, which takes a GPU dozens of instructions.
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    first_row = begin // row_bytes
+    lane = tl.arange(0, BLOCK)
+    at = (begin - first_row * row_bytes).to(tl.int32) + lane
+    row = at // row_bytes
+    column = (at - row * row_bytes) // channels
+    channel = at - row * row_bytes - column * channels
+    source = address + (first_row + row) * row_step + column * column_step + channel
+    inside = begin + lane < nbytes
+    level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=inside)
+    tl.store(target_ptr + start + begin + lane, level, mask=inside)
+
+
+def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
+    """Copy regions on a device, as `gpuload.stage.decode.backend.copy_crops` has it."""
+    if not len(pixels):
+        return
+    (height, width, channels), orientations = places["shape"].T, places["orientation"]
+    address, row_step = np.array([(one.address, one.row_bytes) for one in pixels], np.int64).T
+    # The upright image is the stored one, transposed, then flipped.
+    transposed = orientations >= 5
+    row_step, column_step = np.where(transposed, channels, row_step), np.where(transposed, row_step, channels)
+    flipped_y, flipped_x = np.isin(orientations, [*FLIPPED_Y]), np.isin(orientations, [*FLIPPED_X])
+    address = address + flipped_y * (height - 1) * row_step + flipped_x * (width - 1) * column_step
+    row_step, column_step = np.where(flipped_y, -row_step, row_step), np.where(flipped_x, -column_step, column_step)
+    row_bytes, nbytes = width * channels, height * width * channels
+    crops = np.stack([address, row_step, column_step, channels, row_bytes, nbytes, places["start"]], axis=1)
+    grid = triton.cdiv(int(nbytes.max()), BLOCK), len(crops)
+    with torch.accelerator.device_index(target.device.index):
+        told = torch.from_numpy(crops).pin_memory().to(target.device, non_blocking=True)
+        _copy[grid](told, target, BLOCK=BLOCK)

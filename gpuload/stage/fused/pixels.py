@@ -1,0 +1,95 @@
+"""What all kernels use: the columns of a job, how pixels are read, and arithmetic that rounds as the reference does.
+
+Kernels are launched with ``enable_fp_fusion=False``, so that a product and a sum round twice, as in the reference;
+where the reference rounds once, kernels call `multiply_add`. The interpreter rounds a fused multiply-add twice and
+truncates bfloat16, so both are written out for it. Device functions; nothing is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+from gpuload.transforms.program.fusing import jobs as R
+
+__all__ = ["INTERPRETED", "filled", "multiply_add", "offsets", "read", "round_to"]
+
+INTERPRETED: Final = tl.constexpr(knobs.runtime.interpret)
+
+# The numbers of a job, each explained in `gpuload.transforms.program.fusing.jobs`. Kernels import them one by one: the
+# constants among a kernel's globals are part of its key in Triton's cache on disk, but attributes of modules are not,
+# and so a kernel that was compiled for an older layout would be launched.
+JOB, FLOATS = map(tl.constexpr, (R.JOB, R.FLOATS))
+KIND, BASE, ROW_STEP, COLUMN_STEP = map(tl.constexpr, (R.KIND, R.BASE, R.ROW_STEP, R.COLUMN_STEP))
+CHANNEL_STEP, HEIGHT, WIDTH = map(tl.constexpr, (R.CHANNEL_STEP, R.HEIGHT, R.WIDTH))
+TABLE_AT, TABLE_ROWS, FILTER = map(tl.constexpr, (R.TABLE_AT, R.TABLE_ROWS, R.FILTER))
+BOX_H, BOX_W, SIZE_H, SIZE_W = map(tl.constexpr, (R.BOX_H, R.BOX_W, R.SIZE_H, R.SIZE_W))
+CORNER_Y, CORNER_X, KERNEL_H, KERNEL_W = map(tl.constexpr, (R.CORNER_Y, R.CORNER_X, R.KERNEL_H, R.KERNEL_W))
+WEIGHTS_X, WEIGHTS_Y, TAPS, LINES = map(tl.constexpr, (R.WEIGHTS_X, R.WEIGHTS_Y, R.TAPS, R.LINES))
+OUT_HEIGHT, OUT_WIDTH = map(tl.constexpr, (R.OUT_HEIGHT, R.OUT_WIDTH))
+Y, STEP_Y, X, STEP_X = map(tl.constexpr, (R.Y, R.STEP_Y, R.X, R.STEP_X))
+OUT_AT, OUT_CHANNEL, OUT_ROW, OUT_PIXEL = map(tl.constexpr, (R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL))
+OPERATIONS_AT, OPERATIONS = map(tl.constexpr, (R.OPERATIONS_AT, R.OPERATIONS))
+STATISTICS_AT, BOXES_AT, BOXES = map(tl.constexpr, (R.STATISTICS_AT, R.BOXES_AT, R.BOXES))
+SIGMA_Y, SIGMA_X, FACTOR, FILL = map(tl.constexpr, (R.SIGMA_Y, R.SIGMA_X, R.FACTOR, R.FILL))
+COPY, TABLE, RESIZE = map(tl.constexpr, (R.COPY, R.TABLE, R.RESIZE))
+WARP, BLUR, SHARPNESS = map(tl.constexpr, (R.WARP, R.BLUR, R.SHARPNESS))
+NEAREST, BILINEAR, BICUBIC = map(tl.constexpr, (R.NEAREST, R.BILINEAR, R.BICUBIC))
+FIXED_POINT: Final = tl.constexpr(R.FIXED_POINT)
+
+
+@triton.jit
+def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
+    """The levels of pixels, int32, at byte offsets `at` from a pointer: red, green and blue, or one three times."""
+    red = tl.load(source_ptr + at).to(tl.int32)
+    if CHANNELS == 3:
+        green = tl.load(source_ptr + channel_step + at).to(tl.int32)
+        blue = tl.load(source_ptr + 2 * channel_step + at).to(tl.int32)
+    else:
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def filled(red, green, blue, inside, floats_ptr, CHANNELS: tl.constexpr):
+    """Levels, float32: pixels where they are inside, elsewhere the job's fill."""
+    red = tl.where(inside, red.to(tl.float32), tl.load(floats_ptr + FILL).to(tl.float32))
+    if CHANNELS == 3:
+        green = tl.where(inside, green.to(tl.float32), tl.load(floats_ptr + FILL + 1).to(tl.float32))
+        blue = tl.where(inside, blue.to(tl.float32), tl.load(floats_ptr + FILL + 2).to(tl.float32))
+    else:
+        green, blue = red, red
+    return red, green, blue
+
+
+@triton.jit
+def offsets(ints_ptr, STEP: tl.constexpr, LENGTH: tl.constexpr, places):
+    """The byte offsets of rows or columns from the first one; those beyond the source count as its nearest."""
+    last = tl.load(ints_ptr + LENGTH).to(tl.int32) - 1
+    return tl.minimum(tl.maximum(places, 0), last) * tl.load(ints_ptr + STEP).to(tl.int32)
+
+
+@triton.jit
+def multiply_add(factor, numbers, added):
+    """factor · numbers + added on float32, rounded once. Numbers must be levels or differences of levels."""
+    if INTERPRETED:
+        # 24 and 9 bits: the product is exact in float64, and so is the sum, except for factors next to 0.
+        result = (factor.to(tl.float64) * numbers.to(tl.float64) + added.to(tl.float64)).to(tl.float32)
+    else:
+        result = tl.fma(factor + tl.zeros_like(numbers), numbers, added)
+    return result
+
+
+@triton.jit
+def round_to(numbers, dtype: tl.constexpr):
+    """float32 in another dtype, rounded to the nearest, ties to even; truncated for uint8."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = numbers.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        result = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        result = numbers.to(dtype)
+    return result

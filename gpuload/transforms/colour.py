@@ -1,0 +1,345 @@
+"""Transforms that change the colours of an image as a whole: jittered, grey, inverted, stretched, in another order.
+
+Names, arguments, defaults and meaning are torchvision's, but each sample has draws of its own, and levels become
+exactly what they become in Pillow: they stay whole numbers in 0 … 255 after every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
+from gpuload.transforms.base import Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
+
+__all__ = [
+    "ADJUSTMENTS",
+    "ColorJitter",
+    "Grayscale",
+    "OneOperation",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
+    "RandomEqualize",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
+    "RandomSolarize",
+]
+
+ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
+
+
+def _factor_range(
+    name: str, value: Any, *, center: float, least: float = 0.0, greatest: float = math.inf
+) -> tuple[float, float] | None:
+    """The range of a factor, or None if it would change nothing."""
+    if is_sequence(value):
+        low, high = interval(name, value)
+    else:
+        number = finite(name, value)
+        if number < 0:
+            raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
+        low, high = center - number, center + number
+        low = max(low, 0.0) if center else low
+    if not least <= low <= high <= greatest:
+        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got {value!r}")
+    return None if low == high == center else (low, high)
+
+
+@declaration
+class ColorJitter(Transform):
+    """Change brightness, contrast, saturation and hue by random factors, in a random order.
+
+    Each factor is drawn uniformly: from the pair (low, high), or, for a number x, from max(0, 1 - x) … 1 + x (hue:
+    -x … x, in turns of the colour circle). None, or a range that changes nothing, leaves an adjustment out.
+
+    Args:
+        brightness, contrast, saturation: a number ≥ 0, or (low, high) with 0 ≤ low ≤ high.
+        hue: a number in 0 … 0.5, or (low, high) with -0.5 ≤ low ≤ high ≤ 0.5.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> ColorJitter(0.4, hue=0.1)
+        ColorJitter(brightness=(0.6, 1.4), hue=(-0.1, 0.1))
+    """
+
+    record: ClassVar[type[Record]] = Ops
+
+    brightness: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    contrast: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    saturation: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
+    hue: float | tuple[float, float] | None = argument(
+        _factor_range, default=None, center=0.0, least=-0.5, greatest=0.5
+    )
+
+    @property
+    def adjustments(self) -> tuple[str, ...]:
+        """The names of the adjustments that are made."""
+        return tuple(name for name in ADJUSTMENTS if getattr(self, name) is not None)
+
+    @property
+    def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(sorted(self.adjustments))
+
+    @property
+    def needs_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Contrast is relative to the mean of the image.
+        return self.contrast is not None
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        columns, low, width, codes = self._constants
+        numbers = uniforms(8)
+        factors = low + numbers[:, columns] * width
+        order = numbers[:, columns + 4].argsort(axis=1, kind="stable")
+        values = np.zeros((*order.shape, VALUES))
+        values[:, :, 0] = factors[np.arange(len(order))[:, None], order]
+        return Ops(codes[order], values, whole=self.needs_whole)
+
+    @cached_property
+    def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each adjustment that is made: its number, the least factor, the distance to the greatest, its code."""
+        names = self.adjustments
+        ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
+        columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
+        codes = np.array([code(name) for name in names], np.int64)
+        return columns, ranges[:, 0], ranges[:, 1] - ranges[:, 0], codes
+
+
+class OneOperation(Transform):
+    """Base of the transforms with one operation; not a dataclass, so that `p` comes last, as in torchvision."""
+
+    record: ClassVar[type[Record]] = Ops
+    p: float
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(uniforms(1)[:, 0] < self.p)
+
+    def ops(self, done: np.ndarray, values: Sequence[float] | np.ndarray = (), *, channels: int | None = None) -> Ops:
+        """The operation, for samples where `done`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
+        codes = np.where(done, code(self.operations[0]), NOTHING)[:, None]
+        numbers = np.zeros((len(done), 1, VALUES))
+        found = np.asarray(values, np.float64)
+        numbers[:, 0, : found.shape[-1]] = found
+        return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
+
+
+@declaration
+class Grayscale(OneOperation):
+    """Make images grey.
+
+    Args:
+        num_output_channels: 1, or 3 equal ones, also from an image of one channel.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("grayscale",)
+
+    num_output_channels: int = argument(whole, default=1, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_output_channels not in (1, 3):
+            raise ValueError(f"Grayscale(num_output_channels=…) must be 1 or 3, got {self.num_output_channels}")
+
+    def output_channels(self, channels: int) -> int:
+        return self.num_output_channels
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(np.ones(len(sizes_hw), bool), channels=self.num_output_channels)
+
+
+@declaration
+class _Sometimes(OneOperation):
+    p: float = argument(probability, default=0.5)
+
+
+@declaration
+class RandomGrayscale(_Sometimes):
+    """Make an image grey, with probability `p`; it keeps its three channels."""
+
+    operations: ClassVar[tuple[str, ...]] = ("grayscale",)
+
+    p: float = argument(probability, default=0.1)
+
+
+@declaration
+class RandomInvert(_Sometimes):
+    """Make the negative of an image, with probability `p`."""
+
+    operations: ClassVar[tuple[str, ...]] = ("invert",)
+
+
+@declaration
+class RandomAutocontrast(_Sometimes):
+    """Stretch the levels of each channel to 0 … 255, with probability `p`."""
+
+    operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
+    needs_whole: ClassVar[bool] = True
+
+
+@declaration
+class RandomEqualize(_Sometimes):
+    """Equalize the histogram of each channel, with probability `p`."""
+
+    operations: ClassVar[tuple[str, ...]] = ("equalize",)
+    needs_whole: ClassVar[bool] = True
+
+
+@declaration
+class RandomSolarize(OneOperation):
+    """Invert the levels from a threshold on, with probability `p`.
+
+    Args:
+        threshold: in levels, 0 … 255; after a `ToDtype` that scales, a number up to 1 is of the scaled image.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid; (in a chain) the threshold is between 0 and 1, and the image is
+            not scaled.
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("solarize",)
+
+    threshold: float = argument(finite)
+    p: float = argument(probability, default=0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= 255:
+            raise ValueError(
+                "RandomSolarize(threshold=…) is in levels of a uint8 image and must lie in 0 … 255, got "
+                f"{self.threshold:g}"
+            )
+
+    def standing(self, where: Standing) -> Transform:
+        if where.state == "float" and where.unit > 1 and self.threshold <= 1:
+            return replace(self, threshold=self.threshold * where.unit)
+        if 0 < self.threshold < 1:
+            raise ValueError(
+                f"RandomSolarize(threshold={self.threshold:g}) is used where images are levels in 0 … 255; write "
+                f"threshold={self.threshold * 255:g}, or put it after ToDtype('float32', scale=True)"
+            )
+        return self
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.threshold,))
+
+
+@declaration
+class RandomPosterize(OneOperation):
+    """Keep the upper bits of each level, with probability `p`.
+
+    Args:
+        bits: how many to keep, 0 … 8.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("posterize",)
+
+    bits: int = argument(whole, least=0)
+    p: float = argument(probability, default=0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits > 8:
+            raise ValueError(f"RandomPosterize(bits=…) must lie in 0 … 8, got {self.bits}: a level has 8 bits")
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.bits,))
+
+
+@declaration
+class RandomAdjustSharpness(OneOperation):
+    """Make an image sharper or smoother, with probability `p`.
+
+    Args:
+        sharpness_factor: 0 smooths, 1 leaves the image as it is, 2 doubles the sharpness; not negative.
+        p: the probability.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("sharpness",)
+    needs_whole: ClassVar[bool] = True  # the border of the image stays as it is, so it matters where a window is
+
+    sharpness_factor: float = argument(finite, negative=False)
+    p: float = argument(probability, default=0.5)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(uniforms(1)[:, 0] < self.p, (self.sharpness_factor,))
+
+
+@declaration
+class RandomChannelPermutation(OneOperation):
+    """Put the channels of each image in a random order: each of the six is as likely. One channel stays as it is."""
+
+    operations: ClassVar[tuple[str, ...]] = ("permute",)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
+
+
+def _factors(name: str, value: Any, *, least: float = 0.0, greatest: float = math.inf) -> tuple[float, float]:
+    low, high = interval(name, value)
+    if low < least or high > greatest:
+        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
+    return low, high
+
+
+@declaration
+class RandomPhotometricDistort(Transform):
+    """Distort colours as SSD does: brightness, contrast, saturation, hue, and the order of the channels.
+
+    Each has probability `p` and a factor that is drawn uniformly. Contrast comes second or after the hue, both equally
+    likely; last, the channels are permuted, all orders being equally likely.
+
+    Args:
+        brightness, contrast, saturation: (low, high) with 0 ≤ low ≤ high.
+        hue: (low, high) with -0.5 ≤ low ≤ high ≤ 0.5, in turns of the colour circle.
+        p: the probability of each.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    record: ClassVar[type[Record]] = Ops
+    operations: ClassVar[tuple[str, ...]] = tuple(sorted((*ADJUSTMENTS, "permute")))
+    needs_whole: ClassVar[bool] = True  # contrast is relative to the mean of the image
+
+    brightness: tuple[float, float] = argument(_factors, default=(0.875, 1.125))
+    contrast: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
+    saturation: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
+    hue: tuple[float, float] = argument(_factors, default=(-0.05, 0.05), least=-0.5, greatest=0.5)
+    p: float = argument(probability, default=0.5)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        numbers = uniforms(13)
+        ranges = np.array([getattr(self, name) for name in ADJUSTMENTS])
+        factors = ranges[:, 0] + numbers[:, :4] * (ranges[:, 1] - ranges[:, 0])
+        done = numbers[:, 4:9] < self.p
+        early = numbers[:, 9] < 0.5
+        # The columns: brightness, contrast, saturation, hue, contrast again, permutation.
+        done = np.column_stack([done[:, :4], done[:, 1] & ~early, done[:, 4]])
+        done[:, 1] &= early
+        codes = np.array([code(name) for name in (*ADJUSTMENTS, "contrast", "permute")])
+        values = np.zeros((*done.shape, VALUES))
+        values[:, :4, 0] = factors
+        values[:, 4, 0] = factors[:, 1]
+        values[:, 5, :3] = np.argsort(numbers[:, 10:13], axis=1, kind="stable")
+        return Ops(np.where(done, codes, NOTHING).astype(np.int64), values)

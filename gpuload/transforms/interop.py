@@ -1,0 +1,559 @@
+"""Chains of torchvision and timm become chains of gpuload. Neither library is imported, nor is torch.
+
+torchvision's objects are recognised by the names of their classes and modules. Each becomes ours of the same name: an
+argument is an attribute there and a field here, of the same name too, in both `torchvision.transforms` and
+`torchvision.transforms.v2`; the tables hold exceptions. Meaning and defaults of `from_timm` are those of timm 1.0
+(timm/data/transforms_factory.py), for chains without its prefetcher. What gpuload does not support is an error that
+names it and where it is, never a chain that means something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from gpuload.transforms.arguments import finite, is_sequence, is_torchvisions, probability, size_pair, whole
+from gpuload.transforms.base import Transform
+from gpuload.transforms.blur_noise import GaussianBlur
+from gpuload.transforms.colour import ColorJitter, RandomGrayscale
+from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
+from gpuload.transforms.convert import Normalize, ToDtype
+from gpuload.transforms.erasing import RandomErasing
+from gpuload.transforms.geometry import (
+    CenterCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
+from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
+from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
+
+__all__ = ["from_timm", "from_torchvision"]
+
+# -- torchvision ------------------------------------------------------------------------------------------------------
+
+HOLDING: Final = {"RandomApply": RandomApply, "RandomChoice": RandomChoice, "RandomOrder": RandomOrder}
+
+# Arguments that they keep in an attribute of another name.
+RENAMED: Final[dict[tuple[str, str], str]] = {
+    ("CutMix", "labels_getter"): "_labels_getter",
+    ("MixUp", "labels_getter"): "_labels_getter",
+    ("RandomIoUCrop", "sampler_options"): "options",
+}
+
+# The presets of models' weights, in `torchvision.transforms._presets`, and what to write instead; but
+# ImageClassification becomes four transforms. Names in braces are attributes of the preset.
+PRESET_RESIZE: Final = "T.Resize({resize_size[0]}, {interpolation!r}), "  # left out where resize_size is None
+PRESETS: Final[dict[str, str]] = {
+    "ObjectDetection": "write transforms=[T.ToDtype('float32', scale=True)]",
+    "OpticalFlow": (
+        "return both images in a sample, and write transforms=[T.ToDtype('float32', scale=True), "
+        "T.Normalize([0.5] * 3, [0.5] * 3)]"
+    ),
+    "SemanticSegmentation": (
+        f"write transforms=[{PRESET_RESIZE}T.ToDtype('float32', scale=True), "
+        "T.Normalize({mean}, {std})]; masks beside the image move with it"
+    ),
+    "VideoClassification": "it takes the frames of a video; do it in the dataset's __getitem__",
+}
+
+
+def from_torchvision(transforms: Any) -> list[Transform]:
+    """Write torchvision's transforms as gpuload's.
+
+    Every argument is carried over; draws are made for each sample. ``ToImage``, ``PILToTensor``, ``ToPureTensor`` and
+    ``ToPILImage`` are left out, since batches are tensors. ``ToTensor`` and ``ConvertImageDtype``
+    become `ToDtype`. ``ImageClassification``, the preset that ``weights.transforms()`` gives, becomes `Resize`,
+    `CenterCrop`, `ToDtype` and `Normalize`.
+
+    Args:
+        transforms: a ``Compose``, one transform, a list of them, an ``nn.Sequential`` of them, or a preset, of
+            `torchvision.transforms.v2` or `torchvision.transforms`.
+
+    Returns:
+        A list for ``Loader(transforms=…)``; more may be added to it.
+
+    Raises:
+        TypeError: an entry is not a transform of torchvision, or is a ``Lambda``.
+        ValueError: gpuload does not have a transform, or does not take one of its arguments.
+
+    Example, with torchvision's `v2`::
+
+        from_torchvision(v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4)]))
+        # [RandomCrop(size=(32, 32), padding=(4, 4, 4, 4))]
+    """
+    return _Reader().chain(transforms)
+
+
+class _Reader:
+    """Reads a chain from front to back, and remembers the `ToDtype` that converted the images to floats."""
+
+    def __init__(self) -> None:
+        self._floats: ToDtype | None = None
+
+    def chain(self, transforms: Any) -> list[Transform]:
+        chain: list[Transform] = []
+        for transform in self._read_all(transforms, "transforms"):
+            if not isinstance(transform, ToDtype) or not transform.makes:
+                chain.append(transform)
+            elif self._floats is None:
+                self._floats = transform
+                chain.append(transform)
+            else:
+                # Floats to floats: only the width changes, which the first ToDtype can set.
+                number = chain.index(self._floats)
+                masks = transform.mask_dtype or self._floats.mask_dtype
+                self._floats = dataclasses.replace(self._floats, dtype=transform.dtype, mask_dtype=masks)
+                chain[number] = self._floats
+        return chain
+
+    def _read_all(self, entry: Any, path: str) -> Iterator[Transform]:
+        for inner, at in _flat(entry, path):
+            yield from self._read(inner, at)
+
+    def _read(self, entry: Any, path: str) -> Iterator[Transform]:
+        name, at = type(entry).__name__, f"from_torchvision: {path}"
+        if isinstance(entry, Transform):
+            yield entry
+        elif not _is_theirs(entry):
+            raise TypeError(_foreign(entry, at))
+        elif name in REFUSED:
+            error = TypeError if name == "Lambda" else ValueError
+            raise error(f"{at} is {name}, which gpuload does not have: {REFUSED[name]}")
+        elif name in PRESETS:
+            raise ValueError(f"{at} is the preset {name}, which is not read: {_preset(entry)}")
+        elif name == "ImageClassification":
+            yield from _classification(entry, at)
+        elif name in HOLDING:
+            yield from self._holding(name, entry, path)
+        elif name in TO_DTYPE:
+            dtype = "float32" if name == "ToTensor" else entry.dtype
+            transform = _made(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
+            if transform.dtype == "uint8":
+                self._check_no_floats(f"{at}, {name},")
+            if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
+                yield transform
+        elif name == "Identity":
+            yield Identity()
+        elif name == "ToPILImage":
+            if entry.mode is not None:
+                raise ValueError(
+                    f"{at}, ToPILImage(mode={entry.mode!r}), changes the mode of images; have them decoded to it, by "
+                    "gpuload.Encoded(…, mode=…), and leave it out"
+                )
+            self._check_no_floats(f"{at}, ToPILImage,")
+        elif name not in NOTHING_TO_DO:
+            kind = getattr(importlib.import_module("gpuload.transforms"), name, None)
+            if not (isinstance(kind, type) and issubclass(kind, Transform)):
+                raise ValueError(
+                    f"{at} is {name}, which gpuload does not have; do it in the dataset's __getitem__, or make an "
+                    f"nn.Module of it that takes a batch, and {MODULE}"
+                )
+            yield _made(kind, self._arguments(kind, entry), at)
+
+    def _holding(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
+        """One that holds others. A choice or an order holds one for each of theirs; several become a `Compose`."""
+        at, more = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
+        if name == "RandomApply":
+            children = list(self._read_all(list(entry.transforms), at))
+        else:
+            units = [list(self._read_all(inner, f"{at}[{number}]")) for number, inner in enumerate(entry.transforms)]
+            children = [unit[0] if len(unit) == 1 else Compose(unit) if unit else Identity() for unit in units]
+        if name == "RandomOrder":
+            children = [child for child in children if not isinstance(child, Identity)]
+        elif name == "RandomChoice":
+            more["p"] = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
+        if children or name == "RandomChoice":
+            yield _made(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
+
+    def _check_no_floats(self, what: str) -> None:
+        if self._floats is not None:
+            raise ValueError(
+                f"{what} converts floats back to levels; leave it out, and the conversion to floats before it: gpuload "
+                "always computes as on uint8 images until Normalize"
+            )
+
+    def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
+        name, arguments = kind.__name__, {}
+        known = {field.name for field in dataclasses.fields(kind)}
+        for argument, parameter in inspect.signature(type(entry)).parameters.items():
+            value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
+            if argument in known or value != parameter.default:
+                arguments[argument] = value
+        if name == "RandomErasing":
+            arguments["value"] = _erasing_value(arguments["value"])
+        if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
+            arguments["padding"] = _crop_padding(arguments["padding"])
+        if "fill" in arguments and self._floats is None:
+            arguments["fill"] = _whole_levels(arguments["fill"])
+        return arguments
+
+
+def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """The entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
+    name = type(entry).__name__
+    if _is_theirs(entry) and name in ("Sequential", "ModuleList"):
+        entry = list(entry)
+    elif _is_theirs(entry) and name == "Compose":
+        entry = list(entry.transforms)
+        path = path if path == "transforms" else f"{path}.transforms"
+    if not isinstance(entry, list | tuple):
+        yield entry, path
+        return
+    for number, inner in enumerate(entry):
+        yield from _flat(inner, f"{path}[{number}]")
+
+
+def _is_theirs(entry: Any) -> bool:
+    kind = type(entry)
+    if kind.__module__.startswith("torch.nn.modules."):
+        return kind.__name__ in ("Identity", "ModuleList", "Sequential")
+    return is_torchvisions(entry)
+
+
+def _made(kind: Any, arguments: dict[str, Any], at: str) -> Any:
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{at}: {error}") from None
+
+
+def _classification(preset: Any, at: str) -> Iterator[Transform]:
+    """The preset of torchvision's classifiers; it holds functions, not transforms."""
+    given = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
+    yield _made(Resize, {**given, "antialias": getattr(preset, "antialias", True)}, at)
+    yield _made(CenterCrop, {"size": _plain(preset.crop_size)}, at)
+    yield ToDtype("float32", scale=True)
+    yield _made(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
+
+
+def _preset(preset: Any) -> str:
+    """What to write instead of another preset, with its numbers."""
+    text = PRESETS[type(preset).__name__]
+    if getattr(preset, "resize_size", ()) is None:
+        text = text.replace(PRESET_RESIZE, "")
+    return text.format(**{name: _plain(value) for name, value in vars(preset).items()})
+
+
+def _plain(value: Any) -> Any:
+    """An argument as ours take it: enumerations and label getters by their names, tensors as numbers."""
+    if isinstance(value, enum.Enum) and isinstance(value.value, str):
+        return value.value
+    if not isinstance(value, enum.Enum) and callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    if callable(value) and getattr(value, "__module__", "").startswith("torchvision.transforms."):
+        # labels_getter: for "default" and None MixUp and CutMix keep a function of torchvision's.
+        return "default" if value.__name__ == "_find_labels_default_heuristic" else None
+    if isinstance(value, list | tuple):
+        return tuple(_plain(entry) for entry in value)
+    return value
+
+
+def _erasing_value(value: Any) -> Any:
+    """v2 keeps "random" as None, and a number as a list with it."""
+    if value is None:
+        return "random"
+    return value[0] if is_sequence(value) and len(value) == 1 else value
+
+
+def _whole_levels(fill: Any) -> Any:
+    """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does for uint8 images."""
+    if isinstance(fill, float):
+        return int(fill) if math.isfinite(fill) else fill
+    if isinstance(fill, tuple):
+        return tuple(map(_whole_levels, fill))
+    if isinstance(fill, defaultdict) and fill.default_factory is not None:
+        missing = _whole_levels(_plain(fill.default_factory()))
+        return defaultdict(lambda: missing, {kind: _whole_levels(_plain(level)) for kind, level in fill.items()})
+    if isinstance(fill, Mapping):
+        return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
+    return fill
+
+
+def _crop_padding(value: Any) -> Any:
+    """v2's RandomCrop keeps left, right, top, bottom, where its argument is left, top, right, bottom."""
+    if value is None or not is_sequence(value) or len(value) != 4:
+        return value
+    left, right, top, bottom = value
+    return left, top, right, bottom
+
+
+def _foreign(entry: Any, at: str) -> str:
+    kind = type(entry)
+    text = f"{at} is no transform of torchvision: got {entry!r} ({kind.__module__}.{kind.__name__})"
+    if isinstance(entry, type):
+        return f"{at} is the class {entry.__name__}; write {entry.__name__}(…)"
+    if kind.__module__.split(".")[0] == "timm":
+        return f"{text}; write from_timm(data_config, …) for timm's chains"
+    if any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__):
+        return (
+            f"{text}; take it out; if it takes a batch, {MODULE}; if it takes one image, call it in the dataset's "
+            "__getitem__"
+        )
+    return f"{text}; call it in the dataset's __getitem__, or make an nn.Module of it that takes a batch, and {MODULE}"
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+
+
+class Default(enum.Enum):
+    """Marks an argument that was not given, since None has a meaning of its own."""
+
+    TIMM = "as data_config says, else timm's default"
+
+    def __repr__(self) -> str:
+        return "TIMM"
+
+
+TIMM: Final = Default.TIMM
+
+# The arguments of timm.data.create_transform that a data_config may hold.
+DEFAULTS: Final[dict[str, Any]] = {
+    "input_size": 224, "interpolation": "bilinear", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
+    "crop_pct": None, "crop_mode": None, "crop_border_pixels": None, "no_aug": False,
+    "train_crop_mode": None, "scale": None, "ratio": None, "hflip": 0.5, "vflip": 0.0,
+    "color_jitter": 0.4, "color_jitter_prob": None, "grayscale_prob": 0.0, "gaussian_blur_prob": 0.0,
+    "auto_augment": None, "re_prob": 0.0, "re_mode": "const", "re_count": 1, "normalize": True,
+}  # fmt: skip
+CROP_PCT: Final = 0.875
+
+# Its other arguments, with the values that change nothing, and what to do about any other value.
+REFUSED_BY_TIMM: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "naflex": ((False,), "patches of images of many sizes are not a batch of images"),
+    "patchify": ((False,), "make patches of the finished batch; the last transform may be an nn.Module"),
+    "re_num_splits": ((0, 1), "every image has draws of its own; there are no splits of a batch"),
+    "separate": ((False,), "it gives three chains; take the list apart"),
+    "tf_preprocessing": ((False,), "TensorFlow's resampling is not supported"),
+    "use_prefetcher": ((False,), "gpuload puts batches on the device by itself; leave it out"),
+}
+# Ignored: they matter only together with one of those.
+WITHOUT_EFFECT: Final = ("max_seq_len", "patch_size", "patchify_channels_last", "patchify_flatten")
+
+
+def from_timm(
+    data_config: Mapping[str, Any] | None = None,
+    is_training: bool = False,
+    *,
+    no_aug: bool | Default = TIMM,
+    train_crop_mode: Literal["rrc", "rkrc", "rkrr"] | Default | None = TIMM,
+    scale: tuple[float, float] | Default | None = TIMM,
+    ratio: tuple[float, float] | Default | None = TIMM,
+    hflip: float | Default = TIMM,
+    vflip: float | Default = TIMM,
+    color_jitter: float | Sequence[float] | Default | None = TIMM,
+    color_jitter_prob: float | Default | None = TIMM,
+    grayscale_prob: float | Default = TIMM,
+    gaussian_blur_prob: float | Default = TIMM,
+    auto_augment: str | Default | None = TIMM,
+    interpolation: str | Default = TIMM,
+    re_prob: float | Default = TIMM,
+    re_mode: str | Default = TIMM,
+    re_count: int | Default = TIMM,
+    crop_pct: float | Default | None = TIMM,
+    crop_mode: Literal["center", "squash", "border"] | Default | None = TIMM,
+    crop_border_pixels: int | Default | None = TIMM,
+    normalize: bool | Default = TIMM,
+) -> list[Transform]:
+    """Write timm's preprocessing as gpuload's transforms.
+
+    An argument that is left out (``TIMM``) is as `data_config` says, else timm's default.
+
+    Args:
+        data_config: what ``timm.data.resolve_model_data_config(model)`` gives: input_size, interpolation, mean, std,
+            crop_pct, crop_mode; it may hold any of the arguments below too.
+        is_training: the chain for training, with its augmentation; otherwise the one for evaluation.
+        no_aug: for training, without augmentation.
+        train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a crop, in the
+            middle or at random).
+        scale, ratio: of the random crop; None: timm's.
+        hflip, vflip: probabilities of flips.
+        color_jitter: one number for brightness, contrast and saturation; or three numbers, or four with hue; None:
+            none. With `auto_augment` it is not used, unless that is one of timm's ``3a``.
+        color_jitter_prob: the probability of the jitter; None: always.
+        grayscale_prob, gaussian_blur_prob: probabilities.
+        auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
+            ``"original-mstd0.5"``, ``"augmix-m5-w4-d2"``.
+        interpolation: ``"random"`` (bilinear or bicubic, for each sample), or a filter's name.
+        re_prob, re_mode, re_count: of `RandomErasing`.
+        crop_pct, crop_mode, crop_border_pixels: of evaluation.
+        normalize: False gives uint8 batches.
+
+    Returns:
+        A list for ``Loader(transforms=…)``.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or is not supported; the message names it.
+
+    Example:
+        >>> config = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
+        >>> from_timm(config)[:2]
+        [Resize(size=248, interpolation='bicubic'), CenterCrop(size=(224, 224))]
+    """
+    given = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
+    options = _options(data_config, given)
+    size_hw = _size(options["input_size"])
+    if not is_training:
+        chain = _evaluation(options, size_hw)
+    elif options["no_aug"]:
+        filter_name = "bilinear" if options["interpolation"] == "random" else options["interpolation"]
+        chain = [Resize(size_hw, interpolation=filter_name), CenterCrop(size_hw)]
+    else:
+        chain = [*_moved(options, size_hw), *_colored(options, size_hw)]
+    if not options["normalize"]:
+        return chain
+    chain += [ToDtype("float32", scale=True), Normalize(mean=options["mean"], std=options["std"])]
+    if is_training and not options["no_aug"] and options["re_prob"] > 0:
+        chain.append(_erasing(options))
+    return chain
+
+
+def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """All of timm's options: as given, else as the configuration says, else timm's default."""
+    if data_config is not None and not isinstance(data_config, Mapping):
+        raise TypeError(
+            "from_timm(data_config=…) must be a dict, as timm.data.resolve_model_data_config(model) gives one, got "
+            f"{data_config!r} ({type(data_config).__name__})"
+        )
+    config = dict(data_config or {})
+    for name, (harmless, remedy) in REFUSED_BY_TIMM.items():
+        value = config.pop(name, harmless[0])
+        if value not in harmless:
+            raise ValueError(f"from_timm: {name}={value!r} cannot be mapped: {remedy}")
+    for name in WITHOUT_EFFECT:
+        config.pop(name, None)
+    unknown = sorted(set(config) - set(DEFAULTS))
+    if unknown:
+        raise ValueError(
+            f"from_timm(data_config=…) holds {unknown[0]!r}, which is none of the arguments of timm's create_transform "
+            f"that gpuload knows: {', '.join(DEFAULTS)}"
+        )
+    for name, value in given.items():
+        if name in config and config[name] != value:
+            # They are part of a model's configuration, and training scripts override them.
+            if name in ("interpolation", "crop_pct", "crop_mode"):
+                continue
+            raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")
+    options = {**DEFAULTS, **config, **given}
+    for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
+        options[name] = probability(f"from_timm({name}=…)", options[name])
+    return options
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """(channels, height, width), (height, width) or one side, as timm takes them."""
+    if is_sequence(value) and len(value) == 3:
+        value = value[1:]
+    return size_pair("from_timm: input_size", value)
+
+
+def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    filter_name = options["interpolation"]
+    if filter_name == "random":
+        raise ValueError("from_timm: interpolation='random' is for training; name a filter for evaluation")
+    share = CROP_PCT if options["crop_pct"] is None else finite("from_timm(crop_pct=…)", options["crop_pct"])
+    if not 0 < share <= 1:
+        raise ValueError(f"from_timm(crop_pct=…) must be greater than 0, and at most 1, got {share}")
+    scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
+    chain: list[Transform] = []
+    if options["crop_border_pixels"]:
+        chain.append(TrimBorder(options["crop_border_pixels"]))
+    mode = options["crop_mode"]
+    if mode not in (None, "", "center", "squash", "border"):
+        raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
+    if mode == "squash":
+        return [*chain, Resize(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+    if mode == "border":
+        fill = tuple(round(255 * level) for level in options["mean"])
+        resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
+        return [*chain, resize, CenterCropOrPad(size_hw, fill=fill)]
+    if scaled[0] == scaled[1]:
+        return [*chain, Resize(scaled[0], interpolation=filter_name), CenterCrop(size_hw)]
+    return [*chain, ResizeKeepRatio(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+
+
+def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """timm's primary transforms: crop and flips."""
+    mode, scale, ratio = options["train_crop_mode"] or "rrc", options["scale"], options["ratio"]
+    chain: list[Transform]
+    if mode == "rrc":
+        crop = RandomResizedCrop(
+            size_hw, scale=scale or (0.08, 1.0), ratio=ratio or (3 / 4, 4 / 3), interpolation=options["interpolation"]
+        )
+        chain = [crop]
+    elif mode in ("rkrc", "rkrr"):
+        resize = ResizeKeepRatio(
+            size_hw,
+            interpolation=options["interpolation"],
+            random_scale_prob=0.5,
+            random_scale_range=scale or (0.8, 1.0),
+            random_scale_area=True,
+            random_aspect_prob=0.5,
+            random_aspect_range=ratio or (0.9, 1 / 0.9),
+        )
+        crop = (CenterCropOrPad if mode == "rkrc" else RandomCropOrPad)(size_hw, padding_mode="reflect")
+        chain = [resize, crop]
+    else:
+        raise ValueError(f"from_timm(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr', got {mode!r}")
+    if options["hflip"]:
+        chain.append(RandomHorizontalFlip(options["hflip"]))
+    if options["vflip"]:
+        chain.append(RandomVerticalFlip(options["vflip"]))
+    return chain
+
+
+def _colored(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
+    """timm's secondary transforms: automatic augmentation, or jitter; grayscale; blur."""
+    chain: list[Transform] = []
+    automatic = options["auto_augment"]
+    if automatic:
+        chain.append(_automatic(options, size_hw))
+    if options["color_jitter"] is not None and (not automatic or "3a" in automatic):
+        jitter = _jitter(options["color_jitter"])
+        share = options["color_jitter_prob"]
+        chain.append(jitter if share is None else RandomApply([jitter], p=share))
+    if options["grayscale_prob"]:
+        chain.append(RandomGrayscale(options["grayscale_prob"]))
+    if options["gaussian_blur_prob"]:
+        chain.append(RandomApply([GaussianBlur(23)], p=options["gaussian_blur_prob"]))
+    return chain
+
+
+def _jitter(value: Any) -> ColorJitter:
+    strengths = tuple(value) if is_sequence(value) else (value,) * 3
+    if len(strengths) not in (3, 4):
+        raise ValueError(
+            "from_timm(color_jitter=…) must be one number, or three (brightness, contrast, saturation), or four, with "
+            f"hue; got {value!r}"
+        )
+    return ColorJitter(*strengths)
+
+
+def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
+    text = options["auto_augment"]
+    if not isinstance(text, str):
+        raise TypeError(f"from_timm(auto_augment=…) must be a string, got {text!r} ({type(text).__name__})")
+    hparams: dict[str, Any] = {
+        "translate_const": int(min(size_hw) * 0.45),
+        "img_mean": tuple(min(255, round(255 * level)) for level in options["mean"]),
+    }
+    if options["interpolation"] != "random":
+        hparams["interpolation"] = options["interpolation"]
+    if text.startswith("augmix"):
+        return TimmAugMix(text, {**hparams, "translate_pct": 0.3})
+    return (TimmRandAugment if text.startswith("rand") else TimmAutoAugment)(text, hparams)
+
+
+def _erasing(options: dict[str, Any]) -> Transform:
+    mode = str(options["re_mode"]).lower() or "const"
+    count = whole("from_timm(re_count=…)", options["re_count"] or 1, least=1)
+    return RandomErasing(
+        options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
+    )

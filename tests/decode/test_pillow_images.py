@@ -1,0 +1,35 @@
+"""PNM files that Pillow reads number by number come out as Pillow reads them."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, PpmImagePlugin
+
+from gpuload.datasets.sample import Encoded
+from gpuload.decode import Decode, Decoder
+from gpuload.decode.pillow_images import open_image
+from gpuload.errors import DecodeError
+
+
+@pytest.mark.parametrize("most", [1, 7, 200, 255, 256, 1000, 65535])
+def test_pnm_of_any_maximum_is_what_pillow_makes_of_it_number_by_number(most, monkeypatch):
+    rng, dtype = np.random.default_rng(most), "u1" if most < 256 else ">u2"
+    grey, colour = rng.integers(0, most + 1, (53, 37)), rng.integers(0, most + 1, (53, 37, 3))
+    files = [b"P5\n# by hand\n37 53 %d\n" % most + grey.astype(dtype).tobytes()]
+    files += [b"P6 37 53 %d\n" % most + colour.astype(dtype).tobytes() + b"more"]
+    expected = [Image.open(io.BytesIO(data)) for data in files]
+    pixels = [np.asarray(image) for image in expected]
+    monkeypatch.setattr(PpmImagePlugin.PpmDecoder, "decode", lambda *_: pytest.fail("read number by number"))
+    for data, image, numbers in zip(files, expected, pixels, strict=True):
+        opened = open_image(data, "PPM")
+        assert np.array_equal(opened.values((0, 0, 53, 37)), numbers)
+        assert opened.mode == image.mode
+
+
+def test_what_is_wrong_with_a_pnm_says_pillow():
+    decoder, encoded = Decoder(Decode()), Encoded(b"P6 1 2 200\n12345")
+    with pytest.raises(DecodeError, match=r"not enough image data|truncated"):
+        decoder.decode(encoded, decoder.header(encoded))

@@ -1,0 +1,630 @@
+"""Chains of torchvision and timm become chains of gpuload, with no argument lost, or an error names what cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import warnings
+from collections import defaultdict
+
+import numpy as np
+import originals
+import pytest
+import torch
+from pictures import smooth_image
+from PIL import Image
+from torch import nn
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.transforms.interop import PRESETS
+from gpuload.transforms.names import NOTHING_TO_DO, REFUSED, TO_DTYPE
+
+timm = originals.timm()
+vision = originals.torchvision()
+
+from timm.data.auto_augment import rand_augment_transform  # noqa: E402
+from timm.data.transforms_factory import create_transform  # noqa: E402
+
+v1 = vision.transforms
+v2 = v1.v2
+BICUBIC = v2.InterpolationMode.BICUBIC
+NEAREST = v2.InterpolationMode.NEAREST
+
+
+def second(sample):
+    return sample[1]
+
+
+# Every argument of every transform that becomes ours of the same name, none of them with its default.
+EXAMPLES: dict[str, dict] = {
+    "AugMix": {
+        "severity": 4,
+        "mixture_width": 2,
+        "chain_depth": 2,
+        "alpha": 0.5,
+        "all_ops": False,
+        "interpolation": NEAREST,
+        "fill": 9,
+    },
+    "AutoAugment": {"policy": v2.AutoAugmentPolicy.SVHN, "interpolation": BICUBIC, "fill": 7},
+    "CenterCrop": {"size": (20, 30)},
+    "ClampBoundingBoxes": {"clamping_mode": "hard"},
+    "ClampKeyPoints": {},
+    "ColorJitter": {"brightness": 0.1, "contrast": (0.5, 2.0), "saturation": 0.3, "hue": (-0.1, 0.2)},
+    "ConvertBoundingBoxFormat": {"format": "CXCYWH"},
+    "CutMix": {"alpha": 0.3, "num_classes": 7, "labels_getter": second},
+    "ElasticTransform": {
+        "alpha": (30.0, 40.0),
+        "sigma": (3.0, 4.0),
+        "interpolation": v2.InterpolationMode.NEAREST,
+        "fill": (1, 2, 3),
+    },
+    "GaussianBlur": {"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
+    "GaussianNoise": {"mean": 0.1, "sigma": 0.2, "clip": False},
+    "Grayscale": {"num_output_channels": 3},
+    "JPEG": {"quality": (20, 80)},
+    "MixUp": {"alpha": 0.3, "num_classes": 7, "labels_getter": None},
+    "Normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "inplace": True},
+    "Pad": {"padding": [1, 2, 3, 4], "fill": (1, 2, 3), "padding_mode": "reflect"},
+    "RandAugment": {"num_ops": 3, "magnitude": 5, "num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
+    "RandomAdjustSharpness": {"sharpness_factor": 2.0, "p": 0.3},
+    "RandomAffine": {
+        "degrees": (-10, 20),
+        "translate": (0.1, 0.2),
+        "scale": (0.8, 1.5),
+        "shear": (1, 2, 3, 4),
+        "interpolation": v2.InterpolationMode.BILINEAR,
+        "fill": (3, 4, 5),
+        "center": (7, 8),
+    },
+    "RandomAutocontrast": {"p": 0.3},
+    "RandomChannelPermutation": {},
+    "RandomCrop": {
+        "size": (20, 30),
+        "padding": (1, 2, 3, 4),
+        "pad_if_needed": True,
+        "fill": (5, 6, 7),
+        "padding_mode": "edge",
+    },
+    "RandomEqualize": {"p": 0.3},
+    "RandomErasing": {"p": 0.3, "scale": (0.1, 0.2), "ratio": (0.5, 2.0), "value": (1.0, 2.0, 3.0), "inplace": True},
+    "RandomGrayscale": {"p": 0.3},
+    "RandomHorizontalFlip": {"p": 0.3},
+    "RandomInvert": {"p": 0.3},
+    "RandomIoUCrop": {
+        "min_scale": 0.4,
+        "max_scale": 0.9,
+        "min_aspect_ratio": 0.6,
+        "max_aspect_ratio": 1.5,
+        "sampler_options": [0.0, 0.5],
+        "trials": 12,
+    },
+    "RandomPerspective": {"distortion_scale": 0.3, "p": 0.4, "interpolation": NEAREST, "fill": (1, 2, 3)},
+    "RandomPhotometricDistort": {
+        "brightness": (0.5, 1.5),
+        "contrast": (0.6, 1.4),
+        "saturation": (0.7, 1.3),
+        "hue": (-0.1, 0.1),
+        "p": 0.3,
+    },
+    "RandomPosterize": {"bits": 3, "p": 0.3},
+    "RandomResize": {"min_size": 20, "max_size": 30, "interpolation": BICUBIC, "antialias": False},
+    "RandomResizedCrop": {
+        "size": (20, 30),
+        "scale": (0.2, 0.7),
+        "ratio": (0.5, 1.5),
+        "interpolation": BICUBIC,
+        "antialias": False,
+    },
+    "RandomRotation": {
+        "degrees": (-10, 20),
+        "interpolation": v2.InterpolationMode.BILINEAR,
+        "expand": True,
+        "center": (3, 4),
+        "fill": (1, 2, 3),
+    },
+    "RandomShortestSize": {"min_size": [20, 30], "max_size": 50, "interpolation": BICUBIC, "antialias": False},
+    "RandomSolarize": {"threshold": 100, "p": 0.3},
+    "RandomVerticalFlip": {"p": 0.3},
+    "RandomZoomOut": {"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
+    "Resize": {"size": 20, "interpolation": BICUBIC, "max_size": 50, "antialias": False},
+    "SanitizeBoundingBoxes": {"min_size": 2.0, "min_area": 3.0, "labels_getter": None},
+    "SanitizeKeyPoints": {"labels_getter": second},
+    "ScaleJitter": {"target_size": (20, 30), "scale_range": (0.5, 1.5), "interpolation": BICUBIC, "antialias": False},
+    "UniformTemporalSubsample": {"num_samples": 3},
+    "TrivialAugmentWide": {"num_magnitude_bins": 11, "interpolation": BICUBIC, "fill": 3},
+}
+NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
+
+
+def fields_of(transforms) -> list:
+    """All that the transforms hold, what makes no difference to their equality too."""
+    return [
+        (type(transform), [getattr(transform, field.name) for field in dataclasses.fields(transform)])
+        for transform in transforms
+    ]
+
+
+def classes(module) -> list[str]:
+    return sorted(
+        name for name, value in vars(module).items() if isinstance(value, type) and name not in NOT_TRANSFORMS
+    )
+
+
+def parameters(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
+def test_of_each_transform_it_is_stated_what_becomes_of_it(module):
+    held = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+    stated = [*EXAMPLES, *NOTHING_TO_DO, *TO_DTYPE, *REFUSED, *held]
+    assert len(stated) == len(set(stated))
+    missing = set(classes(module)) - set(stated)
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_ours_have_every_argument(name):
+    for module in (v1, v2):
+        if hasattr(module, name):
+            assert parameters(getattr(module, name)) == set(EXAMPLES[name])
+    assert set(EXAMPLES[name]) <= parameters(getattr(T, name))
+
+
+def test_an_argument_of_a_later_version_is_refused_unless_it_is_its_default():
+    class RandomInvert:
+        def __init__(self, p=0.5, channels=None):
+            self.p, self.channels = p, channels
+
+    RandomInvert.__module__ = "torchvision.transforms.v2._color"
+    assert T.from_torchvision(RandomInvert(0.3)) == [T.RandomInvert(0.3)]
+    with pytest.raises(TypeError, match=r"transforms: RandomInvert has no argument 'channels'; its arguments: p"):
+        T.from_torchvision(RandomInvert(0.3, channels=2))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param(module, name, id=f"{version}-{name}")
+        for version, module in (("v1", v1), ("v2", v2))
+        for name in sorted(EXAMPLES)
+        if module is v2 or hasattr(v1, name)  # v2 has all
+    ],
+)
+def test_no_argument_is_lost(module, name):
+    arguments, kind = EXAMPLES[name], getattr(T, name)
+    ours = fields_of([kind(**arguments)])
+    assert fields_of(T.from_torchvision(getattr(module, name)(**arguments))) == ours
+    for key in arguments:
+        if inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
+            continue
+        # The example would show it if this one argument were not carried over.
+        fewer = {other: value for other, value in arguments.items() if other != key}
+        without = fields_of([kind(**fewer)])
+        assert without != ours
+        assert fields_of(T.from_torchvision(getattr(module, name)(**fewer))) == without
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_defaults_are_torchvisions(name):
+    required = {
+        key: value
+        for key, value in EXAMPLES[name].items()
+        if inspect.signature(getattr(T, name)).parameters[key].default is inspect.Parameter.empty
+    }
+    ours = fields_of([getattr(T, name)(**required)])
+    assert fields_of(T.from_torchvision(getattr(v2, name)(**required))) == ours
+
+
+def test_labels_getters():
+    for kind in ("MixUp", "CutMix"):
+        for getter in ("default", None, second):
+            [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
+            assert ours.labels_getter == getter
+    [ours] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second))
+    assert ours.labels_getter is second
+
+
+def test_values_of_erasing():
+    for module in (v1, v2):
+        for value in (0.5, "random", (0.1, 0.2, 0.3)):
+            assert T.from_torchvision(module.RandomErasing(value=value)) == [T.RandomErasing(value=value)]
+
+
+def test_fills_by_type():
+    tv = vision.tv_tensors
+    fill = defaultdict(lambda: 0, {tv.Image: (1, 2, 3), tv.Mask: 255})
+    expected = {gl.Image: (1, 2, 3), gl.Mask: 255}
+    assert T.from_torchvision(v2.RandomCrop(8, fill=fill)) == [T.RandomCrop(8, fill=expected)]
+    assert T.from_torchvision(v2.Pad(3, fill=fill)) == [T.Pad(3, fill=expected)]
+    assert T.from_torchvision(v2.RandomZoomOut(fill={"others": 5})) == [T.RandomZoomOut(fill={"others": 5})]
+
+
+def test_a_fill_between_levels_is_cut_as_on_uint8_images():
+    color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
+    for fill in (color, {"others": color}, defaultdict(lambda: color), {vision.tv_tensors.Image: list(color)}):
+        [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
+        assert ours.outside(masks=False) == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
+    assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
+    # Behind the conversion a fill is no level.
+    with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is in levels, 0 … 255, but comes after ToDtype"):
+        T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
+
+
+def test_conversions():
+    levels = {"ToImage": v2.ToImage(), "PILToTensor": v1.PILToTensor(), "ToPureTensor": v2.ToPureTensor()}
+    assert T.from_torchvision([*levels.values(), v2.ToPILImage(), v2.ToDtype(torch.uint8, scale=True)]) == []
+    assert T.from_torchvision([v2.Identity(), nn.Identity()]) == [T.Identity(), T.Identity()]
+    scaled = [T.ToDtype("float32", scale=True)]
+    assert T.from_torchvision([v1.ToTensor()]) == scaled
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is deprecated
+        assert T.from_torchvision([v2.ToTensor()]) == scaled
+    assert T.from_torchvision([v1.ConvertImageDtype(torch.float32)]) == scaled
+    assert T.from_torchvision([v2.ConvertImageDtype()]) == scaled
+    assert T.from_torchvision(v2.ToDtype(torch.float16)) == [T.ToDtype("float16")]
+    # Floats to floats are a change of width only.
+    assert T.from_torchvision([v1.ToTensor(), v1.ConvertImageDtype(torch.float32)]) == scaled
+    found = T.from_torchvision([v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)])
+    assert found == [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]
+
+
+def test_dtypes_by_type():
+    tv = vision.tv_tensors
+    dtypes = {tv.Image: torch.float32, tv.Mask: torch.int64, "others": None}
+    found = T.from_torchvision([v2.ToDtype(dtypes, scale=True)])
+    assert found == [T.ToDtype("float32", scale=True, mask_dtype="int64")]
+    assert found == [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]
+    assert T.from_torchvision([v2.ToDtype({tv.Mask: torch.int64, "others": None})]) == [
+        T.ToDtype(None, mask_dtype="int64")
+    ]
+
+
+def test_a_threshold_behind_the_conversion_is_in_its_units():
+    chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
+    assert chain[1] == T.RandomSolarize(0.5, p=1)
+    values = T.Chain(chain).draw(epoch_key(0, 0), np.arange(1), np.array([[8, 8]])).records[1].values
+    assert values[0, 0, 0] == 127.5
+
+
+def test_transforms_that_hold_others():
+    flip, jitter = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
+    ours_flip, ours_jitter = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
+    nested = v2.Compose([v2.ToImage(), v2.Compose([flip]), nn.Sequential(jitter, nn.Sequential(flip))])
+    assert T.from_torchvision(nested) == [ours_flip, ours_jitter, ours_flip]
+    assert T.from_torchvision(v1.Compose([v1.RandomApply([jitter, flip], p=0.3)])) == [
+        T.RandomApply([ours_jitter, ours_flip], p=0.3)
+    ]
+    assert T.from_torchvision(v2.RandomApply(nn.ModuleList([jitter]), p=0.3)) == [T.RandomApply([ours_jitter], p=0.3)]
+    assert T.from_torchvision(v2.RandomApply([v2.ToImage()])) == []
+    for module in (v1, v2):
+        assert T.from_torchvision(module.RandomChoice([flip, jitter])) == [T.RandomChoice([ours_flip, ours_jitter])]
+        assert T.from_torchvision(module.RandomOrder([flip, jitter])) == [T.RandomOrder([ours_flip, ours_jitter])]
+    chosen = v2.RandomChoice([v2.ToImage(), v2.Compose([flip, jitter])], p=[1, 3])
+    expected = T.RandomChoice([T.Identity(), T.Compose([ours_flip, ours_jitter])], p=[0.25, 0.75])
+    assert T.from_torchvision(chosen) == [expected]
+    assert T.from_torchvision([ours_flip, jitter]) == [ours_flip, ours_jitter]
+
+
+class Own(nn.Module):
+    """A module of the user's."""
+
+
+@pytest.mark.parametrize(
+    ("transforms", "error", "text"),
+    [
+        (
+            lambda: v2.Lambda(second),
+            TypeError,
+            "transforms is Lambda, which gpuload does not have: torchvision calls its function with all that a sample "
+            "holds; gpuload's own, T.Lambda(fn, per='image'), calls",
+        ),
+        (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
+        (
+            lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]),
+            ValueError,
+            "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have",
+        ),
+        (
+            lambda: v2.RandomChoice([v2.Resize(8), v2.RGB()]),
+            ValueError,
+            "transforms.transforms[1] is RGB",
+        ),
+        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
+        (lambda: [v2.Resize(8, antialias=0.5)], TypeError, "transforms[0]: Resize(antialias=…) must be True or False"),
+        (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
+        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which turns levels"),
+        (
+            lambda: [v1.ToTensor(), v1.ToPILImage()],
+            ValueError,
+            "transforms[1], ToPILImage, converts floats back to levels",
+        ),
+        (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
+        (
+            lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)],
+            ValueError,
+            "transforms[1], ToDtype, converts floats back to levels; leave it out",
+        ),
+        (lambda: [second], TypeError, "transforms[0] is no transform of torchvision: got <function second"),
+        (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
+        (
+            lambda: [v2.Resize(8), Own()],
+            TypeError,
+            "take it out; if it takes a batch, write transforms=[*T.from_torchvision(…), module]",
+        ),
+    ],
+)
+def test_refused(transforms, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        T.from_torchvision(transforms())
+
+
+# Sizes of photographs, of one that is enlarged, and of one that the crop reaches beyond.
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (90, 300), (40, 30)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"crop_size": 64},
+        {"crop_size": 96, "resize_size": 80, "interpolation": BICUBIC, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
+    ],
+    ids=["defaults", "all given"],
+)
+def test_a_preset_of_classifiers(size, options):
+    preset = v1._presets.ImageClassification(**options)
+    image = Image.fromarray(smooth_image(*size, 0))
+    with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
+        [ours] = loader
+    levels = torch.tensor(preset.std)[:, None, None] * 255
+    assert ((ours[0] - preset(image)).abs() * levels).max() <= 2
+
+
+def test_a_preset_of_classifiers_is_four_transforms():
+    expected = [
+        T.Resize(256, "bicubic"),
+        T.CenterCrop(224),
+        T.ToDtype("float32", scale=True),
+        T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]
+    preset = v1._presets.ImageClassification(crop_size=224, interpolation=BICUBIC)
+    assert T.from_torchvision(preset) == expected
+    assert T.from_torchvision([v2.ToImage(), preset]) == expected
+    with pytest.raises(ValueError, match=r"transforms: Resize\(interpolation=…\) must be one of"):
+        T.from_torchvision(v1._presets.ImageClassification(crop_size=8, interpolation=v2.InterpolationMode.BOX))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        (
+            "SemanticSegmentation",
+            {"resize_size": 520, "mean": (0.5, 0.4, 0.3)},
+            "transforms is the preset SemanticSegmentation, which is not read: write "
+            "transforms=[T.Resize(520, 'bilinear'), T.ToDtype('float32', scale=True), "
+            "T.Normalize((0.5, 0.4, 0.3), (0.229, 0.224, 0.225))]; masks",
+        ),
+        ("SemanticSegmentation", {"resize_size": None}, "write transforms=[T.ToDtype('float32', scale=True), T.Norm"),
+        ("ObjectDetection", {}, "is not read: write transforms=[T.ToDtype('float32', scale=True)]"),
+        ("VideoClassification", {"crop_size": (8, 8), "resize_size": (9,)}, "do it in the dataset's __getitem__"),
+        ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
+    ],
+)
+def test_other_presets_say_what_to_write(name, options, text):
+    assert set(v1._presets.__all__) == {"ImageClassification", *PRESETS}
+    with pytest.raises(ValueError, match=re.escape(text)):
+        T.from_torchvision(getattr(v1._presets, name)(**options))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_each_refusal_says_what_to_do(name):
+    kind = type(name, (), {"__module__": "torchvision.transforms.v2._any"})
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"transforms[0] is {name}, which gpuload does not")):
+        T.from_torchvision([kind()])
+
+
+def test_one_that_no_version_has_yet():
+    kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
+    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; do it in the"):
+        T.from_torchvision([kind()])
+
+
+def test_timms_are_pointed_to_from_timm():
+    kind = type("MaybeToTensor", (), {"__module__": "timm.data.transforms"})
+    with pytest.raises(TypeError, match="write from_timm"):
+        T.from_torchvision([kind()])
+
+
+# -- timm --------------------------------------------------------------------------------------------------------------
+
+
+CONFIG = {
+    "input_size": (3, 224, 224),
+    "interpolation": "bicubic",
+    "mean": (0.48, 0.45, 0.40),
+    "std": (0.26, 0.25, 0.24),
+    "crop_pct": 0.95,
+    "crop_mode": "center",
+}
+
+
+def filters(value) -> str:
+    """The name of theirs, of which "random" is two."""
+    if isinstance(value, tuple | list):
+        assert {mode.value for mode in value} == {"bilinear", "bicubic"}
+        return "random"
+    return value.value
+
+
+def ours_of(transform) -> list:
+    """One of timm's chain, read from its attributes, as ours."""
+    name = type(transform).__name__
+    match name:
+        case "MaybeToTensor":
+            return [T.ToDtype("float32", scale=True)]
+        case "MaybePILToTensor":
+            return []
+        case "TrimBorder":
+            return [T.TrimBorder(transform.border_size)]
+        case "RandomResizedCropAndInterpolation":
+            return [
+                T.RandomResizedCrop(
+                    transform.size, transform.scale, transform.ratio, interpolation=filters(transform.interpolation)
+                )
+            ]
+        case "ResizeKeepRatio":
+            return [
+                T.ResizeKeepRatio(
+                    transform.size,
+                    transform.longest,
+                    filters(transform.interpolation),
+                    transform.random_scale_prob,
+                    transform.random_scale_range,
+                    transform.random_scale_area,
+                    transform.random_aspect_prob,
+                    transform.random_aspect_range,
+                )
+            ]
+        case "CenterCropOrPad" | "RandomCropOrPad":
+            return [getattr(T, name)(transform.size, transform.fill, transform.padding_mode)]
+        case "RandomErasing":
+            assert transform.log_aspect_ratio[0] == -transform.log_aspect_ratio[1]
+            return [
+                T.RandomErasing(
+                    transform.probability,
+                    scale=(transform.min_area, transform.max_area),
+                    ratio=(0.3, 1 / 0.3),
+                    mode=transform.mode,
+                    min_count=transform.min_count,
+                    max_count=transform.max_count,
+                )
+            ]
+        case "Normalize":
+            return [
+                T.Normalize([round(float(x), 6) for x in transform.mean], [round(float(x), 6) for x in transform.std])
+            ]
+        case _:
+            return T.from_torchvision(transform)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"crop_pct": 0.875, "interpolation": "bilinear"},
+        {"crop_pct": None, "crop_mode": None},
+        {"crop_mode": "squash"},
+        {"crop_mode": "border"},
+        {"crop_mode": "squash", "crop_pct": 1.0, "input_size": (3, 320, 320)},
+        {"input_size": (3, 192, 256)},
+        {"input_size": (3, 192, 256), "crop_mode": "border"},
+        {"input_size": 160},
+        {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.25,)},
+        {"crop_border_pixels": 8},
+        {"normalize": False},
+        {"is_training": True},
+        {"is_training": True, "no_aug": True},
+        {"is_training": True, "no_aug": True, "interpolation": "random", "re_prob": 0.5},
+        {"is_training": True, "interpolation": "random", "scale": (0.3, 0.9), "ratio": (0.5, 2.0)},
+        {"is_training": True, "hflip": 0.0, "vflip": 0.25, "color_jitter": None},
+        {"is_training": True, "color_jitter": (0.1, 0.2, 0.3, 0.05), "color_jitter_prob": 0.8},
+        {"is_training": True, "color_jitter": [0.1, 0.2, 0.3], "grayscale_prob": 0.2, "gaussian_blur_prob": 0.5},
+        {"is_training": True, "re_prob": 0.25, "re_mode": "pixel", "re_count": 3},
+        {"is_training": True, "re_prob": 0.25, "re_mode": "rand"},
+        {"is_training": True, "re_prob": 0.25, "normalize": False},
+        {"is_training": True, "train_crop_mode": "rkrc"},
+        {"is_training": True, "train_crop_mode": "rkrr", "interpolation": "random", "scale": (0.5, 1.0)},
+        {"is_training": True, "train_crop_mode": "rkrr", "ratio": (0.8, 1.25)},
+    ],
+    ids=str,
+)
+def test_the_chain_is_that_of_create_transform(more):
+    config = {**CONFIG, **more}
+    training = config.pop("is_training", False)
+    theirs = create_transform(**config, is_training=training)
+    expected = [ours for transform in theirs.transforms for ours in ours_of(transform)]
+    assert T.from_timm(config, training) == expected
+    T.Chain(expected)  # in a possible order
+    # The same where arguments are given beside the configuration.
+    beside = {name: value for name, value in more.items() if name in T.from_timm.__kwdefaults__}
+    rest = {name: value for name, value in config.items() if name not in beside}
+    assert T.from_timm(rest, training, **beside) == expected
+
+
+@pytest.mark.parametrize("interpolation", ["random", "bicubic"])
+@pytest.mark.parametrize("size", [(3, 224, 224), (3, 160, 192)], ids=str)
+def test_randaugment(interpolation, size):
+    config = {**CONFIG, "interpolation": interpolation, "input_size": size}
+    chain = T.from_timm(config, True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
+    assert [type(transform).__name__ for transform in chain] == [
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "TimmRandAugment",  # in place of the colour jitter
+        "ToDtype",
+        "Normalize",
+        "RandomErasing",
+    ]
+    theirs = create_transform(**config, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
+    operation = theirs.transforms[2].ops[0]
+    hparams = dict(chain[2].hparams)
+    assert tuple(operation.kwargs["fillcolor"]) == tuple(hparams["img_mean"]) == (122, 115, 102)
+    assert hparams["translate_const"] == operation.hparams["translate_const"] == int(min(size[1:]) * 0.45)
+    assert ("interpolation" in hparams) == (interpolation != "random") == ("interpolation" in operation.hparams)
+    assert chain[2].config == "rand-m9-mstd0.5-inc1"
+    assert rand_augment_transform(chain[2].config, {}).num_layers == 2
+
+
+def test_a_models_configuration():
+    model = timm.create_model("resnet18", pretrained=False)
+    config = timm.data.resolve_model_data_config(model)
+    theirs = create_transform(**config, is_training=False)
+    assert T.from_timm(config) == [ours for transform in theirs.transforms for ours in ours_of(transform)]
+
+
+def test_no_configuration_is_timms_defaults():
+    for training in (False, True):
+        theirs = create_transform(is_training=training)
+        assert T.from_timm(is_training=training) == [
+            ours for transform in theirs.transforms for ours in ours_of(transform)
+        ]
+
+
+def test_what_training_scripts_override():
+    assert T.from_timm(CONFIG, interpolation="bilinear", crop_pct=1.0)[0] == T.Resize(224)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (([1],), TypeError, "from_timm(data_config=…) must be a dict, as timm.data.resolve_model_data_config(model)"),
+        (({"crop_pt": 1},), ValueError, "holds 'crop_pt', which is none of the arguments of timm's create_transform"),
+        (({"naflex": True},), ValueError, "from_timm: naflex=True cannot be mapped"),
+        (({"use_prefetcher": True},), ValueError, "use_prefetcher=True cannot be mapped: gpuload puts batches on"),
+        (({"separate": True},), ValueError, "from_timm: separate=True cannot be mapped"),
+        (({"tf_preprocessing": True},), ValueError, "from_timm: tf_preprocessing=True cannot be mapped"),
+        (({"patchify": True},), ValueError, "from_timm: patchify=True cannot be mapped"),
+        (({"re_num_splits": 3},), ValueError, "from_timm: re_num_splits=3 cannot be mapped"),
+        (({"interpolation": "random"},), ValueError, "interpolation='random' is for training; name a filter"),
+        (({"interpolation": "box"},), ValueError, "Resize(interpolation=…) must be one of"),
+        (({"crop_pct": 1.5},), ValueError, "from_timm(crop_pct=…) must be greater than 0, and at most 1, got 1.5"),
+        (({"crop_mode": "zoom"},), ValueError, "from_timm(crop_mode=…) must be 'center', 'squash' or 'border'"),
+        (({"train_crop_mode": "zoom"}, True), ValueError, "(train_crop_mode=…) must be 'rrc', 'rkrc' or 'rkrr'"),
+        (({"hflip": 1.5}, True), ValueError, "from_timm(hflip=…) is a probability and must lie in 0 … 1"),
+        (({"color_jitter": (1, 2)}, True), ValueError, "from_timm(color_jitter=…) must be one number, or three"),
+        (({"auto_augment": 3}, True), TypeError, "from_timm(auto_augment=…) must be a string, got 3 (int)"),
+        (({"auto_augment": "v1"}, True), ValueError, "TimmAutoAugment(config=…) must begin with one of 'original'"),
+        (({"auto_augment": "rand-x9"}, True), ValueError, "rand-x9"),
+        (({"re_prob": 1.0, "re_mode": "noise"}, True), ValueError, "RandomErasing(mode=…) must be one of"),
+        (({"input_size": "224"},), TypeError, "input_size must be an integer, got '224' (str)"),
+    ],
+)  # fmt: skip
+def test_refused_from_timm(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        T.from_timm(*arguments)
+
+
+def test_a_contradiction_is_refused():
+    with pytest.raises(ValueError, match=re.escape("hflip is given twice, as 0.5 and in data_config as 0.1")):
+        T.from_timm({**CONFIG, "hflip": 0.1}, True, hflip=0.5)

@@ -1,0 +1,413 @@
+"""Automatic augmentation: its arguments, its draws, its operations and its mixture against torchvision's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import originals
+import pytest
+import torch
+from drawn import alike, described, program
+from PIL import Image
+from scipy import stats
+
+from gpuload import transforms as T
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
+from gpuload.transforms.policies import AUTO, KINDS, MIX, POLICIES, RAND, TORCHVISION, WIDE, policy
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops
+
+N = 6_000
+HEIGHT, WIDTH = 60, 47
+
+
+def draw(transform: T.Transform, n: int = N, size: tuple[int, int] = (HEIGHT, WIDTH), epoch: int = 0) -> Any:
+    return T.Chain([transform]).draw(epoch_key(8, epoch), np.arange(n), np.tile([size], (n, 1))).records[0]
+
+
+@pytest.fixture(scope="module")
+def v2():
+    return originals.torchvision().transforms.v2
+
+
+def simulated(original, n: int = N) -> list[tuple]:
+    """What torchvision's transform does to n images, in the words of `described`: only what it applies is replaced."""
+    image = Image.new("RGB", (WIDTH, HEIGHT))
+    found: list[tuple[str, float]] = []
+
+    def note(image, transform_id, magnitude, interpolation, fill):
+        found.append((transform_id, int(magnitude) if transform_id.startswith("Translate") else magnitude))
+        return image
+
+    original._apply_image_or_video_transform = note
+    results = []
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        for _ in range(n):
+            found.clear()
+            original(image)
+            kinds = np.array([[KINDS.index(kind) for kind, _ in found]], np.int64).reshape(1, -1)
+            magnitudes = np.array([[magnitude for _, magnitude in found]]).reshape(1, -1)
+            results += described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.array([[HEIGHT, WIDTH]]))))
+    return results
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_torchvisions(v2, name):
+    kinds, bins, probabilities = policy(TORCHVISION, POLICIES[name])
+    ours = [
+        tuple((KINDS[kinds[row, i]], probabilities[row, i], int(bins[row, i])) for i in (0, 1))
+        for row in range(len(kinds))
+    ]
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(name))._policies
+    assert ours == [tuple((kind, p, place or 0) for kind, p, place in pair) for pair in theirs]
+
+
+@pytest.mark.parametrize("size", [(224, 224), (33, 100), (375, 500), (1, 1)])
+@pytest.mark.parametrize("bins", [2, 7, 10, 30, 31])
+def test_magnitudes_are_torchvisions(v2, bins, size):
+    spaces = (
+        (AUTO, v2.AutoAugment._AUGMENTATION_SPACE),
+        (RAND, v2.RandAugment._AUGMENTATION_SPACE),
+        (WIDE, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+        (MIX[True], v2.AugMix._AUGMENTATION_SPACE),
+        (MIX[False], v2.AugMix._PARTIAL_AUGMENTATION_SPACE),
+    )
+    places, sizes = np.arange(bins)[:, None], np.tile([size], (bins, 1))
+    for space, theirs in spaces:
+        assert space.names == tuple(theirs)
+        for kind, (magnitudes, signed) in theirs.items():
+            number = KINDS.index(kind)
+            expected = magnitudes(bins, *size)
+            expected = np.zeros(bins) if expected is None else expected.double().numpy()
+            found = space.magnitudes(np.full((bins, 1), number), bins, places, sizes)[:, 0]
+            if kind.startswith("Translate"):
+                expected = np.trunc(expected)  # to whole pixels
+            # Last bits depend on the instructions that torch finds.
+            assert np.allclose(found, expected, rtol=1e-6, atol=1e-7), kind
+            assert signed == (1 <= number <= 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_torchvisions_on_pillow_images(v2, kind):
+    """At each magnitude, of either sign, through the stage on the CPU."""
+    rng = np.random.default_rng(6)
+    low = rng.integers(0, 256, (6, 5, 3), np.uint8)
+    picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+    original = v2.TrivialAugmentWide(interpolation="bilinear", fill=[3, 90, 200])
+    ours = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
+    number = KINDS.index(kind)
+    places = np.arange(31)[:, None]
+    sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
+    strengths = WIDE.magnitudes(np.full((31, 1), number), 31, places, sizes)
+    signs = (1, -1) if 1 <= number <= 9 else (1,)
+    magnitudes = np.concatenate([strengths * sign for sign in signs])
+    count = len(magnitudes)
+    sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
+    params = Ops(*TORCHVISION.operations(np.full((count, 1), number), magnitudes, sizes))
+    draws = program(ours, params, sizes)
+    results = compile_stage(T.Chain([ours]), device="cpu")(
+        RaggedImages.from_arrays([np.asarray(picture)] * count), draws
+    )
+    for row, magnitude in enumerate(magnitudes[:, 0].tolist()):
+        expected = original._apply_image_or_video_transform(
+            picture, kind, magnitude, v2.InterpolationMode.BILINEAR, original._fill
+        )
+        difference = abs(results[row].permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
+        assert difference.max() <= 1, (kind, magnitude)
+        assert kind == "Contrast" or difference.mean() < 0.01, (kind, magnitude)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_auto_augment_draws(v2, policy):
+    theirs = simulated(v2.AutoAugment(v2.AutoAugmentPolicy(policy)))
+    assert alike(described(draw(T.AutoAugment(policy))), theirs) > 0.01
+
+
+def test_auto_augment_draws_both_operations_by_themselves():
+    """The pair of a sample hangs together; whether each is done, and its sign, do not."""
+    params = draw(T.AutoAugment("svhn"), 40_000)
+    *_, probabilities = policy(TORCHVISION, POLICIES["svhn"])
+    done = params.codes != NOTHING
+    assert abs(done.mean(axis=0) - probabilities.mean(axis=0)).max() < 0.01
+    both = np.mean(probabilities[:, 0] * probabilities[:, 1])
+    assert abs(done.all(axis=1).mean() - both) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ops", "magnitude", "bins"), [(1, 9, 31), (2, 4, 10), (3, 30, 31)])
+def test_rand_augment_draws(v2, num_ops, magnitude, bins):
+    theirs = simulated(v2.RandAugment(num_ops, magnitude, bins), 3000)
+    ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
+    assert {len(sample) for sample in ours} == {num_ops}
+    for place in range(num_ops):
+        assert alike([sample[place] for sample in ours], [sample[place] for sample in theirs]) > 0.01
+    if num_ops > 1:
+        assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bins", [31, 5])
+def test_trivial_augment_draws(v2, bins):
+    theirs = simulated(v2.TrivialAugmentWide(bins), 8000)
+    assert alike(described(draw(T.TrivialAugmentWide(bins), 8000)), theirs) > 0.01
+
+
+def test_no_operation_is_drawn_for_none():
+    assert draw(T.RandAugment(0), 5).codes.shape == (5, 0)
+
+
+@pytest.mark.parametrize("transform", [T.AutoAugment("cifar10"), T.RandAugment(), T.TrivialAugmentWide()])
+def test_draws_hang_on_the_position_alone(transform):
+    chain = T.Chain([transform])
+    together, (height, width) = draw(transform, 64), (HEIGHT, WIDTH)
+    for position in random.Random(2).sample(range(64), 8):
+        one = chain.draw(epoch_key(8, 0), np.array([position]), np.array([[height, width]])).records[0]
+        assert np.array_equal(one.codes[0], together.codes[position])
+        assert np.array_equal(one.values[0], together.values[position])
+
+
+def test_shifts_follow_the_size_of_each_image():
+    sizes = np.array([[331, 662], [662, 331]] * 400)
+    params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes).records[0]
+    values = params.values[:, 0]
+    shifts = (params.codes[:, 0] == OPS.index("warp")) & (values[:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
+    moved, expected = np.abs(values[shifts][:, [5, 2]]), np.trunc(sizes[shifts] * 150 / 331)  # down, across
+    along = np.argmax(moved, axis=1)[:, None]
+    assert np.array_equal(np.take_along_axis(moved, along, 1), np.take_along_axis(expected, along, 1))
+    assert (np.take_along_axis(moved, 1 - along, 1) == 0).all()
+    assert min(np.bincount(along[:, 0])) > 30
+
+
+def test_policies_are_taken_from_torchvisions_enum(v2):
+    for member in v2.AutoAugmentPolicy:
+        assert T.AutoAugment(member) == T.AutoAugment(member.value)
+
+
+def test_defaults_and_arguments_in_order():
+    assert repr(T.AutoAugment()) == "AutoAugment()"
+    assert repr(T.RandAugment(3, 5, 20, "bilinear", 7)) == (
+        "RandAugment(num_ops=3, magnitude=5, num_magnitude_bins=20, interpolation='bilinear', fill=(7,))"
+    )
+    assert T.TrivialAugmentWide().interpolation == "nearest"
+    assert T.TrivialAugmentWide().outside(masks=False) == (0,)
+    assert all(transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide()))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: T.AutoAugment("coco"),
+            "AutoAugment(policy=…) must be one of 'imagenet', 'cifar10', 'svhn', got 'coco'",
+        ),
+        (lambda: T.AutoAugment(fill=300), "AutoAugment(fill=…) is given in levels"),
+        (lambda: T.RandAugment(-1), "RandAugment(num_ops=…) must be at least 0, got -1"),
+        (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
+        (
+            lambda: T.RandAugment(2, 31),
+            "RandAugment(magnitude=…) is one of the 31 bins of num_magnitude_bins, 0 … 30, got 31",
+        ),
+        (lambda: T.RandAugment(magnitude=-2), "RandAugment(magnitude=…) must be at least 0, got -2"),
+        (lambda: T.RandAugment(num_magnitude_bins=1), "RandAugment(num_magnitude_bins=…) must be at least 2, got 1"),
+        (lambda: T.TrivialAugmentWide(1), "TrivialAugmentWide(num_magnitude_bins=…) must be at least 2, got 1"),
+        (
+            lambda: T.TrivialAugmentWide(interpolation="lanczos"),
+            "TrivialAugmentWide(interpolation=…) must be one of 'nearest', 'bilinear', 'bicubic', got 'lanczos'",
+        ),
+    ],
+)
+def test_wrong_arguments(make, text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(
+    "transform",
+    [T.RandAugment(3, 20, interpolation="bilinear"), T.AugMix(), T.TimmRandAugment("rand-n3-p1-mstd2-inc1")],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_some_images_in_the_middle_of_a_chain(transform, batched):
+    """Where only some are augmented, and of the result only a window is wanted, it is that of the whole result."""
+    rng = np.random.default_rng(1)
+    image = rng.integers(0, 256, (40, 52, 3), np.uint8)
+    sizes = np.tile([image.shape[:2]], (20, 1))
+    results = []
+    for chain in (
+        T.Chain([T.RandomApply([transform], 0.7), T.CenterCrop((17, 23))]),
+        T.Chain([T.RandomApply([transform], 0.7)]),
+    ):
+        draws = chain.draw(epoch_key(3, 0), np.arange(20), sizes)
+        stage = compile_stage(chain, device="cpu", runner="batched" if batched else "single")
+        results.append(stage(RaggedImages.from_arrays([image] * 20), draws))
+    cropped, whole = results
+    box = T.Chain([T.CenterCrop((17, 23))]).draw(epoch_key(3, 0), np.arange(1), sizes[:1]).records[0].box_tlhw[0]
+    top, left = box[:2].tolist()
+    assert torch.equal(cropped, whole[:, :, top : top + 17, left : left + 23])
+    unchanged = [bool((one.permute(1, 2, 0).numpy() == image).all()) for one in whole]
+    assert 1 < sum(unchanged) < 15
+
+
+MIXED = 2_500
+
+
+def draw_mixture(transform: T.AugMix, n: int = MIXED) -> Any:
+    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+
+
+def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ...]], np.ndarray]:
+    """What torchvision's transform draws for n images: operations, the depths of the chains, and the shares."""
+    image = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    marks: list[object] = []
+    sample = original._sample_dirichlet
+
+    def note(image, transform_id, magnitude, interpolation, fill):
+        marks.append((transform_id, int(magnitude) if transform_id.startswith("Translate") else magnitude))
+        return image
+
+    def note_dirichlet(parameters):
+        shares = sample(parameters)
+        marks.append(shares.numpy().ravel().copy())
+        return shares
+
+    original._apply_image_or_video_transform = note
+    original._sample_dirichlet = note_dirichlet
+    made, counts, weights = [], [], []
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        for _ in range(n):
+            marks.clear()
+            original(image)
+            own, shares, *found = marks
+            weights.append([own[0], *(own[1] * shares)])
+            made += found
+            counts.append(len(found))
+    kinds = np.array([[KINDS.index(kind)] for kind, _ in made])
+    magnitudes = np.array([[magnitude] for _, magnitude in made])
+    described_ = described(Ops(*TORCHVISION.operations(kinds, magnitudes, np.tile([[HEIGHT, WIDTH]], (len(kinds), 1)))))
+    return [entry for (entry,) in described_], counts, np.array(weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [{}, {"severity": 10, "mixture_width": 2, "chain_depth": 2, "alpha": 0.4, "all_ops": False}]
+)
+def test_draws(v2, arguments):
+    theirs, counts, weights = simulated_mixture(v2.AugMix(**arguments), MIXED)
+    params = draw_mixture(T.AugMix(**arguments))
+    flat = Ops(params.codes.reshape(-1, 1), params.values.reshape(-1, 1, VALUES))
+    ours = [entry[0] for entry in described(flat) if entry]
+    assert alike(ours, theirs) > 0.01
+    found = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
+    assert set(found) == set(counts) == {4} if arguments else alike(found, counts) > 0.01
+    assert params.weights.shape == weights.shape
+    for column in range(weights.shape[1]):
+        assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "alpha"), [(3, 1.0), (2, 0.4), (5, 3.0)])
+def test_shares(width, alpha):
+    n = 30_000
+    rng = np.random.default_rng(5)
+    shares = draw_mixture(T.AugMix(mixture_width=width, alpha=alpha), n).weights
+    own = rng.beta(alpha, alpha, (n, 1))
+    expected = np.concatenate([own, (1 - own) * rng.dirichlet([alpha] * width, n)], axis=1)
+    assert np.allclose(shares.sum(axis=1), 1)
+    for column in range(1 + width):
+        assert stats.ks_2samp(shares[:, column], expected[:, column]).pvalue > 0.01
+    assert np.allclose(np.cov(shares.T), np.cov(expected.T), atol=0.003)
+    # The image itself against the rest, and how the rest is shared, are drawn by themselves.
+    within = shares[:, 1] / np.maximum(shares[:, 1:].sum(axis=1), 1e-300)
+    assert abs(stats.spearmanr(shares[:, 0], within).statistic) < 0.02
+
+
+def test_depths_are_uniform_and_chains_have_no_gaps():
+    done = draw_mixture(T.AugMix(mixture_width=4)).codes != NOTHING
+    depths = done.sum(axis=2)
+    for chain in range(4):
+        assert stats.chisquare(np.bincount(depths[:, chain], minlength=4)[1:]).pvalue > 0.01
+    assert set(depths.ravel().tolist()) == {1, 2, 3}
+    assert np.array_equal(done, np.arange(3) < depths[:, :, None])
+
+
+def test_a_fixed_depth():
+    assert draw_mixture(T.AugMix(chain_depth=5), 9).codes.shape == (9, 3, 5)
+    assert (draw_mixture(T.AugMix(chain_depth=5), 9).codes != NOTHING).all()
+    assert draw_mixture(T.AugMix(chain_depth=0), 9).codes.shape == (9, 3, 3)
+
+
+def test_severity_1_moves_nothing():
+    """Only the first of 10 magnitudes is drawn, which is none; but it keeps 4 bits, and equalizes."""
+    codes = draw_mixture(T.AugMix(severity=1)).codes
+    values = draw_mixture(T.AugMix(severity=1)).values
+    assert (values[codes == OPS.index("warp")][:, :6] == [1, 0, 0, 0, 1, 0]).all()
+    assert (values[codes == OPS.index("brightness")][:, 0] == 1).all()
+    assert (values[codes == OPS.index("posterize")][:, 0] == 4).all()
+
+
+def run(params: Mixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
+    count = len(params.codes)
+    sizes = np.tile([image.shape[:2]], (count, 1))
+    draws = program(transform, params, sizes)
+    stage = compile_stage(T.Chain([transform]), device="cpu", runner="batched" if batched else "single")
+    results = stage(RaggedImages.from_arrays([image] * count), draws)
+    return results.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_image_mixed_with_itself_stays(batched):
+    """The shares of a sample rarely have a sum of 1 in float32; torchvision loses a level to that."""
+    rng = np.random.default_rng(3)
+    image = rng.integers(0, 256, (21, 34, 3), np.uint8)
+    params = draw_mixture(T.AugMix(), 60)
+    still = Mixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
+    assert (run(still, image, T.AugMix(), batched=batched) == image).all()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_mixture_is_torchvisions(v2, batched):
+    """torchvision, with our shares and our chains of an operation that both do alike."""
+    image = np.random.default_rng(4).integers(0, 256, (21, 34, 3), np.uint8)
+    params = draw_mixture(T.AugMix(), 20)
+    inverted = Mixture(np.full((20, 3, 1), OPS.index("invert")), np.zeros((20, 3, 1, VALUES)), params.weights)
+    results = run(inverted, image, T.AugMix(), batched=batched)
+    original = v2.AugMix(chain_depth=1)
+    original._apply_image_or_video_transform = lambda image, *_, **__: v2.functional.invert(image)
+    for row, weights in enumerate(torch.from_numpy(params.weights).float()):
+        shares = iter([torch.stack([weights[0], 1 - weights[0]])[None], (weights[1:] / (1 - weights[0]))[None]])
+        original._sample_dirichlet = lambda _, shares=shares: next(shares)
+        expected = np.asarray(original(Image.fromarray(image))).astype(int)
+        assert abs(results[row] - expected).max() <= 1
+        assert abs(results[row] - expected).mean() < 0.02
+
+
+def test_defaults():
+    assert repr(T.AugMix()) == "AugMix()"
+    assert T.AugMix().interpolation == "bilinear"
+    assert T.AugMix().image_only
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"severity": 0}, "AugMix(severity=…) must be at least 1, got 0"),
+        ({"severity": 11}, "AugMix(severity=…) must lie in 1 … 10, got 11"),
+        ({"mixture_width": 0}, "AugMix(mixture_width=…) must be at least 1, got 0"),
+        ({"chain_depth": 1.5}, "AugMix(chain_depth=…) must be an integer, got 1.5"),
+        ({"alpha": 0}, "AugMix(alpha=…) must be greater than 0, got 0"),
+        ({"alpha": -1.5}, "AugMix(alpha=…) must be greater than 0, got -1.5"),
+        ({"alpha": float("nan")}, "AugMix(alpha=…) must be finite, got nan"),
+        ({"all_ops": "yes"}, "AugMix(all_ops=…) must be True or False, got 'yes'"),
+        ({"fill": -1}, "AugMix(fill=…) is given in levels"),
+    ],
+)
+def test_wrong_arguments_of_aug_mix(arguments, text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        T.AugMix(**arguments)
+    assert text in str(caught.value)
