@@ -98,10 +98,11 @@ class SingleRunner:
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
         everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
         for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
-            rows = everyone if record.rows is None else record.rows
+            rows, steps = everyone, []
+            if record.rows is not None:
+                rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            before, after, steps = before[rows], after[rows], []
             if isinstance(record, Box) and not record.pads:
                 # Each resize of an image has a resampler of its own, since a result is valid until the next call.
                 number = int(resized[rows].max())
