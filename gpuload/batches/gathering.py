@@ -28,7 +28,7 @@ from gpuload.stage.gathering import groups_of, tile
 from gpuload.stage.masks import check_fill
 from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import image_table
-from gpuload.transforms.program.gathers import Gather
+from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import Trail, follow
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 

@@ -17,7 +17,7 @@ from gpuload.stage.finish import Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.gather import Source, resize
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.gathers import Gather
+from gpuload.transforms.program.ops import Gather
 
 __all__ = ["gather", "groups_of", "tile"]
 

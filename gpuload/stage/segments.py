@@ -27,8 +27,7 @@ from gpuload.stage.user_code import cut_at_calls, run_call
 from gpuload.transforms.base import Transform
 from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.fusing.plan import Fusing
-from gpuload.transforms.program.gathers import Gather
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Ops
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Erase, Gather, Ops
 from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["CallRunner", "SegmentRunner"]

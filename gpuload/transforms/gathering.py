@@ -14,8 +14,7 @@ import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
 from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
-from gpuload.transforms.program.gathers import Gather
-from gpuload.transforms.program.ops import Record
+from gpuload.transforms.program.ops import Gather, Record
 
 __all__ = ["CopyPaste", "Mosaic"]
 

@@ -80,7 +80,7 @@ def test_a_displacement_is_that_of_its_pixel_in_the_whole_field():
         _, program, displacements = drawn(T.ElasticTransform((40.0, 30.0), sigma), 3)
         record = program.records[0]
         pixels = np.array([[0, 0], [WIDTH - 1, HEIGHT - 1], [30, 11]])
-        found = displaced(record, 2, np.zeros((3, 2)), pixels)
+        found = displaced(record, 2, pixels, np.trunc) - pixels
         field = displacements[2].numpy()[pixels[:, 1], pixels[:, 0]] * [WIDTH / 2, HEIGHT / 2]
         assert np.allclose(found, -field, atol=1e-4)
 

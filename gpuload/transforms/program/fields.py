@@ -9,6 +9,8 @@ asked for is computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpuload.rng import philox
@@ -31,13 +33,13 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, at: int, points: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    """Points (n, 2) of image `at` of a record, x and y, where they come to lie; `pixels`, int64 (n, 2), are those whose
-    displacement they have."""
+def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Where points (…, 2) of image `at` of a record, x and y, come to lie: they have the displacement of the pixel that
+    their coordinates are rounded to."""
     size_hw = record.sizes_hw[at]
-    pixels = np.clip(pixels, 0, size_hw[::-1] - 1)
+    found = points.reshape(-1, 2).astype(np.float64)
+    pixels = np.clip(rounded(found).astype(np.int64), 0, size_hw[::-1] - 1)
     key = Key(*record.keys[at].tolist())
-    found = points.astype(np.float64)
     for plane in (0, 1):
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])
@@ -51,7 +53,7 @@ def displaced(record: Elastic, at: int, points: np.ndarray, pixels: np.ndarray) 
         else:
             amounts = _noise(key, plane, pixels[:, 1], pixels[:, 0], size_hw)
         found[:, plane] -= 0.5 * record.alpha[plane] * amounts
-    return found
+    return found.reshape(points.shape)
 
 
 def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ The first axis of all arrays is the record's rows. Sizes are int64 (n, 2), heigh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -27,8 +27,8 @@ from gpuload.transforms.program.windows import (
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",
-    "Erase", "Flip", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy", "TidyPoints", "Turn",
-    "Warp", "code", "filter_codes", "in_params",
+    "Erase", "Flip", "Gather", "Mix", "Mixture", "Numbers", "Ops", "Outline", "Record", "Reformat", "Tidy",
+    "TidyPoints", "Turn", "Warp", "code", "filter_codes", "in_params",
 ]  # fmt: skip
 
 # The operations that leave an image's size as it is; a code is an index here. The comments say what values each has.
@@ -111,6 +111,13 @@ class Record:
             if isinstance(value, np.ndarray):
                 changes[name] = value[entries]
         return replace(self, **changes)
+
+
+class OfWholeImages(Record):
+    """A record each pixel of whose results may depend on the whole image."""
+
+    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
+        return full_windows(self.sizes_hw)
 
 
 @dataclass(eq=False, repr=False)
@@ -205,7 +212,7 @@ class Turn(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Warp(Record):
+class Warp(OfWholeImages):
     """A projective map, given backwards as Pillow's `Image.transform(size, PERSPECTIVE, …)` takes it.
 
     Attributes:
@@ -229,12 +236,9 @@ class Warp(Record):
     def after_hw(self) -> np.ndarray:
         return self.size_hw
 
-    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return full_windows(self.sizes_hw)
-
 
 @dataclass(eq=False, repr=False)
-class Elastic(Record):
+class Elastic(OfWholeImages):
     """Each pixel shows what lies at a smooth random displacement from it; see `program.fields`.
 
     Attributes:
@@ -253,9 +257,6 @@ class Elastic(Record):
     filters: str = "bilinear"
     fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
-
-    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return full_windows(self.sizes_hw)
 
 
 @dataclass(eq=False, repr=False)
@@ -285,7 +286,7 @@ class Ops(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Mixture(Record):
+class Mixture(OfWholeImages):
     """Several chains of operations on each image, whose results are mixed with it: AugMix.
 
     Attributes:
@@ -302,9 +303,6 @@ class Mixture(Record):
     weights: np.ndarray
     filters: np.ndarray | str = "bilinear"
     fill: tuple[float, ...] = (0,)
-
-    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return full_windows(self.sizes_hw)
 
     def chain(self, number: int) -> Ops:
         codes, values = self.codes[:, number], self.values[:, number]
@@ -361,7 +359,69 @@ class Mix(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Call(Record):
+class Gather(OfWholeImages):
+    """The images of a group are put into each image: Mosaic and CopyPaste. A program has the record for all rows.
+
+    A sample's group are its neighbours at positions p XOR 1, p XOR 2, …; their rows are not drawn, but set once the
+    batch is there (`gpuload.batches.gathering`). No backend sees the record: the stage applies it between two runs,
+    when all images of the batch have come as far (`gpuload.stage.gathering`).
+
+    With `keys`, and no `order` and `centre_yx` (CopyPaste), instances of the partner, at position p XOR 1, are pasted
+    onto the image, at their places. Else (Mosaic) four images meet at a centre: each quadrant shows one, its corner at
+    the centre, cut where the result ends.
+
+    Attributes:
+        gathered: bool (n,), which images are changed at all.
+        size_hw: the sizes of the results; None: as they were.
+        order: int64 (n, 4), which of the group is shown top left, top right, bottom left and bottom right: the sample
+            at position p XOR that number.
+        centre_yx: int64 (n, 2), where they meet in the result.
+        keys: uint64 (n, 2), the words of the key of the random numbers that choose instances.
+        fill: levels where no image is: one, or one for each channel.
+        mask_fill: the same for masks: any number.
+        groups: int64 (n, 2 or 4), of each sample the rows of its group: its own, that at position p XOR 1, …; its own
+            row again for those that are missing. Set once the batch is there.
+        covered: of a paste, where each image shows its partner: a bool tensor H×W, or None for nowhere; set likewise.
+    """
+
+    told: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
+
+    gathered: np.ndarray
+    size_hw: np.ndarray | None = None
+    order: np.ndarray = None  # pyright: ignore[reportAssignmentType]
+    centre_yx: np.ndarray = None  # pyright: ignore[reportAssignmentType]
+    keys: np.ndarray | None = None
+    fill: tuple[float, ...] = (0,)
+    mask_fill: float = 0
+    groups: np.ndarray = None  # pyright: ignore[reportAssignmentType]
+    covered: Sequence[Any] = ()
+
+    @property
+    def after_hw(self) -> np.ndarray:
+        return self.sizes_hw if self.size_hw is None else self.size_hw
+
+    def quadrants(self, windows_tlhw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return, for each quadrant of a mosaic, which image it shows and where.
+
+        Args:
+            windows_tlhw: int64 (n, 4), the parts of the results that are wanted.
+
+        Returns:
+            (rows, corners, shown): the rows of the images, int64 (n, 4); their top left corners in the result, int64
+            (n, 4, 2), which may lie outside; and the parts of the result where they are seen, int64 (n, 4, 4), with
+            height or width 0 where they are not.
+        """
+        rows = np.take_along_axis(self.groups, self.order, axis=1)
+        sizes = self.sizes_hw[rows]
+        after = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.bool_)  # quadrants below and right of the centre
+        corners = np.where(after, self.centre_yx[:, None], self.centre_yx[:, None] - sizes)
+        start = np.maximum(corners, windows_tlhw[:, None, :2])
+        end = np.minimum(corners + sizes, (windows_tlhw[:, :2] + windows_tlhw[:, 2:])[:, None])
+        return rows, corners, np.concatenate([start, np.maximum(end - start, 0)], axis=2)
+
+
+@dataclass(eq=False, repr=False)
+class Call(OfWholeImages):
     """The user's own transform is called with the images. No backend sees it: `gpuload.stage.segments` cuts a program
     there, and `gpuload.stage.user_code` calls it.
 
@@ -374,9 +434,6 @@ class Call(Record):
     own: Any
     params: Any = None
     seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
-        return full_windows(self.sizes_hw)
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
         return replace(super().take(entries, rows), params=in_params(self.params, lambda array: array[entries]))
@@ -394,18 +451,8 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
     return change(params)
 
 
-CHANGES_PIXELS: Final = (
-    Box,
-    Flip,
-    Turn,
-    Warp,
-    Elastic,
-    Ops,
-    Mixture,
-    Erase,
-    Mix,
-    Call,
-)  # those below change numbers and boxes
+# The records below change numbers and boxes.
+CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
 MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # and operations named "warp"
 
 

@@ -118,8 +118,8 @@ def _step(record: Record, at: int, trail: Trail) -> None:
         case Box() | Elastic() | Warp():
             if isinstance(record, Box) and record.kept is not None and trail.boxes:
                 trail.keep(record.kept[at, : len(trail.boxes[0])])
-            trail.boxes = [_moved_boxes(record, at, boxes, size_hw) for boxes in trail.boxes]
-            trail.points = [_moved_points(record, at, points, size_hw) for points in trail.points]
+            trail.boxes = [_moved_boxes(record, at, boxes) for boxes in trail.boxes]
+            trail.points = [_moved_points(record, at, points) for points in trail.points]
 
 
 def _called(record: Call, method: str, at: int, given: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
@@ -156,45 +156,38 @@ def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
         moved[..., first] = length - 1 - points[..., first]
 
 
-def _moved_boxes(record: Box | Elastic | Warp, at: int, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    if not len(boxes):
+def _moved_boxes(record: Box | Elastic | Warp, at: int, boxes: np.ndarray) -> np.ndarray:
+    if not len(boxes) or _stays(record, at):
         return boxes
-    if isinstance(record, Elastic):
-        corners = boxes[:, CORNERS].reshape(-1, 2)
-        corners = displaced(record, at, corners, np.ceil(corners).astype(np.int64)).reshape(-1, 4, 2)
-        moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        return _clipped(moved, size_hw).astype(boxes.dtype)
-    if isinstance(record, Warp):
-        if not record.warped[at]:
-            return boxes
-        corners = _projected(record, at, boxes[:, CORNERS])
-        moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        return _clipped(moved, record.size_hw[at]).astype(boxes.dtype)
-    if _stays(record, at, size_hw):
-        return boxes
-    moved = boxes - np.tile(record.box_tlhw[at, 1::-1], 2)
-    whole = (record.box_tlhw[at] == [0, 0, *size_hw]).all()
-    if record.cuts or not whole:
-        moved = _clipped(moved, record.box_tlhw[at, 2:])
-    return _scaled(moved, record, at)
+    if isinstance(record, Box):
+        moved = boxes - np.tile(record.box_tlhw[at, 1::-1], 2)
+        if record.cuts or not _is_whole(record, at):
+            moved = _clipped(moved, record.box_tlhw[at, 2:])
+        return _scaled(moved, record, at)
+    corners = boxes[:, CORNERS]
+    corners = _projected(record, at, corners) if isinstance(record, Warp) else displaced(record, at, corners, np.ceil)
+    moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+    return _clipped(moved, record.after_hw[at]).astype(boxes.dtype)
 
 
-def _moved_points(record: Box | Elastic | Warp, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    if isinstance(record, Elastic):
-        flat = points.reshape(-1, 2)
-        return displaced(record, at, flat, flat.astype(np.int64)).reshape(points.shape).astype(points.dtype)
-    if isinstance(record, Warp):
-        if not record.warped[at] or not points.size:
-            return points
-        return _projected(record, at, points).astype(points.dtype)
-    if _stays(record, at, size_hw):
+def _moved_points(record: Box | Elastic | Warp, at: int, points: np.ndarray) -> np.ndarray:
+    if not points.size or _stays(record, at):
         return points
-    return _scaled(points - record.box_tlhw[at, 1::-1], record, at)
+    if isinstance(record, Box):
+        return _scaled(points - record.box_tlhw[at, 1::-1], record, at)
+    moved = _projected(record, at, points) if isinstance(record, Warp) else displaced(record, at, points, np.trunc)
+    return moved.astype(points.dtype)
 
 
-def _stays(record: Box, at: int, size_hw: np.ndarray) -> bool:
-    """Whether the box is the whole image and keeps its size."""
-    return bool((record.box_tlhw[at] == [0, 0, *size_hw]).all() and (record.size_hw[at] == size_hw).all())
+def _stays(record: Box | Elastic | Warp, at: int) -> bool:
+    if isinstance(record, Box):
+        return _is_whole(record, at) and np.array_equal(record.size_hw[at], record.sizes_hw[at])
+    return isinstance(record, Warp) and not record.warped[at]
+
+
+def _is_whole(record: Box, at: int) -> bool:
+    """Whether the box is the whole image."""
+    return np.array_equal(record.box_tlhw[at], [0, 0, *record.sizes_hw[at]])
 
 
 def _scaled(points: np.ndarray, record: Box, at: int) -> np.ndarray:
