@@ -282,7 +282,8 @@ class Space:
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
-            magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
+            if len(rows):
+                magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
 
 

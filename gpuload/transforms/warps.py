@@ -44,7 +44,7 @@ def affine_coefficients(
     translate_xy: np.ndarray,
     scale: np.ndarray | float,
     shear_xy_degrees: np.ndarray,
-    center_xy: np.ndarray | None,
+    center_xy: Sequence[float] | np.ndarray | None,
     size_hw: np.ndarray,
 ) -> np.ndarray:
     """The map float64 (B, 8) that turns and shears around a centre, scales, then moves.
@@ -72,7 +72,11 @@ def affine_coefficients(
 
 
 def rotation_coefficients(
-    angle_degrees: np.ndarray, center_xy: np.ndarray | None, size_hw: np.ndarray, *, expand: bool = False
+    angle_degrees: np.ndarray,
+    center_xy: Sequence[float] | np.ndarray | None,
+    size_hw: np.ndarray,
+    *,
+    expand: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The map (B, 8) that turns counterclockwise around a centre, as Pillow's `Image.rotate`, and the sizes of the
     results int64 (B, 2); these are as large as the turned image if `expand`. Arguments are as in an affine map."""
@@ -218,8 +222,7 @@ class RandomRotation(_Warping):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         angles = between(self.degrees, uniforms(1)[:, 0])
-        center = None if self.center is None else np.array(self.center)
-        return self.warp(*rotation_coefficients(angles, center, sizes_hw, expand=self.expand))
+        return self.warp(*rotation_coefficients(angles, self.center, sizes_hw, expand=self.expand))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if self.expand else size_hw
@@ -261,8 +264,7 @@ class RandomAffine(_Warping):
         shear = np.zeros((len(sizes_hw), 2))
         for axis in range(len(ranges) // 2):
             shear[:, axis] = between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
-        center = None if self.center is None else np.array(self.center)
-        return self.warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
+        return self.warp(affine_coefficients(angles, translate, scale, shear, self.center, sizes_hw), sizes_hw)
 
 
 @declaration
