@@ -107,6 +107,7 @@ class Transform:
     # The states of the images that it takes: "uint8" levels, "float" (levels that ToDtype converts), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
     record: ClassVar[type[Record] | None] = None  # the kind of its records; None: none, or its children's
+    filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records may use
     operations: ClassVar[tuple[str, ...]] = ()  # of `program.ops.OPS`, those that its records may hold, sorted
     crops: ClassVar[bool] = False  # some of the input may not matter to the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
@@ -158,7 +159,8 @@ class Transform:
         """The records that it and its children may draw."""
         if self.record is None:
             return tuple(known for child in self.children for known in child.outline)
-        return (Outline(kind=self.record, name=type(self).__name__, operations=self.operations),)
+        name, operations, filters = type(self).__name__, self.operations, self.filter_names
+        return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         """The size of every result, if known before any image is seen."""
@@ -239,15 +241,12 @@ class Resampling(Transform):
     Neither this nor `Padding` is a dataclass, so that each transform has its arguments where torchvision has them.
     """
 
+    record: ClassVar[type[Record]] = Box
     interpolation: str
     antialias: Any = True
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Box, name=type(self).__name__, filters=self._names),)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return filter_names(self.interpolation, antialias=self.antialias)
 
     def __post_init__(self) -> None:
@@ -260,7 +259,7 @@ class Resampling(Transform):
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""
-        names = self._names
+        names = self.filter_names
         if len(names) == 1 or numbers is None:
             return names[0]
         codes = np.array([FILTERS.index(name) for name in names])

@@ -23,7 +23,7 @@ from gpuload.transforms.arguments import (
 )
 from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.colour import OneOperation
-from gpuload.transforms.program.ops import Elastic, Ops, Outline
+from gpuload.transforms.program.ops import Elastic, Ops, Record
 
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
@@ -165,6 +165,7 @@ class ElasticTransform(Transform):
         ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
     """
 
+    record: ClassVar[type[Record]] = Elastic
     needs_whole: ClassVar[bool] = True
 
     alpha: float | Sequence[float] = argument(_pair, default=50.0)
@@ -178,8 +179,8 @@ class ElasticTransform(Transform):
             raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Elastic, name=type(self).__name__, filters=(self.interpolation,)),)
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (self.interpolation,)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
         keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back

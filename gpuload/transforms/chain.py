@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,7 +27,7 @@ from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvi
 from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrapped
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import Line
+from gpuload.transforms.line import Line, numbered
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
@@ -325,19 +324,13 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     split = found[0] if found else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
     views = transforms[split].chains if found else ((),)  # pyright: ignore[reportAttributeAccessIssue]
-    shared, free = _numbered(before, 0)
+    shared, free = numbered(before, 0)
     lines = []
     for view in views:
         inside = flat(view)
-        lanes, free = _numbered((*inside, *after), free)
+        lanes, free = numbered((*inside, *after), free)
         lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
     return tuple(lines)
-
-
-def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
-    """The first counter lane of each, and the next free one."""
-    *lanes, free = accumulate((transform.lanes for transform in transforms), initial=first)
-    return lanes, free
 
 
 def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:

@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import draw_some
+from gpuload.transforms.line import draw_some, numbered
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
@@ -128,12 +128,10 @@ class _Branching(_Holding):
             if not len(rows):
                 continue
             transforms, lanes = [], []
-            for number in order:
-                at = uniforms.lane + offsets[number] + isinstance(self.transforms[number], Compose)
-                for inner in flat([self.transforms[number]]):
-                    transforms.append(inner)
-                    lanes.append(at)
-                    at += inner.lanes
+            for child, offset in ((self.transforms[number], offsets[number]) for number in order):
+                inside = flat([child])
+                transforms += inside
+                lanes += numbered(inside, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
-__all__ = ["Line", "draw_some"]
+__all__ = ["Line", "draw_some", "numbered"]
 
 _put: Final = object.__setattr__  # only for records that nobody else has seen; `replace` takes ten times as long
 
@@ -87,6 +88,12 @@ class Line:
         regions = regions_tlhw if self.prefix_length == 1 else None
         records, results = _draw(self.transforms[:steps], self.lanes[:steps], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
+
+
+def numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
+    """The first counter lane of each, and the next free one."""
+    *lanes, free = accumulate((transform.lanes for transform in transforms), initial=first)
+    return lanes, free
 
 
 def draw_some(

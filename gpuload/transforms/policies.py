@@ -26,7 +26,7 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
-from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Outline, Record, code
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
@@ -149,10 +149,6 @@ class AutomaticAugment(Transform):
     def recipe(self) -> Recipe:
         raise NotImplementedError
 
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
     ) -> np.ndarray:
@@ -160,9 +156,8 @@ class AutomaticAugment(Transform):
         raise NotImplementedError
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        operations = tuple(sorted({OPS[number] for number in self.table.codes[self.recipe.kinds].ravel().tolist()}))
-        return (Outline(kind=self.record, name=type(self).__name__, operations=operations, filters=self.filter_names),)
+    def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(sorted({OPS[number] for number in self.table.codes[self.recipe.kinds].ravel().tolist()}))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
@@ -364,7 +359,7 @@ class TorchvisionAugment(AutomaticAugment):
     fill: Any
 
     @property
-    def filter_names(self) -> tuple[str, ...]:
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (self.interpolation,)
 
     def strengths(

@@ -24,7 +24,7 @@ from gpuload.transforms.arguments import (
     probability,
 )
 from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
-from gpuload.transforms.program.ops import Outline, Warp
+from gpuload.transforms.program.ops import Record, Warp
 
 __all__ = [
     "IDENTITY",
@@ -180,13 +180,13 @@ def _point(name: str, value: Any) -> tuple[float, float]:
 class _Warping(Transform):
     """Base of the warps; not a dataclass, so that each has its arguments where torchvision has them."""
 
-    interpolation: str
+    record: ClassVar[type[Record]] = Warp
     needs_whole: ClassVar[bool] = True
+    interpolation: str
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        name = type(self).__name__
-        return (Outline(kind=Warp, name=name, filters=(self.interpolation,)),)
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (self.interpolation,)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for images where `warped`."""
