@@ -446,21 +446,18 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
     if not 0 < share <= 1:
         raise ValueError(f"from_timm(crop_pct=…) must be greater than 0, and at most 1, got {share}")
     scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
-    chain: list[Transform] = []
-    if options["crop_border_pixels"]:
-        chain.append(TrimBorder(options["crop_border_pixels"]))
-    mode = options["crop_mode"]
+    border, mode = options["crop_border_pixels"], options["crop_mode"]
     if mode not in (None, "", "center", "squash", "border"):
         raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
-    if mode == "squash":
-        return [*chain, Resize(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+    crop: Transform = CenterCrop(size_hw)
     if mode == "border":
-        fill = tuple(round(255 * level) for level in options["mean"])
         resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
-        return [*chain, resize, CenterCropOrPad(size_hw, fill=fill)]
-    if scaled[0] == scaled[1]:
-        return [*chain, Resize(scaled[0], interpolation=filter_name), CenterCrop(size_hw)]
-    return [*chain, ResizeKeepRatio(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+        crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * level) for level in options["mean"]))
+    elif mode == "squash" or scaled[0] == scaled[1]:
+        resize = Resize(scaled if mode == "squash" else scaled[0], interpolation=filter_name)
+    else:
+        resize = ResizeKeepRatio(scaled, interpolation=filter_name)
+    return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
 def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
