@@ -12,15 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
-from gpuload.transforms.base import (
-    EVERYWHERE,
-    Standing,
-    Transform,
-    Uniforms,
-    argument,
-    declaration,
-    made_late,
-)
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]

@@ -25,13 +25,7 @@ from gpuload.transforms.colour import ColorJitter, RandomGrayscale
 from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
-from gpuload.transforms.geometry import (
-    CenterCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
+from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
 from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
 from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment

@@ -29,13 +29,7 @@ from gpuload.transforms.arguments import (
     whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
-from gpuload.transforms.geometry import (
-    CenterCrop,
-    FixedSizeCrop,
-    PaddingMode,
-    padding_mode_of,
-    sizes_by_shorter_side,
-)
+from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_of, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
