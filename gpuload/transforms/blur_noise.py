@@ -184,7 +184,5 @@ class ElasticTransform(Transform):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
         keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
-        alpha: Any = self.alpha
-        sigma: Any = self.sigma
         fill, mask_fill = self.outside
-        return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)
+        return Elastic(keys, self.alpha, self.sigma, self.interpolation, fill, mask_fill)  # pyright: ignore[reportArgumentType]
