@@ -76,7 +76,7 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
     batch = outputs
 
     def launch(turn: int) -> torch.Tensor:
-        runner.launch(prepared[turn % BATCHES], images.pixels, batch)
+        runner.launch(*prepared[turn % BATCHES], images.pixels, batch)
         return batch
 
     return launch

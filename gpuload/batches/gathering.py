@@ -89,7 +89,7 @@ class GatheredTargets(TargetStage):
             for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
-            follow(part, [scene.trail for scene in scenes])
+            follow(part.records, [scene.trail for scene in scenes])
             _settle(scenes, fields, owned)
             first = number + 1
             if record is not None:

@@ -83,7 +83,7 @@ def _move_points(columns: Columns, finished: Finished) -> None:
     moved: list[list[Trail]] = []
     for program in finished.drawn:
         trails = [trail_of(targets.values()) for targets in points.values()]
-        follow(program, trails)
+        follow(program.records, trails)
         moved.append(trails)
     cells, left = finished.cells, []
     for (row, targets), *trails in zip(points.items(), *moved, strict=True):

@@ -30,6 +30,7 @@ from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
+    from gpuload.transforms.program.fusing.plan import Plan
     from gpuload.workers.batch import Batch
     from gpuload.workers.job import Job
 
@@ -49,7 +50,7 @@ class PlannedBatch:
         columns: the batch's columns, by these starts; None until the worker has joined them.
         chunk: the number of the request, while it is not answered.
         slot: what holds the arrays; data: its bytes.
-        plan: the launches, as `Plan.plain` of `gpuload.transforms.program.fusing.plan` gives them.
+        plan: how the passes are launched.
         spans: where the arrays are in the slot, by name, and leaves that are an integer in each sample, int64 (N,), by
             number.
         size_hw: the size of all results.
@@ -61,7 +62,7 @@ class PlannedBatch:
     chunk: int | None = None
     slot: Slot | None = None
     data: np.ndarray | None = None
-    plan: tuple[Any, ...] | None = None
+    plan: Plan | None = None
     spans: dict[str | int, Span] = field(default_factory=dict)
     size_hw: tuple[int, int] = (0, 0)
     arrays: Any = None
@@ -197,7 +198,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
         if set(map(type, column.values)) in INTEGERS and (values := np.array(column.values)).dtype == np.int64:
             entries[leaf] = [values]
     spans, end = spans_of(list(entries.values()))
-    columns.plan = plan.plain(), dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
+    columns.plan = plan, dict(zip(entries, spans, strict=True)), tuple(program.results_hw[0].tolist())
     packed = write_content(columns, slot, end, inline_bytes=MAX_INLINE_BYTES)
     if not packed.fits:
         return reply(Status.TOO_LARGE, packed.nbytes)

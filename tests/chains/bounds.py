@@ -61,7 +61,7 @@ def bound(own: Mapping[str, float], program: Program, row: int, apart: float = 0
 
 def _step(own: Mapping[str, float], record: Record, row: int, apart: float) -> float:
     match record:
-        case Box() if not record.pads:
+        case Box(padding_mode=None):
             if np.array_equal(record.box_tlhw[row, 2:], record.size_hw[row]):
                 return apart
             return _resampled(own, "resize", _filter(record, row), apart)

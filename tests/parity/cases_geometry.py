@@ -126,7 +126,7 @@ def geometry(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.nd
     result = as_pillow(image)
     for transform, params in drawn:
         match params:
-            case Box() if params.pads:
+            case Box(padding_mode=str()):
                 result = padded_crop(transform, params, row, result)
             case Box():
                 result = resized_crop(transform, params, row, result)

@@ -248,7 +248,7 @@ chain = T.Chain([T.RandomAffine(40, (0.2, 0.2), (0.5, 2), 20), T.RandomPerspecti
 program = chain.draw(epoch_key(1, 0), rows, np.full((64, 2), 90))
 points = np.random.default_rng(0).uniform(0, 90, (64, 5, 2))
 trails = [Trail([np.concatenate([some, some + 9], axis=1)], [some]) for some in points]
-follow(program, trails)
+follow(program.records, trails)
 print(hashlib.sha256(b"".join(trail.boxes[0].tobytes() + trail.points[0].tobytes() for trail in trails)).hexdigest())
 """
 

@@ -80,7 +80,7 @@ def test_boxes(name, box_format, dtype, limit):
     draws = made(CHAINS[name])
     given = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
     trails = [Trail([to_xyxy(boxes, box_format)]) for boxes in given]
-    follow(draws, trails)
+    follow(draws.records, trails)
     exact = 0
     for row, (boxes, trail) in enumerate(zip(given, trails, strict=True)):
         found = from_xyxy(trail.boxes[0], box_format, np.dtype(dtype))
@@ -98,7 +98,7 @@ def test_keypoints(name):
     draws = made(CHAINS[name])
     points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
     trails = [Trail([], [own.astype(np.float64)]) for own in points]
-    follow(draws, trails)
+    follow(draws.records, trails)
     for row, (own, trail) in enumerate(zip(points, trails, strict=True)):
         expected = original(tv_tensors.KeyPoints(own, canvas_size=tuple(SIZES[row])), draws, row).numpy()
         np.testing.assert_allclose(trail.points[0], expected, rtol=1e-5, atol=2e-3)
@@ -118,7 +118,7 @@ def test_keypoints(name):
 def test_warps_turn_the_way_torchvision_turns(ours, theirs):
     draws = made([ours])
     trails = [Trail([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
-    follow(draws, trails)
+    follow(draws.records, trails)
     for row, trail in enumerate(trails):
         size = tuple(SIZES[row])
         boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)), format="XYXY", canvas_size=size)
@@ -130,7 +130,7 @@ def test_warps_turn_the_way_torchvision_turns(ours, theirs):
 def test_a_rotation_that_expands_is_torchvisions_but_for_the_rounding_of_its_canvas():
     draws = made([T.RandomRotation((30, 30), expand=True)])
     trails = [Trail([boxes_of(row)]) for row in range(len(SIZES))]
-    follow(draws, trails)
+    follow(draws.records, trails)
     for row, trail in enumerate(trails):
         boxes = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=tuple(SIZES[row].tolist())
@@ -191,11 +191,13 @@ def test_sanitizing_and_clamping():
     for least in ({}, {"min_size": 3}, {"min_area": 200}):
         _, expected = F.sanitize_bounding_boxes(tv, **least)
         trail = Trail([boxes])
-        follow(T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])), [trail])
+        follow(
+            T.Chain([T.SanitizeBoundingBoxes(**least)]).draw(KEY, np.arange(1), np.array([[60, 80]])).records, [trail]
+        )
         np.testing.assert_array_equal(trail.boxes[0], boxes[expected.numpy()])
     draws = T.Chain([T.ClampBoundingBoxes()]).draw(KEY, np.arange(1), np.array([[60, 80]]))
     trail = Trail([boxes])
-    follow(draws, [trail])
+    follow(draws.records, [trail])
     np.testing.assert_array_equal(trail.boxes[0], F.clamp_bounding_boxes(tv).numpy())
 
 
@@ -231,7 +233,7 @@ def test_turns_are_albumentations(monkeypatch, transform, box_format):
     trails = [
         Trail([to_xyxy(own, box_format)], [dots.astype(np.float64)]) for own, dots in zip(given, points, strict=True)
     ]
-    follow(program, trails)
+    follow(program.records, trails)
     batch = compile_stage(T.Chain([transform]), device="cpu", ragged="list")(RaggedImages.from_arrays(images), program)
     seen = set()
     for row, trail in enumerate(trails):
@@ -261,7 +263,7 @@ def test_a_turned_box_is_that_of_the_turned_mask(box_format, dtype):
     moved, _ = MaskStage(torch.device("cpu"))(RaggedImages.from_arrays(masks), program, [("uint8", 2)] * count)
     given = as_format(np.array([[2, 4, 10, 14]]), box_format).astype(dtype)
     trails = [Trail([to_xyxy(given, box_format)], [np.array([[2, 4]])]) for _ in masks]
-    follow(program, trails)
+    follow(program.records, trails)
     for mask, trail, size in zip(moved, trails, program.results_hw, strict=True):
         assert mask.shape == tuple(size)
         rows, columns = np.nonzero(mask.numpy())

@@ -92,7 +92,7 @@ def test_boxes_and_keypoints_move_as_by_torchvision():
     boxes = np.array([[5.0, 6.0, 30.0, 40.0], [0.0, 0.0, 74.0, 57.0]])
     points = np.array([[3.0, 4.0], [60.0, 50.0]])
     trails = [Trail([boxes.copy()], [points.copy()]) for _ in range(2)]
-    follow(program, trails)
+    follow(program.records, trails)
     for trail, displacement in zip(trails, displacements, strict=True):
         given = tv.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=SIZE)
         assert np.allclose(trail.boxes[0], functional.elastic(given, displacement[None]).numpy(), atol=1e-3)

@@ -192,13 +192,13 @@ def test_boxes_and_keypoints_move_as_with_the_one_that_is_built_in():
     boxes, points = np.array([[1, 2, 9, 12], [0, 0, 5, 5]]), np.array([[[3.5, 4.0]], [[0.0, 1.0]]])
     program = T.Chain([Flip(), T.CenterCrop(30)]).draw(KEY, POSITIONS, SIZES)
     trails = [Trail([boxes, boxes.astype(float)], [points]) for _ in range(12)]
-    follow(program, trails)
+    follow(program.records, trails)
     flipped = program.records[0].params
     assert 0 < flipped.sum() < 12
     for row, trail in enumerate(trails):
         built_in = T.Chain([T.RandomHorizontalFlip(float(flipped[row])), T.CenterCrop(30)])
         expected = Trail([boxes, boxes.astype(float)], [points])
-        follow(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]), [expected])
+        follow(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]).records, [expected])
         for found, other in zip((*trail.boxes, *trail.points), (*expected.boxes, *expected.points), strict=True):
             np.testing.assert_array_equal(found, other)
             assert found.dtype == other.dtype
@@ -212,4 +212,4 @@ def test_boxes_that_do_not_come_back_are_an_error():
     program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
     text = "Loses.apply_boxes must return a numpy array of shape (2, 4), as given; got an array of shape (1, 4)"
     with pytest.raises(ValueError, match=re.escape(text)):
-        follow(program, [Trail([np.zeros((2, 4))])])
+        follow(program.records, [Trail([np.zeros((2, 4))])])

@@ -18,7 +18,7 @@ from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring
 from gpuload.rng.philox import epoch_key
 from gpuload.transforms.program.draws import concat_tables, image_table
-from gpuload.transforms.program.fusing.plan import Fusing, Plan, Tile
+from gpuload.transforms.program.fusing.plan import Fusing, Tile
 from gpuload.workers.batch import Batch
 from gpuload.workers.feed import Consumer, Feed
 from gpuload.workers.inline import InProcessEngine
@@ -110,7 +110,7 @@ def test_a_batch_that_nobody_waits_for_comes_with_the_plan_that_its_draws_make()
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
         plan, found = FUSING(table, program)
         arrays: dict[Any, Any] = {**found}
-        assert batch.planned.plan == plan.plain()
+        assert batch.planned.plan == plan
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "counted", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
@@ -311,7 +311,7 @@ def test_images_that_were_resized_as_they_were_decoded_are_planned_as_results_of
     assert whole[1::2].tolist() == [[0, 0, 8, 8]] * 2
     assert whole[::2].tolist() == regions[::2].tolist()
     plan, arrays = FUSING(images, rest)
-    assert Plan.of_plain(launches) == plan
+    assert launches == plan
     for name, (start, nbytes, kind) in spans.items():
         expected = np.concatenate([own.reshape(-1) for own in arrays[name]])
         np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)

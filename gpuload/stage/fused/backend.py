@@ -87,12 +87,7 @@ class FusedBackend(Backend):
     def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         from gpuload.stage.fused.variants import late_variants
 
-        outlines = [outline for own in steps for outline in own]
-        if form.channels[1] not in CHANNELS:
-            return set()
-        return late_variants(
-            outlines, channels=form.channels[1], dtype=form.dtype, channels_last=form.column == form.channels[1]
-        )
+        return late_variants(steps, form=form) if form.channels[1] in CHANNELS else set()
 
     def compile(self, kernels: set[Any]) -> None:
         from gpuload.stage.fused.variants import compile_all

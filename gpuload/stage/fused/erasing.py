@@ -117,8 +117,7 @@ def _erase_images(
     places = images_ptr + tl.load(around_ptr) * image_stride
     places += ys.to(tl.int64)[:, None] * row_stride + xs.to(tl.int64)[None, :] * column_stride
     red = tl.load(places, there, 0).to(tl.float32)
-    green = red
-    blue = red
+    green, blue = red, red
     if CHANNELS == 3:
         green = tl.load(places + channel_stride, there, 0).to(tl.float32)
         blue = tl.load(places + 2 * channel_stride, there, 0).to(tl.float32)
@@ -145,10 +144,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
     Returns:
         red, green, blue.
     """
-    top = tl.min(ys)
-    bottom = tl.max(ys)
-    left = tl.min(xs)
-    right = tl.max(xs)
+    top, bottom, left, right = tl.min(ys), tl.max(ys), tl.min(xs), tl.max(xs)
     at = 0
     while at < count:
         record_ptr = records_ptr + at * RECORD
@@ -158,8 +154,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         width = tl.load(record_ptr + 3).to(tl.int32)
         # Nearly all tiles are outside.
         if (down <= bottom) & (down + height > top) & (across <= right) & (across + width > left) & (height > 0):
-            y = ys - down
-            x = xs - across
+            y, x = ys - down, xs - across
             inside = ((y >= 0) & (y < height))[:, None] & ((x >= 0) & (x < width))[None, :]
             kind = tl.load(record_ptr + 4)
             if kind == _CONST:
@@ -186,8 +181,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                     channel += 1
         at += 1
     if CHANNELS == 1:
-        green = red
-        blue = red
+        green, blue = red, red
     return red, green, blue
 
 

@@ -119,13 +119,9 @@ def _mix(
         image_stride = tl.multiple_of(image_stride, _LANES if DENSE else 1)
     there = places < count
     if CHANNELS_LAST:
-        channel = places % CHANNELS
-        x = places // CHANNELS % width
-        y = places // CHANNELS // width
+        channel, x, y = places % CHANNELS, places // CHANNELS % width, places // CHANNELS // width
     else:
-        x = places % width
-        y = places // width % height
-        channel = places // width // height
+        x, y, channel = places % width, places // width % height, places // width // height
     if DENSE:
         offsets = places
     else:

@@ -18,28 +18,19 @@ import triton.language as tl
 
 from gpuload.stage.fused.pixels import multiply_add
 from gpuload.stage.reference.color import LUMA, TINY
-from gpuload.transforms.program.fusing.passes import ERASE_BOX
+from gpuload.transforms.program.fusing.passes import ERASE_BOX, STATISTICS
 from gpuload.transforms.program.ops import code as code_of
 
 __all__ = ["operate"]
 
-_BRIGHTNESS: Final = tl.constexpr(code_of("brightness"))
-_CONTRAST: Final = tl.constexpr(code_of("contrast"))
-_SATURATION: Final = tl.constexpr(code_of("saturation"))
-_HUE: Final = tl.constexpr(code_of("hue"))
-_SOLARIZE: Final = tl.constexpr(code_of("solarize"))
+_BRIGHTNESS, _SATURATION, _HUE = (tl.constexpr(code_of(name)) for name in ("brightness", "saturation", "hue"))
+_GRAYSCALE, _PERMUTE, _INVERT = (tl.constexpr(code_of(name)) for name in ("grayscale", "permute", "invert"))
+_SOLARIZE, _SOLARIZE_ADD = tl.constexpr(code_of("solarize")), tl.constexpr(code_of("solarize_add"))
 _POSTERIZE: Final = tl.constexpr(code_of("posterize"))
-_EQUALIZE: Final = tl.constexpr(code_of("equalize"))
-_AUTOCONTRAST: Final = tl.constexpr(code_of("autocontrast"))
-_INVERT: Final = tl.constexpr(code_of("invert"))
-_GRAYSCALE: Final = tl.constexpr(code_of("grayscale"))
-_PERMUTE: Final = tl.constexpr(code_of("permute"))
-_SOLARIZE_ADD: Final = tl.constexpr(code_of("solarize_add"))
+_CONTRAST, _EQUALIZE, _AUTOCONTRAST = (tl.constexpr(code_of(name)) for name in STATISTICS)
 _ERASE_BOX: Final = tl.constexpr(ERASE_BOX)
 
-_RED: Final = tl.constexpr(LUMA[0])
-_GREEN: Final = tl.constexpr(LUMA[1])
-_BLUE: Final = tl.constexpr(LUMA[2])
+_RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _TINY: Final = tl.constexpr(TINY)
 _SIXTH: Final = tl.constexpr(-255 / 6)
 _HALF: Final = tl.constexpr(255 / 2)
@@ -65,9 +56,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
     """
     if code == _BRIGHTNESS:
         factor = tl.load(values_ptr).to(tl.float32)
-        red = _to_levels(red * factor)
-        green = _to_levels(green * factor)
-        blue = _to_levels(blue * factor)
+        red, green, blue = _to_levels(red * factor), _to_levels(green * factor), _to_levels(blue * factor)
     elif code == _SATURATION:
         if CHANNELS == 3:
             red, green, blue = _saturation(red, green, blue, tl.load(values_ptr).to(tl.float32))
@@ -77,8 +66,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
     elif code == _GRAYSCALE:
         if CHANNELS == 3:
             red = _luma(red, green, blue)
-            green = red
-            blue = red
+            green, blue = red, red
     elif (code == _CONTRAST) | (code == _EQUALIZE) | (code == _AUTOCONTRAST):
         red = _looked_up(table_ptr, red)
         green = _looked_up(table_ptr + 256, green)
@@ -100,9 +88,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         green = ((green.to(tl.int32) >> lost) << lost).to(tl.float32)
         blue = ((blue.to(tl.int32) >> lost) << lost).to(tl.float32)
     elif code == _INVERT:
-        red = 255.0 - red
-        green = 255.0 - green
-        blue = 255.0 - blue
+        red, green, blue = 255.0 - red, 255.0 - green, 255.0 - blue
     elif code == _PERMUTE:
         if CHANNELS == 3:
             red, green, blue = _permute(red, green, blue, values_ptr)
@@ -112,8 +98,7 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.
         green = tl.where(inside, tl.load(values_ptr + 5).to(tl.float32), green)
         blue = tl.where(inside, tl.load(values_ptr + 6).to(tl.float32), blue)
     if CHANNELS == 1:  # what was done to the other two is dead code
-        green = red
-        blue = red
+        green, blue = red, red
     return red, green, blue
 
 

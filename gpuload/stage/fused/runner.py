@@ -13,7 +13,7 @@ Runs in the process of the stage, on the current stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,17 +38,10 @@ from gpuload.transforms.program.fusing.plan import CHANNELS, Fusing, Plan, Tile,
 from gpuload.transforms.program.ops import Erase, Mix, Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["FusedRunner", "Prepared", "change_finished", "tile_of", "trial"]
+__all__ = ["FusedRunner", "change_finished", "tile_of", "trial"]
 
 # GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
-
-
-class Prepared(NamedTuple):
-    """A batch's passes on the device: how they are launched, and by name the arrays that kernels read."""
-
-    plan: Plan
-    arrays: dict[str, torch.Tensor]
 
 
 class FusedRunner:
@@ -86,7 +79,7 @@ class FusedRunner:
         if int(images.shapes[0, 2]) not in CHANNELS:
             return self._others(images, program, windows_tlhw, outputs, late)
         erasing = leading_erasing(late)
-        self.launch(self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
+        self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
         if late is None or len(erasing) == len(late.records):
             return None
         return late.part(len(erasing), len(late.records))
@@ -107,8 +100,8 @@ class FusedRunner:
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
         late: Sequence[Erase] = (),
-    ) -> Prepared:
-        """Make the passes for a batch.
+    ) -> tuple[Plan, dict[str, torch.Tensor]]:
+        """Make the passes for a batch: how they are launched, and by name the arrays that kernels read, on the device.
 
         Args:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
@@ -116,25 +109,21 @@ class FusedRunner:
         """
         plan, arrays = Plan.of(images.table, program, windows_tlhw, *_strides(outputs), late, self.tile)
         tensors = upload_together(list(arrays.values()), self._device)
-        return self._prepared(plan, dict(zip(arrays, tensors, strict=True)))
+        return plan, dict(zip(arrays, tensors, strict=True))
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch that was planned elsewhere, whose arrays lie behind the pixels."""
         assert planned.plan is not None
-        self.launch(self._prepared(Plan.of_plain(planned.plan), planned.arrays), pixels, outputs)
+        self.launch(planned.plan, planned.arrays, pixels, outputs)
 
-    def _prepared(self, plan: Plan, arrays: dict[str, torch.Tensor]) -> Prepared:
-        # What there is none of is not read, but a kernel takes a pointer of its type.
-        ints, floats = arrays["ints"], arrays["floats"]
-        unread = {"codes": ints, "values": floats, "places": self._places, "boxes": ints}
-        return Prepared(plan, unread | arrays)
-
-    def launch(self, prepared: Prepared, pixels: torch.Tensor, outputs: Outputs) -> None:
+    def launch(self, plan: Plan, arrays: dict[str, torch.Tensor], pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of decoded pixels, as it was prepared."""
-        plan, arrays = prepared
+        # What there is none of is not read, but a kernel takes a pointer of its type: that of other numbers, or of the
+        # pixels.
+        unread = {"codes": arrays["ints"], "values": arrays["floats"], "places": self._places, "boxes": arrays["ints"]}
+        arrays = unread | arrays
         operates, transposes = self.operates or plan.operates, self.transposes or plan.transposes
         # A pass reads what the one before it wrote, so two pieces take turns; the first pass reads the pixels.
-        # What is not read is the pixels: a kernel takes a pointer of its type.
         pieces = [
             torch.empty(size, dtype=torch.uint8, device=self._device) if size else pixels for size in plan.scratch_bytes
         ]
@@ -200,7 +189,7 @@ def trial(device: torch.device) -> None:
     nothing = Program((), image.sizes_hw, image.sizes_hw)
     output = torch.empty(1, 1, 4, 4, dtype=torch.uint8, device=device)
     runner = FusedRunner(UNCHANGED, device)
-    runner.launch(runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
+    runner.launch(*runner.prepare(image, nothing, nothing.windows_tlhw, output), image.pixels, output)
     box = Erase(np.array([[[1, 1, 2, 2]]], np.int64), np.zeros((1, 2), np.uint64))
     erase_images(torch.zeros(1, 1, 4, 4, device=device), box)
     if device.type != "cpu":
@@ -208,7 +197,6 @@ def trial(device: torch.device) -> None:
 
 
 def tile_of(device: torch.device) -> Tile:
-    """The tile of a device."""
     if INTERPRETED.value:  # it takes as long for a large tile as for a small one
         return Tile(64, 64, 1)
     if capability(device) in FEW_PROGRAMS:

@@ -29,24 +29,19 @@ from gpuload.stage.fused.pixels import (
     BILINEAR,
     BLUR,
     BOX_H,
-    BOX_W,
     COLUMN_STEP,
-    CORNER_X,
     CORNER_Y,
     FILTER,
     FLOATS,
     HEIGHT,
     JOB,
     KERNEL_H,
-    KERNEL_W,
     LINES,
     OUT_HEIGHT,
     OUT_WIDTH,
     ROW_STEP,
-    SIGMA_X,
     SIGMA_Y,
     SIZE_H,
-    SIZE_W,
     STEP_X,
     STEP_Y,
     TAPS,
@@ -311,14 +306,7 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
     height = tl.load(ints_ptr + HEIGHT).to(tl.int32)
     lines = tl.load(ints_ptr + LINES).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_Y) + tile * (1 + lines) * ROWS
-    if CURVE == GAUSSIAN:
-        kernel, corner = tl.load(ints_ptr + KERNEL_H).to(tl.int32), 0
-        first, end = _reach_of_blur(ys, kernel, height)
-        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_Y))
-    else:
-        corner = tl.load(ints_ptr + CORNER_Y).to(tl.int32)
-        first, end, start, squeeze = _reach(ys, tl.load(ints_ptr + BOX_H), tl.load(ints_ptr + SIZE_H), CURVE)
-        norm = _norm(first, end, start, squeeze, CURVE)
+    first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, ys, height, 0, CURVE)
     top = tl.maximum(tl.min(first) - corner, 0)
     count = tl.minimum(tl.max(end) - corner, height) - top
     count = tl.minimum(tl.cdiv(count, LINES_AT_ONCE) * LINES_AT_ONCE, lines)
@@ -329,10 +317,7 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
     while line < count:
         numbers = (line + tl.arange(0, _CHUNK))[:, None]
         pixels = top + numbers + corner
-        if CURVE == GAUSSIAN:
-            own = _weight_of_blur(pixels, ys[None, :], kernel, height, scale, norm).to(tl.int32, bitcast=True)
-        else:
-            own = _weight(pixels, first[None, :], end[None, :], start[None, :], squeeze, norm[None, :], CURVE)
+        own = _weight(pixels, ys, height, first, end, shape, scale, norm, CURVE)
         tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
         line += _CHUNK
 
@@ -342,14 +327,7 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
     width = tl.load(ints_ptr + WIDTH).to(tl.int32)
     taps = tl.load(ints_ptr + TAPS).to(tl.int32)
     weights_ptr += tl.load(ints_ptr + WEIGHTS_X)
-    if CURVE == GAUSSIAN:
-        kernel, corner = tl.load(ints_ptr + KERNEL_W).to(tl.int32), 0
-        first, end = _reach_of_blur(xs, kernel, width)
-        scale, norm = _gaussian(kernel, tl.load(floats_ptr + SIGMA_X))
-    else:
-        corner = tl.load(ints_ptr + CORNER_X).to(tl.int32)
-        first, end, start, squeeze = _reach(xs, tl.load(ints_ptr + BOX_W), tl.load(ints_ptr + SIZE_W), CURVE)
-        norm = _norm(first, end, start, squeeze, CURVE)
+    first, end, corner, shape, scale, norm = _reach(ints_ptr, floats_ptr, xs, width, 1, CURVE)
     # If the source has as many pixels as taps, all that are read are inside.
     place = tl.maximum(tl.minimum(first - corner, width - taps), 0)
     tl.store(weights_ptr + columns, place, there)
@@ -357,37 +335,51 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
     tap = 0
     while tap < taps:
         pixels = place + tap + corner
-        if CURVE == GAUSSIAN:
-            own = _weight_of_blur(pixels, xs, kernel, width, scale, norm).to(tl.int32, bitcast=True)
-        else:
-            own = _weight(pixels, first, end, start, squeeze, norm, CURVE)
+        own = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
         before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
         tl.store(weights_ptr + before * out_width + tap - before, own, there)
         tap += 1
 
 
 @triton.jit
-def _reach(places, box, size, CURVE: tl.constexpr):
-    """For pixels of a resized axis: the first pixel of the box that the filter takes and the one after the last, int32;
-    how far the first is from the centre, and the factor from pixels to the filter's units, float64."""
-    scale = box.to(tl.float64) / size.to(tl.float64)
-    stretch = tl.maximum(scale, 1.0)
-    # An axis that is not resized takes one pixel.
-    reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
-    centre = (places.to(tl.float64) + 0.5) * scale
-    first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
-    end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
-    return first, end, first.to(tl.float64) - centre + 0.5, 1.0 / stretch
+def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
+    """What the weights of some pixels of a result are made from, along one axis.
+
+    Returns:
+        first, end: the first pixel that the filter takes and the one after the last, mirrored ones included, int32.
+        corner: where the source begins among the pixels that these count.
+        shape: the size of a blur's kernel; for a resize, how far each first pixel is from the centre, float64.
+        scale: the factor from pixels to the filter's units.
+        norm: the factor that makes the sum of the filter's values one.
+    """
+    if CURVE == GAUSSIAN:
+        shape, corner = tl.load(ints_ptr + KERNEL_H + AXIS).to(tl.int32), 0
+        before = shape // 2
+        first = tl.where(before < length, tl.maximum(places - before, 0), 0)
+        end = tl.where(before < length, tl.minimum(places + before + 1, length), length)
+        scale, norm = _gaussian(shape, tl.load(floats_ptr + SIGMA_Y + AXIS))
+    else:
+        corner = tl.load(ints_ptr + CORNER_Y + AXIS).to(tl.int32)
+        box, size = tl.load(ints_ptr + BOX_H + AXIS), tl.load(ints_ptr + SIZE_H + AXIS)
+        step = box.to(tl.float64) / size.to(tl.float64)
+        stretch = tl.maximum(step, 1.0)
+        # An axis that is not resized takes one pixel.
+        reach = tl.where(box == size, 0.5, stretch if CURVE == BILINEAR else 2.0 * stretch)
+        centre = (places.to(tl.float64) + 0.5) * step
+        first = tl.maximum((centre - reach + 0.5).to(tl.int32), 0)
+        end = tl.minimum((centre + reach + 0.5).to(tl.int32), box.to(tl.int32))
+        shape, scale = first.to(tl.float64) - centre + 0.5, 1.0 / stretch
+        norm = _norm(first, end, shape, scale, CURVE)
+    return first, end, corner, shape, scale, norm
 
 
 @triton.jit
-def _norm(first, end, start, squeeze, CURVE: tl.constexpr):
-    """The factor that makes the sum of the filter's values Pillow's one."""
+def _norm(first, end, start, scale, CURVE: tl.constexpr):
     total = tl.zeros_like(start)
     taps = tl.max(end - first)
     tap = 0
     while tap < taps:
-        total += tl.where(tap < end - first, _curve((tap + start) * squeeze, CURVE), 0.0)
+        total += tl.where(tap < end - first, _curve((tap + start) * scale, CURVE), 0.0)
         tap += 1
     return _ONE / total
 
@@ -406,20 +398,16 @@ def _curve(distance, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _weight(pixels, first, end, start, squeeze, norm, CURVE: tl.constexpr):
-    """The weights of pixels of the box, in Pillow's units, rounded."""
-    taken = (pixels >= first) & (pixels < end)
-    weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + start) * squeeze, CURVE), 0.0) * norm
-    half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
-    return (weight + half).to(tl.int32)  # truncated
-
-
-@triton.jit
-def _reach_of_blur(places, kernel, length):
-    """The first pixel that is taken, and the one after the last, mirrored ones included."""
-    before = kernel // 2
-    first = tl.where(before < length, tl.maximum(places - before, 0), 0)
-    return first, tl.where(before < length, tl.minimum(places + before + 1, length), length)
+def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.constexpr):
+    """The weights of pixels for those of a result at `places`: in Pillow's units, rounded, or the bits of a float32."""
+    if CURVE == GAUSSIAN:
+        result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
+    else:
+        taken = (pixels >= first) & (pixels < end)
+        weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
+        half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
+        result = (weight + half).to(tl.int32)  # truncated
+    return result
 
 
 @triton.jit

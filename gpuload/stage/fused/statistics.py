@@ -30,9 +30,7 @@ _CONTRAST: Final = tl.constexpr(code_of("contrast"))
 _EQUALIZE: Final = tl.constexpr(code_of("equalize"))
 JOB: Final = COUNTED.itemsize // 8  # int64 numbers of a job
 _JOB: Final = tl.constexpr(JOB)
-_RED: Final = tl.constexpr(LUMA[0])
-_GREEN: Final = tl.constexpr(LUMA[1])
-_BLUE: Final = tl.constexpr(LUMA[2])
+_RED, _GREEN, _BLUE = map(tl.constexpr, LUMA)
 _GUARD: Final = tl.constexpr(GUARD)
 
 BLOCK: Final = 2048  # pixels that a program counts at once
@@ -45,7 +43,7 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
 
     Args:
         pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
-        jobs: `COUNTED` (n,) as int64, on the same device: sizes are not 0, codes those of `STATISTICS`
+        jobs: `COUNTED` (n,) as int64, n > 0, on the same device: sizes are not 0, codes those of `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
         most: pixels of the largest image.
@@ -56,8 +54,6 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     """
     n, device = len(factors), pixels.device
     result = torch.empty(n, 3, 256, dtype=torch.uint8, device=device)
-    if not n:
-        return result
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(most, BLOCK * ROUNDS)
     with device_of(pixels):
@@ -76,8 +72,7 @@ def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.c
     size = (tl.load(job_ptr + 1) * tl.load(job_ptr + 2)).to(tl.int32)
     levels = tl.arange(0, 256)
     reds = tl.zeros((256,), tl.int32)
-    greens = tl.zeros((256,), tl.int32)
-    blues = tl.zeros((256,), tl.int32)
+    greens, blues = reds, reds
     at = tl.program_id(1) * BLOCK
     while at < size:
         places = at + tl.arange(0, BLOCK)

@@ -114,13 +114,12 @@ def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
     return any(outline.kind is Turn for outlines in steps for outline in outlines)
 
 
-def late_variants(
-    outlines: Iterable[Outline], *, channels: int, dtype: torch.dtype, channels_last: bool
-) -> set[Variant]:
-    """What a run on finished images, N×C×H×W, may launch."""
+def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Variant]:
+    """What a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
     found: set[Variant] = set()
-    last = channels_last and channels > 1
-    for outline in outlines:
+    channels, dtype = form.channels[1], form.dtype
+    last = 1 < channels == form.column
+    for outline in (known for outlines in steps for known in outlines):
         if outline.kind is Mix:
             constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": last, "BLOCK": mixing.BLOCK}
             for whole in (False, True):
@@ -128,8 +127,7 @@ def late_variants(
                 found.add(_variant("mix", (dtype, I64, *numbers), {**constants, "WHOLE": whole, **mixing.OPTIONS}))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS, **erasing.OPTIONS}
-            column = channels if last else 1
-            args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, column)
+            args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, form.column)
             found.add(_variant("erase_images", args, constants))
     return found
 

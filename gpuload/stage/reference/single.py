@@ -103,7 +103,7 @@ class SingleRunner:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            if isinstance(record, Box) and not record.pads:
+            if isinstance(record, Box) and record.padding_mode is None:
                 # Each resize of an image has a resampler of its own, since a result is valid until the next call.
                 number = int(resized[rows].max())
                 resized[rows] = number + 1

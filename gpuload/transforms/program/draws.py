@@ -82,7 +82,7 @@ class Program:
     def resize(self) -> Box | None:
         """The first record that changes pixels, if it resamples boxes of all images; else None."""
         first = next((record for record in self.records if isinstance(record, CHANGES_PIXELS)), None)
-        return first if isinstance(first, Box) and not first.pads and first.rows is None else None
+        return first if isinstance(first, Box) and first.padding_mode is None and first.rows is None else None
 
     def of_decoded(self, images: np.ndarray) -> tuple[Program, np.ndarray]:
         """Return the program, and the images, for what was decoded.

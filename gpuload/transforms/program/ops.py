@@ -148,11 +148,6 @@ class Box(Record):
     kept: np.ndarray | None = None
 
     @property
-    def pads(self) -> bool:
-        """Whether it may reach beyond the image, and is not resampled."""
-        return self.padding_mode is not None
-
-    @property
     def after_hw(self) -> np.ndarray:
         return self.size_hw
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.fields import displaced
 from gpuload.transforms.program.ops import (
     Box,
@@ -64,19 +63,15 @@ class Trail:
             self.boxes = [boxes[kept] for boxes in self.boxes]
 
 
-def follow(program: Program, trails: Sequence[Trail]) -> None:
-    """Move the boxes and keypoints of each sample by a program; changes `trails`."""
-    _follow(program.records, trails)
-
-
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The boxes of each sample after some records."""
     trails = [Trail([found]) for found in boxes]
-    _follow(records, trails)
+    follow(records, trails)
     return [trail.boxes[0] for trail in trails]
 
 
-def _follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
+def follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
+    """Move the boxes and keypoints of each sample by some records; changes `trails`."""
     for record in records:
         if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()

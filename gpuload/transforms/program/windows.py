@@ -21,16 +21,9 @@ __all__ = [
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
 FILTERS: Final = ("nearest", "bilinear", "bicubic", "lanczos", "plain bilinear", "plain bicubic")
-SUPPORT: Final = {
-    "nearest": 0.5,
-    "bilinear": 1.0,
-    "bicubic": 2.0,
-    "lanczos": 3.0,
-    "plain bilinear": 1.0,
-    "plain bicubic": 2.0,
-}
+SUPPORT: Final[dict[str, float]] = dict(zip(FILTERS, (0.5, 1.0, 2.0, 3.0, 1.0, 2.0), strict=True))
 PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
-_SUPPORTS: Final = np.array([SUPPORT[name] for name in FILTERS])
+_SUPPORTS: Final = np.array([*SUPPORT.values()])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # when an image becomes smaller
 RANDOM_FILTERS: Final = np.array([FILTERS.index("bilinear"), FILTERS.index("bicubic")])  # timm's choice

@@ -145,7 +145,7 @@ class Driver:
 triton.runtime.driver.set_active(Driver())
 form = Form((3, 3), torch.float16, 3, (True,))
 outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
-late = variants.late_variants(outlines, channels=3, dtype=torch.float16, channels_last=True)
+late = variants.late_variants([outlines], form=form)
 known = late | variants.level_variants([T.Resize(9).outline, T.ColorJitter(contrast=1).outline], form=form, tile=TILE)
 passes = [one for one in known if one.kernel == "one_pass"]  # they take seconds, and differ in constants alone
 plain_pass = next(one for one in passes if not dict(one.options)["ERASES"] and one.args[-1] == torch.uint8)

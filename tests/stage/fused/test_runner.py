@@ -139,8 +139,8 @@ def test_a_turn_needs_no_kernel_that_a_flip_does_not_need(make_batch, make_image
         levels, late = program.split()
         outputs = torch.empty(16, 3, 24, 24, dtype=torch.uint8)
         erasing = [] if late is None else late.records
-        prepared = runner.prepare(images, levels, levels.windows_tlhw, outputs, erasing)  # pyright: ignore
-        counts.append([launch[3:6] for launch in prepared.plan.launches])  # pass, geometry, whether it is the last
+        plan, _ = runner.prepare(images, levels, levels.windows_tlhw, outputs, erasing)  # pyright: ignore
+        counts.append([launch[3:6] for launch in plan.launches])  # pass, geometry, whether it is the last
     assert counts[0] == counts[1]
 
 
@@ -177,7 +177,8 @@ def test_a_large_image_has_more_tiles_than_the_second_axis_of_a_grid_can_have(mo
     program = chain.draw(epoch_key(0, 0), np.arange(1), ragged.sizes_hw)
     runner = FusedRunner(UNCHANGED, torch.device("cpu"))
     outputs = torch.empty(1, device="meta", dtype=torch.uint8).expand(1, 3, 6000, 8000)
-    [launch] = runner.prepare(ragged, program, program.windows_tlhw, outputs).plan.launches
+    plan, _ = runner.prepare(ragged, program, program.windows_tlhw, outputs)
+    [launch] = plan.launches
     assert launch.tiles == 750 * 250
     assert launch.grid[0] == launch.tiles  # only the first axis of a grid goes beyond 65,535
 
@@ -283,11 +284,11 @@ def test_a_plan_made_elsewhere_is_that_of_the_stage(make_batch, make_images, cha
     outputs = torch.empty(6, channels, 9, 14, memory_format=getattr(torch, memory_format), device=DEVICE)
     images = replace(images, pixels=images.pixels.to(DEVICE))
     runner = FusedRunner(UNCHANGED, outputs.device)
-    prepared = runner.prepare(images, levels, levels.windows_tlhw, outputs, late.records)
-    assert plan == prepared.plan
+    expected_plan, expected_arrays = runner.prepare(images, levels, levels.windows_tlhw, outputs, late.records)
+    assert plan == expected_plan
     assert plan.erases
     for name, parts in arrays.items():
-        expected = prepared.arrays[name].cpu().numpy()
+        expected = expected_arrays[name].cpu().numpy()
         np.testing.assert_array_equal(np.concatenate([part.reshape(-1) for part in parts]), expected.reshape(-1))
 
 

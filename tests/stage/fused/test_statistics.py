@@ -100,11 +100,6 @@ def test_operations_and_sizes_of_a_batch_may_differ():
         np.testing.assert_array_equal(looked_up(image, table), expected(image, name, factor))
 
 
-def test_no_images():
-    pixels = torch.zeros(0, dtype=torch.uint8, device=DEVICE)
-    assert statistics.tables(pixels, pixels.long(), pixels.double(), 0, 3).shape == (0, 3, 256)
-
-
 def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
     """One large image gives all images of a launch its number of pieces."""
     images = [*pictures(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]

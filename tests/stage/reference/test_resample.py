@@ -74,7 +74,7 @@ def expected(image: np.ndarray, program: T.Program, row: int, dtype: str) -> np.
         match record:
             case Flip():
                 levels = np.flip(levels, record.axis) if record.flipped[at] else levels
-            case Box() if record.pads:
+            case Box(padding_mode=str()):
                 top, left, height, width = record.box_tlhw[at].tolist()
                 axes = zip((top, left), (height, width), levels.shape[:2], strict=True)
                 sides = [(max(-a, 0), max(a + n - m, 0)) for a, n, m in axes]

@@ -272,23 +272,19 @@ class Passes:
             before, after, boxes, sizes = before[filtered], after[filtered], boxes[filtered], sizes[filtered]
             self.jobs[at, R.KIND, here] = R.RESIZE
             self.jobs[at, R.FILTER, here] = filters[filtered]
-            for columns, numbers in (
-                (R.BOX, boxes[:, 2:]),
-                (R.SIZE, sizes),
-                (R.CORNER, before[:, :2] - boxes[:, :2]),
-                (R.START, after[:, :2]),
-                (R.OUT, after[:, 2:]),
-            ):
-                self._set(at, columns, here, numbers)
+            self._set(at, R.BOX, here, boxes[:, 2:])
+            self._set(at, R.SIZE, here, sizes)
+            self._set(at, R.CORNER, here, before[:, :2] - boxes[:, :2])
+            self._set(at, R.START, here, after[:, :2])
+            self._set(at, R.OUT, here, after[:, 2:])
 
     def _warp(self, rows: np.ndarray, warp: Warp, before: np.ndarray, after: np.ndarray) -> None:
         still = ~warp.warped
         self._cut(rows[still], before[still], after[still])
         moved = warp.warped.nonzero()[0]
         filters = filter_codes(warp.filters, len(rows))[moved]
-        if len(moved):
-            at = self._opened(rows[moved])
-            self._map(rows[moved], at, warp.fill, warp.coefficients[moved], filters, after[moved])
+        at = self._opened(rows[moved])
+        self._map(rows[moved], at, warp.fill, warp.coefficients[moved], filters, after[moved])
 
     def _map(
         self,
@@ -349,11 +345,9 @@ class Passes:
             self._neighbourhoods(rows, passes, ops)
         pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
-        if not pointwise.any():
-            return
         if pointwise.all():
             self._operations.append((jobs.ravel(), codes.ravel(), ops.values.reshape(-1, VALUES)))
-        else:
+        elif pointwise.any():
             self._operations.append((jobs[pointwise], codes[pointwise], ops.values[pointwise]))
 
     def _first_needs(self, rows: np.ndarray, needs: np.ndarray, begins: np.ndarray) -> None:
@@ -439,7 +433,7 @@ class Passes:
             self._level += 1
         self.last[rows] += 1
         if self.count > len(self.jobs):
-            self.jobs, self.floats = _longer(self.jobs), _longer(self.floats)
+            self.jobs, self.floats = (np.concatenate([own, np.zeros_like(own[:1])]) for own in (self.jobs, self.floats))
         at, here = self._at(rows)
         self.jobs[at, R.CHANNEL_STEP, here] = 1
         self.jobs[at, R.COLUMN_STEP, here] = self.channels
@@ -463,14 +457,11 @@ class Passes:
     def _table(self, rows: np.ndarray, at: np.ndarray, places: list[np.ndarray]) -> None:
         """Let passes read the pixels of these rows and columns, (n, rows) and (n, columns)."""
         both = np.concatenate(places, axis=1).astype(np.int32, copy=False)
-        for column, numbers in (
-            (R.KIND, R.TABLE),
-            (R.TABLE_AT, self._table_length + np.arange(len(rows)) * both.shape[1]),
-            (R.TABLE_ROWS, places[0].shape[1]),
-            (R.OUT_HEIGHT, places[0].shape[1]),
-            (R.OUT_WIDTH, places[1].shape[1]),
-        ):
-            self.jobs[at, column, rows] = numbers
+        height, width = (axis.shape[1] for axis in places)
+        self.jobs[at, R.KIND, rows] = R.TABLE
+        self.jobs[at, R.TABLE_AT, rows] = self._table_length + np.arange(len(rows)) * (height + width)
+        self.jobs[at, R.TABLE_ROWS, rows] = self.jobs[at, R.OUT_HEIGHT, rows] = height
+        self.jobs[at, R.OUT_WIDTH, rows] = width
         self._open[rows] = False
         self.tables.append(both.ravel())
         self._table_length += both.size
@@ -478,13 +469,6 @@ class Passes:
     def _fill(self, at: np.ndarray, rows: np.ndarray, fill: tuple[float, ...]) -> None:
         if any(fill):
             self.floats[at, rows, R.LEVELS] = fill
-
-
-def _longer(array: np.ndarray) -> np.ndarray:
-    """With zeros at its end."""
-    longer = np.empty((len(array) + 1, *array.shape[1:]), array.dtype)
-    longer[:-1], longer[-1] = array, 0
-    return longer
 
 
 def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:

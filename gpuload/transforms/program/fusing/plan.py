@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -95,17 +95,6 @@ class Plan(NamedTuple):
     erases: bool
     transposes: bool
     scratch_bytes: tuple[int, int]
-
-    def plain(self) -> tuple[Any, ...]:
-        """Return the plan as plain tuples: pickle takes three times as long to find the class of each."""
-        launches, *others = self
-        return [tuple(launch) for launch in launches], *others
-
-    @classmethod
-    def of_plain(cls, plain: tuple[Any, ...]) -> Plan:
-        """Return the plan that `plain` gave."""
-        launches, *others = plain
-        return cls(tuple(map(Launch._make, launches)), *others)
 
     @classmethod
     def of(
