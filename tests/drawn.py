@@ -19,7 +19,7 @@ __all__ = ["alike", "described", "program"]
 def program(transform: Any, drawn: Ops | Mixture, sizes_hw: np.ndarray) -> T.Program:
     """What a chain of one transform gives, if these operations are drawn."""
     filters = drawn.filters if isinstance(drawn.filters, np.ndarray) else transform.interpolation
-    record = replace(drawn, filters=filters, fill=transform.outside(masks=False), sizes_hw=sizes_hw)
+    record = replace(drawn, filters=filters, fill=transform.outside.image, sizes_hw=sizes_hw)
     return T.Program((record,), sizes_hw, sizes_hw)
 
 

@@ -52,18 +52,19 @@ def is_cuttable(data: bytes, header: JpegHeader) -> bool:
 
 
 def cut(data: bytes, header: JpegHeader, region_tlhw: Region) -> Cut | None:
-    """Return the part of a JPEG that a region needs; None if there is none, or decoding it saves nothing.
-
-    Args:
-        data: the file.
-        header: what `scan_markers` says of it.
-        region_tlhw: top, left, height, width, within the picture as stored.
-    """
+    """`cuts` of one file."""
     return cuts([(data, header, region_tlhw)])[0]
 
 
 def cuts(wanted: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut | None]:
-    """`cut` several files, in half the time; None for those without a header too."""
+    """Return the part of each JPEG that a region needs; None if there is none, or decoding it saves nothing.
+
+    Several at once take half the time.
+
+    Args:
+        wanted: of each file its bytes; what `scan_markers` says of it, None for other formats; and top, left, height,
+            width, within the picture as stored.
+    """
     found: list[Cut | None] = [None] * len(wanted)
     parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
     for number, (data, header, region_tlhw) in enumerate(wanted):

@@ -163,13 +163,11 @@ class Decoder:
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut what regions need out of JPEGs, where that pays: for `decode`, which otherwise does so itself.
+        """Cut what regions need out of JPEGs, where that pays: for `decode`, whose arguments these are, and which
+        otherwise does so itself.
 
         Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
         the code of a decoder and that of a cut.
-
-        Args:
-            wanted: of each `encoded`, `header` and `region_tlhw`, as for `decode`.
         """
         return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
 
@@ -206,8 +204,6 @@ class Decoder:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype:
             raise ValueError(f"out must be {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-        if part is None:
-            (part,) = self.cuts([(encoded, header, region_tlhw)])
         region, turned = self._as_stored(header, region_tlhw), header.orientation != 1
         stored = self._stored(encoded, header, region, part, None if turned else out)
         if not np.may_share_memory(stored, out):
@@ -217,14 +213,9 @@ class Decoder:
     def eighths(
         self, encoded: Encoded, header: Header, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
     ) -> int:
-        """Return at how many eighths of its size `decode_resized` decodes an image; 0 if `decode` costs less, or no
-        decoder has it smaller. A function of the file and the arguments alone, whichever decoders there are.
-
-        Args:
-            encoded, header, region_tlhw: as for `decode`.
-            size_hw: what the region is resized to.
-            interpolation: by which filter.
-        """
+        """Return at how many eighths of its size `decode_resized` decodes an image whose region becomes `size_hw`; 0 if
+        `decode` costs less, or no decoder has it smaller. A function of the file and the arguments alone, whichever
+        decoders there are."""
         jpeg = header.jpeg
         if jpeg is None or not _as_it_is(jpeg, encoded.mode):
             return 0
@@ -249,15 +240,13 @@ class Decoder:
         if usable and isinstance(simple := usable[-1], SimpleJpeg):
             scaled = decode_scaled(simple.decode_jpeg, encoded.data, jpeg, grey, region, eighths)
         if scaled is None:
-            (part,) = self.cuts([(encoded, header, region_tlhw)])
-            pixels = self._stored(encoded, header, region, part)
+            pixels = self._stored(encoded, header, region, None)
             scaled = Scaled(pixels, (0.0, 0.0, *pixels.shape[:2]))
         else:
             self.counts["scaled"] += 1
         np.copyto(out, upright(resample(scaled, size_hw, interpolation), header.orientation))
 
     def _as_stored(self, header: Header, region_tlhw: Region) -> Region:
-        """Return where a region of the upright image is in the stored one."""
         return stored_region(region_tlhw, header.orientation, self.size_hw(header))
 
     def _stored(
@@ -273,7 +262,7 @@ class Decoder:
             attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
             if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
                 attempts.reverse()
-            if part is not None and decoders:
+            if decoders and (part := part or cuts([(data, jpeg, region_tlhw)])[0]) is not None:
                 attempts.insert(0, ("cut", decoders[-1], part))
             complaints: dict[str, str] = {}
             for name, decoder, (coded, its_header, region) in attempts:
@@ -323,8 +312,6 @@ def _as_it_is(jpeg: JpegHeader, mode: Mode) -> bool:
 
 def _by_pillow(data: bytes, header: Header, mode: Mode, region_tlhw: Region) -> np.ndarray:
     opened = header.opened if header.opened is not None else open_image(data, header.format)
-    if mode == "unchanged" and opened.dtype != "uint8":
-        return opened.deep(region_tlhw)
     return opened.pixels(mode, region_tlhw)
 
 

@@ -265,8 +265,7 @@ def scan_markers(data: bytes) -> JpegHeader | None:
                 elif data.startswith(XMP, at + 4):
                     xmp = data[at + 4 + len(XMP) : at + 2 + length]
             elif marker == 0xFFEA:
-                if data.startswith(INDEX, at + 4):
-                    index = at
+                index = at if data.startswith(INDEX, at + 4) else index
             elif marker == DRI:
                 (interval,) = number_at(data, at + 4)
             elif marker == 0xFFFF:  # a fill byte
@@ -371,8 +370,6 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
     Agrees with Pillow's ``exif_transpose``: the plain case (one entry, a SHORT) is read here, all others by Pillow.
     """
-    if not exif and not xmp:
-        return 1
     value = _plain_orientation(exif) if exif else 0
     if value is None:
         value = _orientation_by_pillow(exif)
@@ -384,22 +381,18 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 def _plain_orientation(exif: bytes) -> int | None:
     """Return the orientation, 0 if there is none; None if the block is not plain."""
     order = "<" if exif[:4] == b"II*\0" else ">" if exif[:4] == b"MM\0*" else ""
-    if not order or len(exif) < 14:
+    if not order:
         return None
-    (directory,) = struct.unpack_from(order + "L", exif, 4)
-    if directory + 2 > len(exif):
+    try:
+        (directory,) = struct.unpack_from(order + "L", exif, 4)
+        (count,) = struct.unpack_from(order + "H", exif, directory)
+        tags = struct.unpack_from(order + "H10x" * count, exif, directory + 2)
+    except struct.error:  # it is cut off
         return None
-    (count,) = struct.unpack_from(order + "H", exif, directory)
-    entries = exif[directory + 2 : directory + 2 + 12 * count]
-    if len(entries) < 12 * count:
-        return None
-    tags = struct.unpack(order + "H10x" * count, entries)
     if TAG not in tags:
         return 0
-    if tags.count(TAG) > 1:
-        return None
-    kind, number, value = struct.unpack_from(order + "HLH", entries, 12 * tags.index(TAG) + 2)
-    return value if kind == 3 and number == 1 and value else None
+    kind, number, value = struct.unpack_from(order + "HLH", exif, directory + 12 * tags.index(TAG) + 4)
+    return value if tags.count(TAG) == 1 and kind == 3 and number == 1 and value else None
 
 
 def _orientation_by_pillow(exif: bytes) -> int:

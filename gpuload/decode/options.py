@@ -82,14 +82,13 @@ class Decode:
                 f"Decode(scale='fast') is how workers decode: it needs where='cpu', got where={self.where!r}"
             )
         for name in ("max_pixels", "max_scans", "max_scan_pixels", "max_bytes", "max_memory", "device_memory"):
-            limit = getattr(self, name)
-            if limit is None and name != "device_memory":
+            limit, optional = getattr(self, name), name != "device_memory"
+            if limit is None and optional:
                 continue
+            none = ", or None for no limit" * optional
             if not isinstance(limit, int) or isinstance(limit, bool):
-                none = "" if name == "device_memory" else " or None"
-                raise TypeError(f"Decode({name}=…) must be an int{none}, got {limit!r}")
+                raise TypeError(f"Decode({name}=…) must be an int{' or None' * optional}, got {limit!r}")
             if limit < 1:
-                none = "" if name == "device_memory" else ", or None for no limit"
                 raise ValueError(f"Decode({name}=…) must be at least 1{none}, got {limit}")
 
     def _check_where(self) -> None:

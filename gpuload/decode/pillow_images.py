@@ -96,15 +96,11 @@ def open_image(data: bytes, name: str) -> PillowImage:
     plugin = PLUGINS[name]
     with quiet():
         opener = getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")
-        opened = PillowImage(opener(io.BytesIO(data)), lambda: opener(io.BytesIO(data)))
-    if name == "TIFF":
-        bits = 8 if opened.mode in CHANNELS and opened.dtype == "uint8" else 32
-        opened.lost = not_given(data, CHANNELS.get(opened.mode, 1), bits)
-    return opened
+        return PillowImage(data, lambda: opener(io.BytesIO(data)))
 
 
 class PillowImage:
-    """An image that Pillow has opened, decoded when pixels are asked for; `reopen` opens it once more.
+    """An image that Pillow has opened, decoded when pixels are asked for.
 
     Attributes:
         width, height, mode: Pillow's.
@@ -112,11 +108,9 @@ class PillowImage:
         lost: what a TIFF holds next to what Pillow gives, in words; None if nothing.
     """
 
-    lost: str | None = None
-
-    def __init__(self, image: ImageFile, reopen: Callable[[], ImageFile]) -> None:
-        self._image = image
-        self._reopen = reopen
+    def __init__(self, data: bytes, open_: Callable[[], ImageFile]) -> None:
+        self._open = open_
+        self._image = image = open_()
         self.width, self.height = image.size
         self.format = image.format or ""
         self.mode: str = image.mode
@@ -125,6 +119,8 @@ class PillowImage:
         # In a TIFF mode I is any integer; in the others it holds 16 bits.
         wide = self._is_wide or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
         self.dtype: str = "uint16" if wide else "float32" if self.mode == "F" else "uint8"
+        bits = 8 if self.mode in CHANNELS and self.dtype == "uint8" else 32
+        self.lost = not_given(data, CHANNELS.get(self.mode, 1), bits) if image.format == "TIFF" else None
 
     def _load(self) -> None:
         # Pillow drops its list of tiles even if loading failed, and would give half-filled memory the next time.
@@ -164,6 +160,8 @@ class PillowImage:
 
     def pixels(self, mode: str, region_tlhw: Region) -> np.ndarray:
         """Return a region, H×W×C, converted to `mode` ("unchanged": as stored); raises whatever Pillow raises."""
+        if mode == "unchanged" and self.dtype != "uint8":
+            return self._deep(region_tlhw)
         with quiet():
             self._load()
             return self._convert(mode, region_tlhw)
@@ -174,12 +172,11 @@ class PillowImage:
             self._load()
             return _region(self._image, region_tlhw)
 
-    def deep(self, region_tlhw: Region) -> np.ndarray:
-        """Return a region's stored numbers, H×W×C of `dtype`, which is not uint8; raises whatever Pillow raises."""
+    def _deep(self, region_tlhw: Region) -> np.ndarray:
         found = self.values(region_tlhw).astype(self.dtype)
         if self._is_wide:
             with quiet():
-                lower = self._reopen()
+                lower = self._open()
                 lower.tile = [_stored_in(tile, LOWER[_stored_as(lower)]) for tile in lower.tile]
                 found = (found << 8) | _region(lower, region_tlhw)
         return found if found.ndim == 3 else found[:, :, None]

@@ -25,8 +25,6 @@ from gpuload.decode.header import BLOCK, JpegHeader, Region, has_end, mcu_layout
 
 __all__ = ["SUPPORT", "Scaled", "choose_eighths", "decode_scaled", "resample"]
 
-Extent = tuple[float, float, float, float]
-
 # The filters that smooth what becomes smaller, so that a smaller picture looks the same, and Pillow's radius of each.
 SUPPORT: Final = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 # Those for which libjpeg-turbo has vector code: 3/8 takes as long as 4/8, and 5/8 to 7/8 take longer than 8/8.
@@ -48,27 +46,18 @@ class Scaled(NamedTuple):
     """A part of a smaller picture, H×W×C, and where in it the region is: its edges may lie within pixels."""
 
     pixels: np.ndarray
-    region_tlhw: Extent
+    region_tlhw: tuple[float, float, float, float]
 
 
 def choose_eighths(
     data: bytes, header: JpegHeader, region_tlhw: Region, size_hw: tuple[int, int], interpolation: str
 ) -> int:
     """Return how many eighths of its size a JPEG is decoded at, so that the region has at least the size that it is
-    resized to; 0: it is decoded as it is, since that costs less, or would be another picture.
-
-    Args:
-        data: the file.
-        header: what `scan_markers` says of it.
-        region_tlhw: what is resized, within the picture as stored.
-        size_hw: to which size, of the picture as stored.
-        interpolation: by which filter.
-    """
+    resized to, both of the picture as stored; 0: it is decoded as it is, since that costs less, or would be another
+    picture."""
     height, width = region_tlhw[2:]
     eighths = next((n for n in EIGHTHS if height * n >= 8 * size_hw[0] and width * n >= 8 * size_hw[1]), 0)
-    if not eighths or interpolation not in SUPPORT or not header.plain or not header.complete:
-        return 0
-    if not has_end(data, header):
+    if not (eighths and interpolation in SUPPORT and header.plain and header.complete and has_end(data, header)):
         return 0
     # What both ways cost, but for the bytes.
     top, is_cut = region_tlhw[0], find_grid(data, header) is not None
@@ -86,13 +75,7 @@ def choose_eighths(
 def decode_scaled(
     decode: Any, data: bytes, header: JpegHeader, grey: bool, region_tlhw: Region, eighths: int
 ) -> Scaled | None:
-    """Decode a part of the smaller picture that holds a region; None if simplejpeg complains.
-
-    Args:
-        decode: simplejpeg's `decode_jpeg`.
-        data, header, region_tlhw, eighths: as for `choose_eighths`.
-        grey: one channel is wanted, not three.
-    """
+    """Decode a part of the smaller picture that holds a region by simplejpeg's `decode_jpeg`; None if it complains."""
     top, left, height, width = region_tlhw
     ended, part = None, cut(data, header, region_tlhw)
     if part is not None:  # it begins between two blocks, so the smaller picture's pixels are the same

@@ -43,10 +43,9 @@ def pages(data: bytes) -> list[Page]:
     and a thousand at most."""
     found: list[Page] = []
     for tags in _directories(data):
-        value = {tag: tags.get(tag, usual) for tag, usual in USUAL.items()}
-        if value[SUBFILE] & (REDUCED | TRANSPARENCY) or value[OLD_SUBFILE] == OLD_REDUCED:
+        if tags[SUBFILE] & (REDUCED | TRANSPARENCY) or tags[OLD_SUBFILE] == OLD_REDUCED:
             continue
-        found.append(Page(value[SAMPLES], value[BITS], value[FORMAT], value[DEPTH]))
+        found.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
         if len(found) > MOST_PAGES:
             break
     return found
@@ -77,15 +76,14 @@ def remedy(name: str, data: bytes) -> str:
     """Return what the message says, at its end, of a file of this format that cannot be read."""
     if name != "TIFF":
         return ""
-    found = pages(data)
-    kind = (
-        f" (it has {found[0].samples} channel{'s' * (found[0].samples > 1)} of {found[0].bits} bits)" if found else ""
-    )
+    kind = ""
+    for page in pages(data)[:1]:
+        kind = f" (it has {page.samples} channel{'s' * (page.samples > 1)} of {page.bits} bits)"
     return f". If it is not damaged, but of a kind that Pillow does not read{kind}, {REMEDY}"
 
 
 def _directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Return the tags of each page that `USUAL` names, with the first number of each."""
+    """Return the tags of each page that `USUAL` names, with the first number of each, or the usual one."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     head, entry, of_value, number = ("Q", "HHQ", 8, "Q") if big else ("H", "HHI", 4, "I")
@@ -98,7 +96,7 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
         while (at := link.unpack_from(data, at)[0]) and at not in seen and len(seen) < 2 * MOST_PAGES:
             seen.add(at)
             (count,) = entries.unpack_from(data, at)
-            start, tags = at + entries.size, {}
+            start, tags = at + entries.size, dict(USUAL)
             for place in range(start, start + min(count, MOST_ENTRIES) * each, each):
                 tag, kind, values = form.unpack_from(data, place)
                 if tag in USUAL and kind in TYPES and values:

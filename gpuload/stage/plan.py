@@ -218,7 +218,7 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     last_call = max((number for number in range(end) if calls[number]), default=end)
     following = [outline.kind for transform in transforms[last_call + 1 : end] for outline in transform.outline]
     if last_call < end and not any(issubclass(kind, CHANGES_PIXELS) for kind in following):
-        name = getattr(transforms[last_call], "called", type(transforms[last_call]).__name__)
+        name = transforms[last_call].called
         for number in range(last_call + 1, end):
             steps[number] = PlanStep(transforms[number], REFERENCE, f"done with {name} before it")
         return tuple(steps)

@@ -327,7 +327,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
                     f"{inner!r} has {len(inner.numbers)} values, but {label} has {channels} "
                     f"channel{'s' if channels > 1 else ''} there; give one value, or one for each channel"
                 )
-            if len(fill := inner.outside(masks=False)) not in (1, channels):
+            if len(fill := inner.outside.image) not in (1, channels):
                 raise ValueError(
                     f"{type(inner).__name__}({inner.fill_argument}={fill}) has {len(fill)} numbers, one for each "
                     f"channel, but {label} has {channels} there; give one number, or {channels}"

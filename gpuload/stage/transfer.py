@@ -292,15 +292,18 @@ def _starts(batch: Batch) -> list[int]:
     return [*found, at]
 
 
-def _fill(memory: torch.Tensor, batch: Batch, starts: Sequence[int], *, pinned: bool = False) -> None:
-    """Copy the parts of a batch, and what the device decoded of them, to their places; `pinned`: slots are page-locked,
-    so that the host goes on."""
+def _fill(memory: torch.Tensor, batch: Batch, starts: Sequence[int], *, pinned: bool | None = None) -> None:
+    """Copy the parts of a batch, and what the device decoded of them, to their places.
+
+    `pinned`: whether slots are page-locked, so that the host need not wait for a copy; None: the memory is the host's.
+    There numpy copies, since in a fork torch would wait for threads that it lacks.
+    """
     for part, start in zip(batch.copied_parts, starts, strict=True):
         if part.data is not None and part.used_bytes > part.encoded_bytes:
             source = part.data[part.encoded_bytes : part.used_bytes]
             target = memory[start + part.encoded_bytes : start + part.used_bytes]
-            if memory.is_cpu:
-                target.numpy()[:] = source  # not by torch, which would wait in a fork for threads that it has not there
+            if pinned is None:
+                target.numpy()[:] = source
             else:
                 target.copy_(torch.from_numpy(source), non_blocking=pinned and part.slot is not None)
         if (decoded := part.decoded) is not None:

@@ -30,7 +30,6 @@ from gpuload.transforms.program.windows import FILTERS, filter_names
 __all__ = [
     "EVERYWHERE",
     "ByEpoch",
-    "ClipTransform",
     "DrawError",
     "Padding",
     "Resampling",
@@ -38,6 +37,7 @@ __all__ = [
     "Transform",
     "Uniforms",
     "argument",
+    "between",
     "by_epoch",
     "declaration",
     "made_late",
@@ -107,6 +107,7 @@ class Transform:
     # The states of the images that it takes: "uint8" levels, "float" (levels that ToDtype converts), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
     record: ClassVar[type[Record] | None] = None  # the kind of its records; None: none, or its children's
+    filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records may use
     operations: ClassVar[tuple[str, ...]] = ()  # of `program.ops.OPS`, those that its records may hold, sorted
     crops: ClassVar[bool] = False  # some of the input may not matter to the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
@@ -158,7 +159,8 @@ class Transform:
         """The records that it and its children may draw."""
         if self.record is None:
             return tuple(known for child in self.children for known in child.outline)
-        return (Outline(kind=self.record, name=type(self).__name__, operations=self.operations),)
+        name, operations, filters = type(self).__name__, self.operations, self.filter_names
+        return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         """The size of every result, if known before any image is seen."""
@@ -168,13 +170,16 @@ class Transform:
         """The number of channels of the results."""
         return channels
 
-    def outside(self, *, masks: bool) -> tuple[float, ...]:
-        """What lies outside an image: `fill`, one level or one for each channel. What lies outside a mask: any number,
-        and 0 if the fill has one number for each channel and is not a dict."""
-        fill: Any = getattr(self, "fill", (0,))
-        if isinstance(fill, Fill):
-            return (fill.mask,) if masks else fill.image
-        return fill if not masks or len(fill) == 1 else (0,)
+    @property
+    def outside(self) -> Fill:
+        """What lies outside an image and a mask: its `fill`; without one 0, as for masks if the fill is a colour."""
+        fill: Any = getattr(self, "fill", None) or (0,)
+        return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
 
     @property
     def children(self) -> tuple[Transform, ...]:
@@ -193,6 +198,12 @@ class Transform:
             if field.repr and getattr(self, field.name) != field.default
         ]
         return f"{type(self).__name__}({', '.join(written)})"
+
+
+def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
+    """Uniform numbers, brought to a range (low, high)."""
+    low, high = bounds
+    return low + numbers * (high - low)
 
 
 def argument(
@@ -224,27 +235,18 @@ def made_late(transform: T) -> T:
     return placed
 
 
-class ClipTransform(Transform):
-    """Base of those that choose frames of a clip, which is done in the worker, before any is decoded."""
-
-    num_samples: int
-
-
 class Resampling(Transform):
     """Base of the transforms that resample a box, by a filter that is given or drawn for each image.
 
     Neither this nor `Padding` is a dataclass, so that each transform has its arguments where torchvision has them.
     """
 
+    record: ClassVar[type[Record]] = Box
     interpolation: str
     antialias: Any = True
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Box, name=type(self).__name__, filters=self._names),)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return filter_names(self.interpolation, antialias=self.antialias)
 
     def __post_init__(self) -> None:
@@ -257,7 +259,7 @@ class Resampling(Transform):
 
     def filters(self, numbers: np.ndarray | None) -> np.ndarray | str:
         """The filters of a `Box`, from a uniform number for each image if they are drawn."""
-        names = self._names
+        names = self.filter_names
         if len(names) == 1 or numbers is None:
             return names[0]
         codes = np.array([FILTERS.index(name) for name in names])
@@ -275,7 +277,7 @@ class Padding(Transform):
 
     def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept: np.ndarray | None = None) -> Box:
         """The boxes with these top left corners (B, 2) and sizes."""
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         boxes = np.concatenate([starts, sizes_hw], axis=1)
         return Box(boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept=kept)
 

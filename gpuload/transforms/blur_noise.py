@@ -21,9 +21,9 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.colour import OneOperation
-from gpuload.transforms.program.ops import Elastic, Ops, Outline
+from gpuload.transforms.program.ops import Elastic, Ops, Record
 
 __all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
 
@@ -65,8 +65,7 @@ class GaussianBlur(OneOperation):
     sigma: float | tuple[float, float] = argument(_sigmas, default=(0.1, 2.0))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
-        low, high = self.sigma  # pyright: ignore[reportGeneralTypeIssues]
-        sigma = low + uniforms(1) * (high - low)
+        sigma = between(self.sigma, uniforms(1))
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
 
@@ -166,6 +165,7 @@ class ElasticTransform(Transform):
         ElasticTransform(alpha=(120.0, 120.0), sigma=(4.0, 4.0), fill=(0,))
     """
 
+    record: ClassVar[type[Record]] = Elastic
     needs_whole: ClassVar[bool] = True
 
     alpha: float | Sequence[float] = argument(_pair, default=50.0)
@@ -179,12 +179,10 @@ class ElasticTransform(Transform):
             raise ValueError(f"ElasticTransform(sigma=…) must be 0 along both axes or none, got {self.sigma}")
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        return (Outline(kind=Elastic, name=type(self).__name__, filters=(self.interpolation,)),)
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (self.interpolation,)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Elastic:
         keys = np.floor(uniforms(2) * 2.0**32).astype(np.uint64)  # a word and a half, over 2**32: the word comes back
-        alpha: Any = self.alpha
-        sigma: Any = self.sigma
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
-        return Elastic(keys, alpha, sigma, self.interpolation, fill, mask_fill)
+        fill, mask_fill = self.outside
+        return Elastic(keys, self.alpha, self.sigma, self.interpolation, fill, mask_fill)  # pyright: ignore[reportArgumentType]

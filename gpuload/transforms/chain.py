@@ -24,9 +24,10 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
-from gpuload.transforms.base import ClipTransform, Standing, Transform
+from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrapped
-from gpuload.transforms.line import Line
+from gpuload.transforms.convert import UniformTemporalSubsample
+from gpuload.transforms.line import Line, numbered
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
@@ -97,7 +98,6 @@ class Chain:
             check_fills(line.transforms)
         self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
-        check_clips(self.transforms)
         check_gathering([line.transforms for line in self.lines])
         self._at: dict[int, Chain] = {}  # that of each epoch
 
@@ -179,7 +179,9 @@ class Chain:
     @property
     def frames(self) -> tuple[int, ...]:
         """How many frames of each clip are kept, one after the other, before anything else is done."""
-        return tuple(transform.num_samples for transform in self.transforms if isinstance(transform, ClipTransform))
+        return tuple(
+            transform.num_samples for transform in self.transforms if isinstance(transform, UniformTemporalSubsample)
+        )
 
     @cached_property
     def reads_boxes(self) -> bool:
@@ -234,7 +236,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         found = [
-            line.draw(key, positions, sizes, boxes, prefix_only=True).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -262,7 +264,7 @@ class Chain:
         a chain without `resizes_late`."""
         [line] = self.lines
         assert line.first is not None
-        program = line.draw(key, positions, sizes_hw, boxes, prefix_only=True, min_steps=line.first + 1)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))
         return program.windows_tlhw[0], program.resize
 
     @property
@@ -322,22 +324,13 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     split = found[0] if found else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
     views = transforms[split].chains if found else ((),)  # pyright: ignore[reportAttributeAccessIssue]
-    shared, free = _numbered(before, 0)
+    shared, free = numbered(before, 0)
     lines = []
     for view in views:
         inside = flat(view)
-        lanes, free = _numbered((*inside, *after), free)
+        lanes, free = numbered((*inside, *after), free)
         lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
     return tuple(lines)
-
-
-def _numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
-    """The first counter lane of each, and the next free one."""
-    lanes = []
-    for transform in transforms:
-        lanes.append(first)
-        first += transform.lanes
-    return lanes, first
 
 
 def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
@@ -421,12 +414,12 @@ def check_order(transforms: tuple[Transform, ...]) -> None:
     for number, transform in enumerate(transforms):
         if state not in transform.works_on and maker < 0:
             raise ValueError(
-                f"transforms in an impossible order: {_shown(transform)} (number {number + 1}) takes "
+                f"transforms in an impossible order: {transform.called} (number {number + 1}) takes "
                 f"{' or '.join(transform.works_on)} images and gets {state} ones; put ToDtype('float32', scale=True) "
                 "or Normalize before it"
             )
         if state not in transform.works_on:
-            late, early = _shown(transform), _shown(transforms[maker])
+            late, early = transform.called, transforms[maker].called
             remedy = "leave one of them out" if late == early else f"put {late} before {early}"
             raise ValueError(
                 f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} "
@@ -443,7 +436,7 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     for transform in transforms:
         filling = None if scaler is None else _filling(transform)
         if scaler is not None and filling is not None:
-            late, early = _shown(filling), _shown(scaler)
+            late, early = filling.called, scaler.called
             raise ValueError(
                 f"{late}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
                 f"after {early}, which scales images to 0 … 1; put {late} before {early}, or use "
@@ -455,7 +448,7 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
 
 def _filling(transform: Transform) -> Transform | None:
     """The transform, or one that it holds, if its fill is not 0."""
-    if any(transform.outside(masks=False)):
+    if any(transform.outside.image):
         return transform
     return next(filter(None, map(_filling, transform.children)), None)
 
@@ -475,7 +468,7 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
         ends = all(map(_only_calls, rest))
         found.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
         if first is not None and "normalized" not in transform.works_on and not found[-1].late:
-            late, early = _shown(transform), _shown(transforms[first])
+            late, early = transform.called, transforms[first].called
             raise ValueError(
                 f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} (number "
                 f"{first + 1}), which works on finished images; put {late} before {early}"
@@ -499,9 +492,9 @@ def _check_held(transform: Transform, number: int) -> None:
     for inner in flat(transform.children):
         if "normalized" not in inner.works_on:
             raise ValueError(
-                f"transforms in an impossible order: {_shown(transform)} (number {number + 1}) holds {_shown(inner)}, "
+                f"transforms in an impossible order: {transform.called} (number {number + 1}) holds {inner.called}, "
                 "which needs levels, beside a transform of your own, which gets the floats of ToDtype; put "
-                f"{_shown(transform)} before ToDtype, or one of the two out of it"
+                f"{transform.called} before ToDtype, or one of the two out of it"
             )
 
 
@@ -519,7 +512,7 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
     mixing = mixing_of(lines[0])
     if not mixing:
         return
-    name = _shown(mixing[0])
+    name = mixing[0].called
     if len(lines) > 1:
         raise ValueError(
             f"{name} does not go with MultiView: a sample has one label, but its views would be mixed with different "
@@ -531,26 +524,18 @@ def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
             one, two = getattr(mixing[0], argument), getattr(other, argument)
             if one != two:
                 raise ValueError(
-                    f"{name}({argument}={one!r}) and {_shown(other)}({argument}={two!r}) are for the labels of one "
+                    f"{name}({argument}={one!r}) and {other.called}({argument}={two!r}) are for the labels of one "
                     "batch; give both the same"
-                )
-
-
-def check_clips(transforms: Sequence[Transform]) -> None:
-    """Refuse to choose other frames for each view."""
-    for transform in transforms:
-        for child in transform.children if type(transform).__name__ == "MultiView" else ():
-            if isinstance(child, ClipTransform):
-                raise ValueError(
-                    f"MultiView cannot hold {_shown(child)}: frames are chosen once, before they are decoded; put it "
-                    "before MultiView"
                 )
 
 
 def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
     """Refuse to put images of several samples together twice in one way, in several views, or before boxes are read."""
-    names = [_shown(transform) for line in lines for transform in line if transform.gathers > 1]
-    if names and len(lines) > 1:
+    names = [transform.called for line in lines for transform in line if transform.gathers > 1]
+    before: list[str] = []  # names of transforms that have put images together
+    if not names:
+        return
+    if len(lines) > 1:
         raise ValueError(
             f"{names[0]} does not go with MultiView: a sample has its boxes and masks once, but each view would have "
             "those of others; leave one of them out"
@@ -560,22 +545,22 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
             raise ValueError(
                 f"a chain has at most one {name}, but this one has {names.count(name)}; leave all but one out"
             )
-    gathering = [number for number, transform in enumerate(lines[0]) if transform.gathers > 1]
-    for number, transform in enumerate(lines[0] if names else ()):
-        before = [name for at, name in zip(gathering, names, strict=True) if at < number]
+    for transform in lines[0]:
+        if transform.gathers > 1:
+            before.append(transform.called)
         if before and transform.reads_boxes:
             raise ValueError(
-                f"{_shown(transform)} draws from the boxes of a sample, which are not known before {before[-1]} has "
-                f"put several samples together; put {_shown(transform)} before {before[-1]}"
+                f"{transform.called} draws from the boxes of a sample, which are not known before {before[-1]} has "
+                f"put several samples together; put {transform.called} before {before[-1]}"
             )
         if transform.drops_points and len(before) < len(names):
             raise ValueError(
-                f"{_shown(transform)} cannot come before {names[-1]}, which joins keypoints with those of other "
+                f"{transform.called} cannot come before {names[-1]}, which joins keypoints with those of other "
                 f"samples; put it after"
             )
         if transform.drops_points and getattr(transform, "labels_getter", None) is not None:
             raise ValueError(
-                f"{_shown(transform)}(labels_getter=…) does not go with {names[-1]}, which joins what belongs to boxes "
+                f"{transform.called}(labels_getter=…) does not go with {names[-1]}, which joins what belongs to boxes "
                 "alone; leave it out, or leave labels_getter out"
             )
 
@@ -584,22 +569,18 @@ def _check_once(transforms: Iterable[Transform], within: str) -> None:
     found = [transform for transform in flat(transforms) if transform.mixes]
     if len(found) > 1:
         raise ValueError(
-            f"{within} mixes an image once, but has {_shown(found[0])} and {_shown(found[1])}; put them into one "
+            f"{within} mixes an image once, but has {found[0].called} and {found[1].called}; put them into one "
             "RandomChoice, which takes one of them for each sample"
         )
     for transform in found:
         inside = flat(transform.children)
         others = [inner for inner in inside if not (inner.mixes or isinstance(inner, Identity))]
         if others:
-            mixer = next(_shown(inner) for inner in inside if inner.mixes)
+            mixer = next(inner.called for inner in inside if inner.mixes)
             raise ValueError(
-                f"{_shown(transform)} cannot hold {_shown(others[0])} beside {mixer}, which mixes images after all "
-                f"else is done; put {_shown(others[0])} into a {_shown(transform)} of its own"
+                f"{transform.called} cannot hold {others[0].called} beside {mixer}, which mixes images after all "
+                f"else is done; put {others[0].called} into a {transform.called} of its own"
             )
         ways = transform.children if isinstance(transform, RandomChoice) else [transform.children]
         for way in ways:
-            _check_once([way] if isinstance(way, Transform) else way, _shown(transform))
-
-
-def _shown(entry: Any) -> str:
-    return getattr(entry, "called", None) or type(entry).__name__
+            _check_once([way] if isinstance(way, Transform) else way, transform.called)

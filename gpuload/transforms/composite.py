@@ -14,8 +14,9 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from gpuload.transforms.arguments import finite, is_module, is_sequence, is_torchvisions, probability
-from gpuload.transforms.base import EVERYWHERE, ClipTransform, Standing, Transform, Uniforms, argument, declaration
-from gpuload.transforms.line import draw_some
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.convert import UniformTemporalSubsample
+from gpuload.transforms.line import draw_some, numbered
 from gpuload.transforms.program.ops import Mix, Record
 
 __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flat"]
@@ -29,7 +30,23 @@ class Identity(Transform):
 
 
 @declaration
-class Compose(Transform):
+class _Holding(Transform):
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "transforms", held(type(self).__name__, self.transforms))
+
+    @property
+    def children(self) -> tuple[Transform, ...]:
+        return tuple(self.transforms)
+
+    def standing(self, where: Standing) -> Transform:
+        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
+
+
+@declaration
+class Compose(_Holding):
     """Transforms, one after the other; in a chain the same as writing them there.
 
     It is taken wherever a list of transforms is: `Loader(transforms=Compose([…]))`, `RandomApply(Compose([…]))`.
@@ -48,18 +65,6 @@ class Compose(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    transforms: Sequence[Transform]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", held(type(self).__name__, self.transforms))
-
-    @property
-    def children(self) -> tuple[Transform, ...]:
-        return tuple(self.transforms)
-
-    def standing(self, where: Standing) -> Transform:
-        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
-
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
         raise NotImplementedError("a chain takes the transforms out of a Compose")
 
@@ -70,7 +75,7 @@ def _of_any(name: str) -> Any:
 
 
 @declaration
-class _Branching(Transform):
+class _Branching(_Holding):
     """Base of these: children are drawn for the samples whose way they are on.
 
     They must not turn levels into floats, since all images of a batch have one dtype.
@@ -84,29 +89,26 @@ class _Branching(Transform):
     mixes: ClassVar[bool] = _of_any("mixes")
     late: ClassVar[bool] = _of_any("late")
 
-    transforms: Sequence[Transform]
-
     def __post_init__(self) -> None:
         super().__post_init__()
         own = type(self).__name__
-        children = held(own, self.transforms)
-        object.__setattr__(self, "transforms", children)
-        for child in children:
-            if any(inner.makes for inner in flat([child])):
+        for child in self.transforms:
+            inside = flat([child])
+            if any(inner.makes for inner in inside):
                 raise ValueError(
                     f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
                     "some images of a batch only; put it after"
                 )
-            if clips := [type(inner).__name__ for inner in flat([child]) if isinstance(inner, ClipTransform)]:
+            if clips := [type(inner).__name__ for inner in inside if isinstance(inner, UniformTemporalSubsample)]:
                 raise ValueError(
                     f"{own} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
                 )
-            if gathering := [type(inner).__name__ for inner in flat([child]) if inner.gathers > 1]:
+            if gathering := [type(inner).__name__ for inner in inside if inner.gathers > 1]:
                 raise ValueError(
                     f"{own} cannot hold {gathering[0]}, which takes in images of other samples once all have "
                     "come as far; write it in the chain, with a probability of its own: p=…"
                 )
-            if any(inner.output_channels(3) != 3 for inner in flat([child])):
+            if any(inner.output_channels(3) != 3 for inner in inside):
                 raise ValueError(
                     f"{own} cannot hold {child!r}, which would make one channel of three for some images of a batch "
                     "only; use Grayscale(3), whose three channels are equal, or put it outside"
@@ -115,13 +117,6 @@ class _Branching(Transform):
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return tuple(state for state in EVERYWHERE if all(state in inner.works_on for inner in flat(self.transforms)))
-
-    @property
-    def children(self) -> tuple[Transform, ...]:
-        return tuple(self.transforms)
-
-    def standing(self, where: Standing) -> Transform:
-        return replace(self, transforms=tuple(child.standing(where) for child in self.transforms))
 
     def branches(
         self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]
@@ -133,12 +128,10 @@ class _Branching(Transform):
             if not len(rows):
                 continue
             transforms, lanes = [], []
-            for number in order:
-                at = uniforms.lane + offsets[number] + isinstance(self.transforms[number], Compose)
-                for inner in flat([self.transforms[number]]):
-                    transforms.append(inner)
-                    lanes.append(at)
-                    at += inner.lanes
+            for child, offset in ((self.transforms[number], offsets[number]) for number in order):
+                inside = flat([child])
+                transforms += inside
+                lanes += numbered(inside, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 
@@ -153,10 +146,7 @@ class _Branching(Transform):
         return Mix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return None if size_hw is None or self._outcomes(size_hw) != {size_hw} else size_hw
-
-    def _outcomes(self, size_hw: tuple[int, int]) -> set[tuple[int, int] | None]:
-        return {inner.output_size(size_hw) for inner in flat(self.transforms)}
+        return size_hw if all(inner.output_size(size_hw) == size_hw for inner in flat(self.transforms)) else None
 
 
 @declaration
@@ -305,6 +295,12 @@ class MultiView(Transform):
                 chain = chain.transforms
             chains.append(held(f"MultiView(chains=…)[{number}]", [chain] if isinstance(chain, Transform) else chain))
         object.__setattr__(self, "chains", tuple(chains))
+        for child in self.children:
+            if isinstance(child, UniformTemporalSubsample):
+                raise ValueError(
+                    f"MultiView cannot hold {child.called}: frames are chosen once, before they are decoded; put it "
+                    "before MultiView"
+                )
 
     @property
     def children(self) -> tuple[Transform, ...]:

@@ -12,16 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
-from gpuload.transforms.base import (
-    EVERYWHERE,
-    ClipTransform,
-    Standing,
-    Transform,
-    Uniforms,
-    argument,
-    declaration,
-    made_late,
-)
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, made_late
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
@@ -161,7 +152,7 @@ class Normalize(Transform):
 
 
 @declaration
-class UniformTemporalSubsample(ClipTransform):
+class UniformTemporalSubsample(Transform):
     """Keep some frames of each clip, evenly spread from the first to the last; frames are repeated if there are fewer.
 
     A clip is an `Image` T×H×W×C, or a list of images. Frames are chosen in the worker, before all other transforms,

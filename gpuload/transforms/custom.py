@@ -111,11 +111,6 @@ class Custom(Transform):
         return getattr(type(self), method) is not getattr(Custom, method)
 
     @property
-    def called(self) -> str:
-        """What messages call it."""
-        return type(self).__name__
-
-    @property
     def per(self) -> str:
         """What it is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
         return "images"

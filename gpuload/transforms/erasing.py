@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.program.ops import Erase, Outline
 
 __all__ = ["Mode", "RandomErasing"]
@@ -158,9 +158,8 @@ class RandomErasing(Transform):
         rest = rest.reshape(len(drawn), most, 2 + 2 * TRIES)
         counts = self.min_count + (counted * (most - self.min_count + 1)).astype(np.int64)
         areas = (sizes_hw.prod(axis=1, keepdims=True) / counts)[:, :, None]
-        areas = areas * (self.scale[0] + rest[:, :, 2 : 2 + TRIES] * (self.scale[1] - self.scale[0]))
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        ratios = np.exp(low + rest[:, :, 2 + TRIES :] * (high - low))
+        areas = areas * between(self.scale, rest[:, :, 2 : 2 + TRIES])
+        ratios = np.exp(between(map(math.log, self.ratio), rest[:, :, 2 + TRIES :]))
         tried_hw = np.rint(np.sqrt(np.stack([areas * ratios, areas / ratios], axis=3))).astype(np.int64)
         fits = (tried_hw < sizes_hw[:, None, None]).all(axis=3)
         first = fits.argmax(axis=2)[:, :, None, None]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import fill_values, interval, label_getter, probability, size_pair
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
+from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.program.ops import Gather, Record
 
 __all__ = ["CopyPaste", "Mosaic"]
@@ -84,10 +84,9 @@ class Mosaic(_Gathering):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
         gathered = numbers[:, 0] < self.p
-        low, high = self.center_range
-        centres = ((low + numbers[:, 1:3] * (high - low)) * size).astype(np.int64)
+        centres = (between(self.center_range, numbers[:, 1:3]) * size).astype(np.int64)
         order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         sizes = np.where(gathered[:, None], size, sizes_hw)
         return Gather(gathered, sizes, order, centres, fill=fill, mask_fill=mask_fill)
 

@@ -34,6 +34,7 @@ from gpuload.transforms.base import (
     Transform,
     Uniforms,
     argument,
+    between,
     declaration,
 )
 from gpuload.transforms.program.ops import Box, Flip, Record, Turn
@@ -174,14 +175,9 @@ class CenterCrop(FixedSizeCrop):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        return self.boxes(central_starts(sizes_hw, self.size))
-
-
-def central_starts(sizes_hw: np.ndarray, size: Any) -> np.ndarray:
-    """The top left corners of central crops of a size; negative where the image is smaller."""
-    spare = sizes_hw - np.array(size, np.int64)
-    # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
-    return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
+        spare = sizes_hw - np.array(self.size, np.int64)
+        # torchvision pads ⌊missing / 2⌋ on the top and left, and rounds the corner of a crop half to even.
+        return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
 def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:
@@ -364,8 +360,7 @@ class RandomResizedCrop(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(2 + 2 * TRIES + (self.interpolation == "random"))
-        low, high = self.scale
-        area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * (low + numbers[:, 2 : 2 + TRIES] * (high - low))
+        area = (sizes_hw[:, :1] * sizes_hw[:, 1:]) * between(self.scale, numbers[:, 2 : 2 + TRIES])
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         root = np.exp((0.5 * low) + numbers[:, 2 + TRIES : 2 + 2 * TRIES] * (0.5 * (high - low)))
         side = np.sqrt(area)
@@ -489,8 +484,7 @@ class RandomZoomOut(Padding):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers = uniforms(4)
-        low, high = self.side_range
-        factors = np.where(numbers[:, 0] < self.p, low + numbers[:, 1] * (high - low), 1.0)
+        factors = np.where(numbers[:, 0] < self.p, between(self.side_range, numbers[:, 1]), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
         # torchvision draws left first.
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)

@@ -25,13 +25,7 @@ from gpuload.transforms.colour import ColorJitter, RandomGrayscale
 from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
-from gpuload.transforms.geometry import (
-    CenterCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
+from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
 from gpuload.transforms.names import MODULE, NOTHING_TO_DO, REFUSED, TO_DTYPE
 from gpuload.transforms.resizing import CenterCropOrPad, RandomCropOrPad, ResizeKeepRatio, TrimBorder
 from gpuload.transforms.timm_policies import TimmAugMix, TimmAutoAugment, TimmRandAugment
@@ -188,10 +182,15 @@ class _Reader:
             value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
             if argument in known or value != parameter.default:
                 arguments[argument] = value
-        if name == "RandomErasing":
-            arguments["value"] = _erasing_value(arguments["value"])
-        if name == "RandomCrop" and type(entry).__module__.startswith("torchvision.transforms.v2"):
-            arguments["padding"] = _crop_padding(arguments["padding"])
+        value: Any = arguments.get("value")
+        padding: Any = arguments.get("padding")
+        of_v2 = type(entry).__module__.startswith("torchvision.transforms.v2")
+        if name == "RandomErasing":  # v2 keeps "random" as None, and a number as a list with it
+            single = is_sequence(value) and len(value) == 1
+            arguments["value"] = "random" if value is None else value[0] if single else value
+        if name == "RandomCrop" and of_v2 and is_sequence(padding) and len(padding) == 4:
+            left, right, top, bottom = padding  # where the argument is left, top, right, bottom
+            arguments["padding"] = left, top, right, bottom
         if "fill" in arguments and self._floats is None:
             arguments["fill"] = _whole_levels(arguments["fill"])
         return arguments
@@ -257,13 +256,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _erasing_value(value: Any) -> Any:
-    """v2 keeps "random" as None, and a number as a list with it."""
-    if value is None:
-        return "random"
-    return value[0] if is_sequence(value) and len(value) == 1 else value
-
-
 def _whole_levels(fill: Any) -> Any:
     """A colour such as (123.675, 116.28, 103.53), cut to levels as torchvision does for uint8 images."""
     if isinstance(fill, float):
@@ -276,14 +268,6 @@ def _whole_levels(fill: Any) -> Any:
     if isinstance(fill, Mapping):
         return {kind: _whole_levels(_plain(level)) for kind, level in fill.items()}
     return fill
-
-
-def _crop_padding(value: Any) -> Any:
-    """v2's RandomCrop keeps left, right, top, bottom, where its argument is left, top, right, bottom."""
-    if value is None or not is_sequence(value) or len(value) != 4:
-        return value
-    left, right, top, bottom = value
-    return left, top, right, bottom
 
 
 def _foreign(entry: Any, at: str) -> str:
@@ -399,7 +383,8 @@ def from_timm(
     """
     given = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
     options = _options(data_config, given)
-    size_hw = _size(options["input_size"])
+    size = options["input_size"]  # (channels, height, width), (height, width) or one side
+    size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
     if not is_training:
         chain = _evaluation(options, size_hw)
     elif options["no_aug"]:
@@ -447,13 +432,6 @@ def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> di
     return options
 
 
-def _size(value: Any) -> tuple[int, int]:
-    """(channels, height, width), (height, width) or one side, as timm takes them."""
-    if is_sequence(value) and len(value) == 3:
-        value = value[1:]
-    return size_pair("from_timm: input_size", value)
-
-
 def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:
     filter_name = options["interpolation"]
     if filter_name == "random":
@@ -462,21 +440,18 @@ def _evaluation(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Trans
     if not 0 < share <= 1:
         raise ValueError(f"from_timm(crop_pct=…) must be greater than 0, and at most 1, got {share}")
     scaled = math.floor(size_hw[0] / share), math.floor(size_hw[1] / share)
-    chain: list[Transform] = []
-    if options["crop_border_pixels"]:
-        chain.append(TrimBorder(options["crop_border_pixels"]))
-    mode = options["crop_mode"]
+    border, mode = options["crop_border_pixels"], options["crop_mode"]
     if mode not in (None, "", "center", "squash", "border"):
         raise ValueError(f"from_timm(crop_mode=…) must be 'center', 'squash' or 'border', got {mode!r}")
-    if mode == "squash":
-        return [*chain, Resize(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+    crop: Transform = CenterCrop(size_hw)
     if mode == "border":
-        fill = tuple(round(255 * level) for level in options["mean"])
         resize = ResizeKeepRatio(scaled, longest=1.0, interpolation=filter_name)
-        return [*chain, resize, CenterCropOrPad(size_hw, fill=fill)]
-    if scaled[0] == scaled[1]:
-        return [*chain, Resize(scaled[0], interpolation=filter_name), CenterCrop(size_hw)]
-    return [*chain, ResizeKeepRatio(scaled, interpolation=filter_name), CenterCrop(size_hw)]
+        crop = CenterCropOrPad(size_hw, fill=tuple(round(255 * level) for level in options["mean"]))
+    elif mode == "squash" or scaled[0] == scaled[1]:
+        resize = Resize(scaled if mode == "squash" else scaled[0], interpolation=filter_name)
+    else:
+        resize = ResizeKeepRatio(scaled, interpolation=filter_name)
+    return [*([TrimBorder(border)] if border else []), resize, crop]
 
 
 def _moved(options: dict[str, Any], size_hw: tuple[int, int]) -> list[Transform]:

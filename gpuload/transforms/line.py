@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
-__all__ = ["Line", "draw_some"]
+__all__ = ["Line", "draw_some", "numbered"]
 
 _put: Final = object.__setattr__  # only for records that nobody else has seen; `replace` takes ten times as long
 
@@ -75,21 +76,24 @@ class Line:
         sizes_hw: np.ndarray,
         boxes: Sequence[np.ndarray] | None = None,
         *,
-        prefix_only: bool = False,
-        min_steps: int = 0,
+        steps: int | None = None,
         regions_tlhw: np.ndarray | None = None,
     ) -> Program:
-        """Draw the records of all transforms. With `prefix_only`, draw the first `prefix_length` ones, but at least
-        `min_steps`. `regions_tlhw`: the regions that a worker drew for these images, if known; a prefix of one
-        transform then need not be drawn again."""
-        end = max(self.prefix_length, min_steps) if prefix_only else len(self.transforms)
+        """Draw the records of all transforms, or of the first `steps`. `regions_tlhw`: the regions that a worker drew
+        for these images, if known; a prefix of one transform then need not be drawn again."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) beside {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
         regions = regions_tlhw if self.prefix_length == 1 else None
-        records, results = _draw(self.transforms[:end], self.lanes[:end], uniforms, sizes, regions)
+        records, results = _draw(self.transforms[:steps], self.lanes[:steps], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
+
+
+def numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
+    """The first counter lane of each, and the next free one."""
+    *lanes, free = accumulate((transform.lanes for transform in transforms), initial=first)
+    return lanes, free
 
 
 def draw_some(

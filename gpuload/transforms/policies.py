@@ -26,7 +26,7 @@ import numpy as np
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
 from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
-from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Outline, Record, code
+from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
@@ -149,15 +149,6 @@ class AutomaticAugment(Transform):
     def recipe(self) -> Recipe:
         raise NotImplementedError
 
-    @property
-    def kinds(self) -> np.ndarray:
-        """Those that may be drawn."""
-        return self.recipe.kinds
-
-    @property
-    def filter_names(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
     ) -> np.ndarray:
@@ -165,9 +156,8 @@ class AutomaticAugment(Transform):
         raise NotImplementedError
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        operations = tuple(sorted({OPS[number] for number in self.table.codes[self.kinds].ravel().tolist()}))
-        return (Outline(kind=self.record, name=type(self).__name__, operations=operations, filters=self.filter_names),)
+    def operations(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(sorted({OPS[number] for number in self.table.codes[self.recipe.kinds].ravel().tolist()}))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops | Mixture:
         recipe = self.recipe
@@ -191,7 +181,7 @@ class AutomaticAugment(Transform):
         else:
             # The order of exponential times at these rates is that of draws without replacement.
             drawn = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, : recipe.count]
-        magnitudes, probabilities = recipe.magnitudes, recipe.probabilities
+        magnitudes, probabilities = recipe[1:3]
         if entry_drawn:
             drawn = drawn[:, 0]
             magnitudes, probabilities = magnitudes[drawn], probabilities[drawn]
@@ -203,7 +193,7 @@ class AutomaticAugment(Transform):
         codes, values = self.table.operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
         if probabilities is not None:
             codes[done >= probabilities] = NOTHING
-        names, fill = self.filter_names, self.outside(masks=False)
+        names, fill = self.filter_names, self.outside.image
         shape = (len(kinds), width, recipe.count) if width else kinds.shape
         codes, values, drawn_filters = codes.reshape(shape), values.reshape(*shape, VALUES), names[0]
         if self.of_timm:
@@ -287,7 +277,8 @@ class Space:
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
             rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
-            magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
+            if len(rows):
+                magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
 
 
@@ -368,15 +359,8 @@ class TorchvisionAugment(AutomaticAugment):
     fill: Any
 
     @property
-    def kinds(self) -> np.ndarray:
-        return self.space.kinds
-
-    @property
-    def filter_names(self) -> tuple[str, ...]:
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (self.interpolation,)
-
-    def outside(self, *, masks: bool) -> tuple[float, ...]:
-        return (0,) if self.fill is None else super().outside(masks=masks)
 
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray

@@ -28,14 +28,8 @@ from gpuload.transforms.arguments import (
     size_pair,
     whole,
 )
-from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, declaration
-from gpuload.transforms.geometry import (
-    FixedSizeCrop,
-    PaddingMode,
-    central_starts,
-    padding_mode_of,
-    sizes_by_shorter_side,
-)
+from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
+from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_of, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -95,9 +89,8 @@ class ScaleJitter(_Resizing):
     antialias: bool = argument(antialias_flag, default=True)
 
     def sizes(self, numbers: np.ndarray, sizes_hw: np.ndarray) -> np.ndarray:
-        low, high = self.scale_range
         fit = (np.array(self.target_size[::-1]) / sizes_hw).min(axis=1)
-        return (sizes_hw * (fit * (low + numbers * (high - low)))[:, None]).astype(np.int64)
+        return (sizes_hw * (fit * between(self.scale_range, numbers))[:, None]).astype(np.int64)
 
 
 def _lengths(name: str, value: Any) -> tuple[int, ...]:
@@ -207,13 +200,11 @@ class ResizeKeepRatio(Resampling):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         numbers, factors = uniforms(5), np.ones(sizes_hw.shape)
-        low, high = self.random_scale_range
-        scale = low + numbers[:, 1] * (high - low)
+        scale = between(self.random_scale_range, numbers[:, 1])
         if self.random_scale_area:
             scale = 1 / np.sqrt(scale)
         factors *= np.where(numbers[:, 0] < self.random_scale_prob, scale, 1.0)[:, None]
-        low, high = (math.log(end) for end in self.random_aspect_range)
-        root = np.exp((low + numbers[:, 3] * (high - low)) / 2)
+        root = np.exp(between(map(math.log, self.random_aspect_range), numbers[:, 3]) / 2)
         root = np.where(numbers[:, 2] < self.random_aspect_prob, root, 1.0)
         factors *= np.stack([1 / root, root], axis=1)
         return Box(full_windows(sizes_hw), self._sizes(sizes_hw, factors), self.filters(numbers[:, 4]), cuts=False)
@@ -231,24 +222,18 @@ class ResizeKeepRatio(Resampling):
 
 
 @declaration
-class _CropOrPad(FixedSizeCrop):
-    fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
-
-
-@declaration
-class CenterCropOrPad(_CropOrPad):
+class CenterCropOrPad(CenterCrop):
     """Cut out the middle; a smaller image is padded on both sides first.
 
     Arguments and errors are those of `RandomCropOrPad`.
     """
 
-    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
-        return self.boxes(central_starts(sizes_hw, self.size))
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
 
 @declaration
-class RandomCropOrPad(_CropOrPad):
+class RandomCropOrPad(FixedSizeCrop):
     """Cut out a box at a random place; a smaller image is padded, itself at a random place.
 
     Args:
@@ -259,6 +244,9 @@ class RandomCropOrPad(_CropOrPad):
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
+
+    fill: int | tuple[int, ...] = argument(fill_values, default=0)
+    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)

@@ -144,7 +144,7 @@ class TimmAugment(AutomaticAugment):
         return dict(self.hparams).get("img_mean", (128, 128, 128))
 
     @property
-    def filter_names(self) -> tuple[str, ...]:
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return dict(self.hparams).get("interpolation", filter_names("random"))
 
     def strengths(

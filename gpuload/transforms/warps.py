@@ -23,8 +23,8 @@ from gpuload.transforms.arguments import (
     is_sequence,
     probability,
 )
-from gpuload.transforms.base import Transform, Uniforms, argument, declaration
-from gpuload.transforms.program.ops import Outline, Warp
+from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
+from gpuload.transforms.program.ops import Record, Warp
 
 __all__ = [
     "IDENTITY",
@@ -44,23 +44,14 @@ def affine_coefficients(
     translate_xy: np.ndarray,
     scale: np.ndarray | float,
     shear_xy_degrees: np.ndarray,
-    center_xy: np.ndarray | None,
+    center_xy: Sequence[float] | np.ndarray | None,
     size_hw: np.ndarray,
 ) -> np.ndarray:
-    """The map that turns and shears around a centre, scales, then moves.
+    """The map float64 (B, 8) that turns and shears around a centre, scales, then moves.
 
     The inverse of T · C · R(angle) · S(scale) · SHy(shear y) · SHx(shear x) · C⁻¹, where C brings the centre to 0.
-
-    Args:
-        angle_degrees: (B,) or one for all.
-        translate_xy: (B, 2), in pixels.
-        scale: (B,) or one for all, greater than 0.
-        shear_xy_degrees: (B, 2).
-        center_xy: (B, 2) or (2,), from the top left corner; None for the middle of each image.
-        size_hw: int64 (B, 2).
-
-    Returns:
-        float64 (B, 8).
+    Angles and scales are (B,) or one for all; points are (B, 2), in pixels from the top left corner. Without a centre
+    the middle of each image is taken.
     """
     center = size_hw[:, ::-1] * 0.5 if center_xy is None else np.broadcast_to(center_xy, size_hw.shape)
     angle = np.radians(angle_degrees)
@@ -81,19 +72,14 @@ def affine_coefficients(
 
 
 def rotation_coefficients(
-    angle_degrees: np.ndarray, center_xy: np.ndarray | None, size_hw: np.ndarray, *, expand: bool = False
+    angle_degrees: np.ndarray,
+    center_xy: Sequence[float] | np.ndarray | None,
+    size_hw: np.ndarray,
+    *,
+    expand: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The map that turns counterclockwise around a centre, as Pillow's `Image.rotate`.
-
-    Args:
-        angle_degrees: (B,).
-        center_xy: (2,) or (B, 2), from the top left corner; None for the middle of each image.
-        size_hw: int64 (B, 2).
-        expand: make the result as large as the turned image.
-
-    Returns:
-        (coefficients float64 (B, 8), sizes of the results int64 (B, 2)).
-    """
+    """The map (B, 8) that turns counterclockwise around a centre, as Pillow's `Image.rotate`, and the sizes of the
+    results int64 (B, 2); these are as large as the turned image if `expand`. Arguments are as in an affine map."""
     sizes = size_hw[:, ::-1].astype(np.float64)  # width, height
     center = sizes / 2 if center_xy is None else np.broadcast_to(np.asarray(center_xy, np.float64), sizes.shape)
     angle = np.radians(np.mod(angle_degrees, 360.0))
@@ -124,16 +110,9 @@ def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The map that brings the four corner pixels of an image elsewhere.
-
-    Args:
-        size_hw: int64 (B, 2).
-        corners_xy: (B, 4, 2), where the corners go: top left, top right, bottom right, bottom left.
-
-    Returns:
-        (coefficients float64 (B, 8), whether there is such a map, bool (B,)): there is none if three of the corners,
-        before or after, lie on one line, or if the result's first pixel would show a point at infinity.
-    """
+    """The map (B, 8) that brings the four corner pixels of an image elsewhere, (B, 4, 2): top left, top right, bottom
+    right, bottom left; and whether there is such a map, bool (B,). There is none if three of the corners, before or
+    after, lie on one line, or if the result's first pixel would show a point at infinity."""
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners_xy.astype(np.float64).transpose(1, 2, 0)
     bottom, right = (size_hw - 1).astype(np.float64).T
     # From the unit square to the corners (Heckbert 1989), times a common factor: whole numbers, so 0 is exact.
@@ -201,18 +180,18 @@ def _point(name: str, value: Any) -> tuple[float, float]:
 class _Warping(Transform):
     """Base of the warps; not a dataclass, so that each has its arguments where torchvision has them."""
 
-    interpolation: str
+    record: ClassVar[type[Record]] = Warp
     needs_whole: ClassVar[bool] = True
+    interpolation: str
 
     @property
-    def outline(self) -> tuple[Outline, ...]:
-        name = type(self).__name__
-        return (Outline(kind=Warp, name=name, filters=(self.interpolation,)),)
+    def filter_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (self.interpolation,)
 
     def warp(self, coefficients: np.ndarray, size_hw: np.ndarray, warped: np.ndarray | bool = True) -> Warp:
         """The record of these maps, for images where `warped`."""
         moves = (coefficients != IDENTITY).any(axis=1)
-        fill, mask_fill = self.outside(masks=False), self.outside(masks=True)[0]
+        fill, mask_fill = self.outside
         return Warp(coefficients, size_hw, moves & warped, self.interpolation, fill, mask_fill)
 
 
@@ -242,9 +221,8 @@ class RandomRotation(_Warping):
     fill: Any = argument(fill_values, default=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
-        angles = _between(self.degrees, uniforms(1)[:, 0])
-        center = None if self.center is None else np.array(self.center)
-        return self.warp(*rotation_coefficients(angles, center, sizes_hw, expand=self.expand))
+        angles = between(self.degrees, uniforms(1)[:, 0])
+        return self.warp(*rotation_coefficients(angles, self.center, sizes_hw, expand=self.expand))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return None if self.expand else size_hw
@@ -278,16 +256,15 @@ class RandomAffine(_Warping):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Warp:
         numbers = uniforms(6)
-        angles = _between(self.degrees, numbers[:, 0])
+        angles = between(self.degrees, numbers[:, 0])
         reach = np.array(self.translate or (0.0, 0.0)) * sizes_hw[:, ::-1]
         translate = np.rint((2 * numbers[:, 1:3] - 1) * reach)
-        scale = _between(self.scale or (1.0, 1.0), numbers[:, 3])
+        scale = between(self.scale or (1.0, 1.0), numbers[:, 3])
         ranges: Any = self.shear or (0.0, 0.0)
         shear = np.zeros((len(sizes_hw), 2))
         for axis in range(len(ranges) // 2):
-            shear[:, axis] = _between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
-        center = None if self.center is None else np.array(self.center)
-        return self.warp(affine_coefficients(angles, translate, scale, shear, center, sizes_hw), sizes_hw)
+            shear[:, axis] = between(ranges[2 * axis : 2 * axis + 2], numbers[:, 4 + axis])
+        return self.warp(affine_coefficients(angles, translate, scale, shear, self.center, sizes_hw), sizes_hw)
 
 
 @declaration
@@ -325,8 +302,3 @@ class RandomPerspective(_Warping):
         corners = np.where([[False, False], [True, False], [True, True], [False, True]], far - inward, inward)
         coefficients, exist = perspective_coefficients(sizes_hw, corners)
         return self.warp(coefficients, sizes_hw, exist & (numbers[:, 0] < self.p))
-
-
-def _between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
-    low, high = bounds
-    return low + numbers * (high - low)

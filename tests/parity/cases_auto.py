@@ -34,7 +34,7 @@ def chain(
         name = None if code == NOTHING else OPS[code]
         if name == "warp":
             interpolation = transform.interpolation if filters is None else FILTERS[filters[number]]
-            image = warp(image, numbers, interpolation, transform.outside(masks=False))
+            image = warp(image, numbers, interpolation, transform.outside.image)
         elif name == "solarize_add":
             raised = [min(255, int(level + numbers[1])) if level < numbers[0] else level for level in range(256)]
             image = image.point(raised * len(image.getbands()))

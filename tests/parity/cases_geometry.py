@@ -43,7 +43,7 @@ def filter_of(transform: Any, params: Any, row: int) -> str:
 
 
 def color(transform: Any, image: Image.Image) -> Any:
-    fill = transform.outside(masks=False)
+    fill = transform.outside.image
     return fill[0] if image.mode == "L" else tuple(fill) * (3 // len(fill))
 
 

@@ -248,7 +248,7 @@ def test_a_fill_between_levels_is_cut_as_on_uint8_images():
     color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
     for fill in (color, {"others": color}, defaultdict(lambda: color), {vision.tv_tensors.Image: list(color)}):
         [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
-        assert ours.outside(masks=False) == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
+        assert ours.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
     # Behind the conversion a fill is no level.
     with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is in levels, 0 … 255, but comes after ToDtype"):

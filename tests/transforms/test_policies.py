@@ -193,7 +193,7 @@ def test_defaults_and_arguments_in_order():
         "RandAugment(num_ops=3, magnitude=5, num_magnitude_bins=20, interpolation='bilinear', fill=(7,))"
     )
     assert T.TrivialAugmentWide().interpolation == "nearest"
-    assert T.TrivialAugmentWide().outside(masks=False) == (0,)
+    assert T.TrivialAugmentWide().outside.image == (0,)
     assert all(transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide()))
 
 

@@ -305,9 +305,9 @@ def test_no_operation():
 
 
 def test_fill_and_repr():
-    assert T.TimmRandAugment("rand").outside(masks=False) == (128, 128, 128)
+    assert T.TimmRandAugment("rand").outside.image == (128, 128, 128)
     shown = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104), "translate_const": 100})
-    assert shown.outside(masks=False) == (124, 116, 104)
+    assert shown.outside.image == (124, 116, 104)
     assert (
         repr(shown)
         == "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"

@@ -75,9 +75,9 @@ def test_arguments_have_one_form():
         == "RandomRotation(degrees=(-10.0, 10.0), interpolation='bilinear', fill=(0,))"
     )
     filled = T.RandomAffine(5, fill={gl.Image: (1, 2, 3), gl.Mask: 255})
-    assert filled.outside(masks=False) == (1, 2, 3)
-    assert filled.outside(masks=True) == (255,)
-    assert T.RandomAffine(5, fill=(1, 2, 3)).outside(masks=True) == (0,)
+    assert filled.outside.image == (1, 2, 3)
+    assert filled.outside.mask == 255
+    assert T.RandomAffine(5, fill=(1, 2, 3)).outside.mask == 0
 
 
 @pytest.mark.parametrize("scaled", [[T.ToDtype("float32", scale=True)]])

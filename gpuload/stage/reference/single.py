@@ -98,10 +98,11 @@ class SingleRunner:
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
         everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
         for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
-            rows = everyone if record.rows is None else record.rows
+            rows, steps = everyone, []
+            if record.rows is not None:
+                rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            before, after, steps = before[rows], after[rows], []
             if isinstance(record, Box) and record.padding_mode is None:
                 # Each resize of an image has a resampler of its own, since a result is valid until the next call.
                 number = int(resized[rows].max())
@@ -250,10 +251,8 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     outside = (starts != before[:, :2]).any(axis=1) | (after[:, 2:] != before[:, 2:]).any(axis=1)
     if not outside.any():
         return None  # the window that was decoded, or resampled, is the crop
-    if mode == "constant":
-        return _crop_filled(starts, outside.tolist(), np.array(record.fill, dtype), sizes_hw, before, after[:, 2:])
 
-    def step(row: int, canvas: Canvas) -> None:
+    def gather(row: int, canvas: Canvas) -> None:
         if not outside[row]:
             return
         at = []
@@ -262,37 +261,28 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
             at.append(padded_places(wanted, int(sizes_hw[row, axis]), mode) - before[row, axis])
         canvas.set(canvas.image()[at[0][:, None], at[1]])
 
-    return step
+    if mode != "constant":
+        return gather
+    # With one level outside, the part inside the image is copied at once, or is a view if nothing is to be filled:
+    # gathering pixels made a detection recipe take three times as long.
+    first = np.clip(-starts, 0, after[:, 2:])
+    parts_hw = (np.clip(sizes_hw - starts, first, after[:, 2:]) - first).tolist()
+    corners, firsts, results_hw = (starts + first - before[:, :2]).tolist(), first.tolist(), after[:, 2:].tolist()
+    fill, changes = np.array(record.fill, dtype), outside.tolist()
 
-
-def _crop_filled(
-    starts: np.ndarray,
-    outside: list[bool],
-    fill: np.ndarray,
-    sizes_hw: np.ndarray,
-    before: np.ndarray,
-    results_hw: np.ndarray,
-) -> Step:
-    """The part inside the image is copied at once, or is a view if nothing is to be filled: gathering pixels made a
-    detection recipe take three times as long."""
-    first = np.clip(-starts, 0, results_hw)
-    lengths = np.clip(sizes_hw - starts, first, results_hw) - first
-    corners, firsts, sizes = (starts + first - before[:, :2]).tolist(), first.tolist(), results_hw.tolist()
-    parts = lengths.tolist()
-
-    def step(row: int, canvas: Canvas) -> None:
-        if not outside[row]:
+    def copy(row: int, canvas: Canvas) -> None:
+        if not changes[row]:
             return
-        (top, left), (down, across), (height, width) = corners[row], firsts[row], parts[row]
+        (top, left), (down, across), (height, width) = corners[row], firsts[row], parts_hw[row]
         image = canvas.image()
-        there = image[top : top + height, left : left + width]
-        if [height, width] != sizes[row]:
-            there, part = np.empty((*sizes[row], image.shape[2]), fill.dtype), there
-            there[:] = fill
-            there[down : down + height, across : across + width] = part
-        canvas.set(there)
+        result = part = image[top : top + height, left : left + width]
+        if [height, width] != results_hw[row]:
+            result = np.empty((*results_hw[row], image.shape[2]), dtype)
+            result[:] = fill
+            result[down : down + height, across : across + width] = part
+        canvas.set(result)
 
-    return step
+    return copy
 
 
 def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler, dtype: np.dtype) -> Step:
