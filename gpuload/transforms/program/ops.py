@@ -17,13 +17,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from gpuload.transforms.program.windows import (
-    FILTERS,
-    full_windows,
-    padded_windows,
-    source_windows,
-    transposed_boxes,
-)
+from gpuload.transforms.program.windows import FILTERS, full_windows, padded_windows, source_windows, transposed_boxes
 
 __all__ = [
     "CHANGES_PIXELS", "MOVES_PIXELS", "NOTHING", "OPS", "VALUES", "Box", "Call", "Clamp", "ClampPoints", "Elastic",

@@ -276,16 +276,11 @@ class Passes:
         moved = warp.warped.nonzero()[0]
         filters = filter_codes(warp.filters, len(rows))[moved]
         at = self._opened(rows[moved])
-        self._map(rows[moved], at, warp.fill, warp.coefficients[moved], filters, after[moved])
+        self._map(rows[moved], at, warp.coefficients[moved], filters, after[moved])
+        self._fill(at, rows[moved], warp.fill)
 
     def _map(
-        self,
-        rows: np.ndarray,
-        at: np.ndarray,
-        fill: tuple[float, ...],
-        coefficients: np.ndarray,
-        filters: np.ndarray,
-        windows: np.ndarray,
+        self, rows: np.ndarray, at: np.ndarray, coefficients: np.ndarray, filters: np.ndarray, windows: np.ndarray
     ) -> None:
         """Warp images in their passes `at`, and make windows of the results."""
         nearest = filters == R.NEAREST
@@ -311,7 +306,6 @@ class Passes:
             self.floats[there, here, : coefficients.shape[1]] = coefficients[found]
             self._set(there, R.START, here, windows[found, :2])
             self._set(there, R.OUT, here, windows[found, 2:])
-        self._fill(at, rows, fill)
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
         """All operations of a record at once: they leave sizes as they are, so it is known beforehand in which pass
@@ -363,7 +357,8 @@ class Passes:
                 filters = filter_codes(ops.filters, ops.codes.shape)[entries, turn]
                 windows = np.zeros((len(here), 4), np.int64)
                 windows[:, 2:] = self.jobs[at, R.WHOLE, here]
-                self._map(here, at, ops.fill, values, filters, windows)
+                self._map(here, at, values, filters, windows)
+                self._fill(at, here, ops.fill)
                 continue
             self.jobs[at, R.KIND, here] = KERNELS[number]
             if KERNELS[number] == R.SHARPNESS:
