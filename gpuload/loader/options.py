@@ -350,7 +350,7 @@ class Options:
         current, local_rank = devices.current_device(), os.environ.get("LOCAL_RANK")
         if current.index or local_rank is None:
             return current
-        return torch.device(current.type, int(local_rank) % devices.device_count())
+        return torch.device(current.type, int(local_rank) % torch.accelerator.device_count())
 
     def compile(self, device: torch.device) -> Stage:
         """Compile the transforms for a device."""

@@ -49,7 +49,6 @@ __all__ = [
     "accelerator",
     "capability",
     "current_device",
-    "device_count",
     "device_of",
     "generator_of",
     "is_available",
@@ -206,11 +205,6 @@ def is_available() -> bool:
 def usual_type() -> str:
     """The type of device for those who name none: that of the accelerator if one is available, else ``"cpu"``."""
     return str(kind()) if is_available() else "cpu"
-
-
-def device_count() -> int:
-    """How many there are."""
-    return torch.accelerator.device_count() if kind() is not None else 0
 
 
 def current_device() -> torch.device:

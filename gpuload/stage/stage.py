@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,14 +38,12 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["BackendName", "MemoryFormat", "Ragged", "Result", "Stage", "check_stage", "compile_stage"]
+__all__ = ["Stage", "check_stage", "compile_stage"]
 
-BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
-MemoryFormat = Literal["contiguous_format", "channels_last"]
-Ragged = Literal["error", "list", "pad", "views"]
-
+LAYOUTS: Final = ("contiguous_format", "channels_last")
+RAGGED: Final = ("error", "list", "pad", "views")
 FLOATS: Final = ("float16", "bfloat16", "float32")
-# Imported when asked for: Kornia, DALI and Triton take seconds.
+# The backends. Imported when asked for: Kornia, DALI and Triton take seconds.
 HOMES: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
@@ -107,8 +105,6 @@ class Stage:
         # For images that only the reference takes, made when there are some: by view and dtype.
         self._others: dict[tuple[int, str], SegmentRunner] = {}
         self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
-        outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
-        self._coloring = [next((o.name for o in own if issubclass(o.kind, Ops | Mixture)), None) for own in outlines]
 
     def prepare(self) -> None:
         """Compile what batches may need, so that none waits for it; for images of three channels, unless `Normalize`
@@ -241,17 +237,6 @@ class Stage:
                 "Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        coloring = self._coloring[view]
-        if coloring is not None and images.dtype != "uint8":
-            raise ValueError(
-                f"{coloring} takes images of uint8, but {images.labels[0]} is {images.dtype}; leave it out, write a "
-                "transform of your own in its place, or convert the images in the dataset"
-            )
-        if coloring is not None and channels not in (1, 3):
-            raise ValueError(
-                f"{coloring} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
-                "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
-            )
         transforms = self._chain.lines[view].transforms
         given, kind = channels, (view, channels, images.dtype)
         if kind not in self._fitting:
@@ -289,6 +274,18 @@ class Stage:
 
 def _channels_after(transforms: Sequence[Transform], channels: int, label: str, dtype: str) -> int:
     """Check that the transforms fit images of this many channels; returns how many these have afterwards."""
+    outlines = (outline for transform in transforms for outline in transform.outline)
+    coloring = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
+    if coloring is not None and dtype != "uint8":
+        raise ValueError(
+            f"{coloring} takes images of uint8, but {label} is {dtype}; leave it out, write a transform of your own in "
+            "its place, or convert the images in the dataset"
+        )
+    if coloring is not None and channels not in (1, 3):
+        raise ValueError(
+            f"{coloring} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in the "
+            "dataset, or decode to mode 'RGB' or 'L'"
+        )
     top = TOPS[dtype]
     for transform in transforms:
         for inner in _with_children(transform):
@@ -406,10 +403,10 @@ def check_stage(
     Raises:
         ValueError, BackendError: as `compile_stage` does.
     """
-    _one_of("backend", backend, get_args(BackendName))
-    _one_of("ragged", ragged, get_args(Ragged))
+    _one_of("backend", backend, ("auto", *HOMES))
+    _one_of("ragged", ragged, RAGGED)
     layout = str(memory_format).removeprefix("torch.")
-    _one_of("memory_format", layout, get_args(MemoryFormat))
+    _one_of("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(

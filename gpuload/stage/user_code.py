@@ -52,9 +52,7 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
 @contextlib.contextmanager
 def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Give a function that seeds torch's generators of the CPU and of a device; afterwards these are as they were."""
-    generators = [torch.default_generator]
-    if device.type != "cpu":
-        generators.append(generator_of(device))
+    generators = {torch.default_generator, generator_of(device)}
 
     def seed_all(seed: int) -> None:
         for generator in generators:
@@ -165,20 +163,22 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
 def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
     """The images of some rows as one tensor: a view, if there is one."""
     if isinstance(images, torch.Tensor):
-        first, count = int(rows[0]), len(rows)
-        together = int(rows[-1]) - first + 1 == count
-        return images[first : first + count] if together else images[upload(rows, images.device)]
+        return images[_index(rows, images.device)]
     return images[int(rows[0])][None] if len(rows) == 1 else torch.stack([images[row] for row in rows.tolist()])
+
+
+def _index(rows: np.ndarray, device: torch.device) -> slice | torch.Tensor:
+    """Return what selects rows of a tensor: a slice, which gives a view, if they are neighbours."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, end) if end - first == len(rows) else upload(rows, device)
 
 
 def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.Tensor) -> None:
     if isinstance(images, torch.Tensor):
         if found is given and found.dtype == images.dtype and given.data_ptr() == images[int(rows[0])].data_ptr():
             return  # changed in place
-        if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
-            images[int(rows[0]) : int(rows[-1]) + 1].copy_(found)
-        else:
-            images[upload(rows, images.device)] = found.to(images.dtype)
+        index = _index(rows, images.device)
+        images[index] = found if isinstance(index, slice) else found.to(images.dtype)
         return
     for row, image in zip(rows.tolist(), found, strict=True):
         images[row].copy_(image)
