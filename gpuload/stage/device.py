@@ -46,7 +46,6 @@ __all__ = [
     "WAIT",
     "Accelerator",
     "DeviceTimes",
-    "accelerator",
     "capability",
     "current_device",
     "device_of",
@@ -81,10 +80,10 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 class Accelerator:
-    """The runtime of one device; made by `accelerator`. Streams and events are opaque to all who use it.
+    """The runtime of one device, which has an index. Streams and events are opaque to all who use it.
 
-    Attributes:
-        device: with an index.
+    Raises:
+        RuntimeError: torch cannot use it here.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -178,17 +177,6 @@ class Accelerator:
         not find here is one that it does not ask there either."""
         with contextlib.suppress(RuntimeError):
             torch.empty(1, device=self.device).fill_(1)
-
-
-def accelerator(device: torch.device) -> Accelerator:
-    """The runtime of a device.
-
-    Raises:
-        RuntimeError: torch cannot use it here.
-    """
-    if device.index is None:
-        device = torch.device(device.type, torch.accelerator.current_device_index())
-    return Accelerator(device)
 
 
 def kind() -> str | None:

@@ -41,7 +41,6 @@ from gpuload.workers.planned import PlannedBatch
 __all__ = ["Stage", "check_stage", "compile_stage"]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
-RAGGED: Final = ("error", "list", "pad", "views")
 FLOATS: Final = ("float16", "bfloat16", "float32")
 # The backends. Imported when asked for: Kornia, DALI and Triton take seconds.
 HOMES: Final = {
@@ -404,7 +403,6 @@ def check_stage(
         ValueError, BackendError: as `compile_stage` does.
     """
     _one_of("backend", backend, ("auto", *HOMES))
-    _one_of("ragged", ragged, RAGGED)
     layout = str(memory_format).removeprefix("torch.")
     _one_of("memory_format", layout, LAYOUTS)
     if dtype is not None:

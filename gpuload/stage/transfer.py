@@ -159,7 +159,7 @@ class CudaTransfer(CpuTransfer):
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
-        self._device = devices.accelerator(device)
+        self._device = devices.Accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over

@@ -25,7 +25,6 @@ def stage_of(transforms, **options):
     ("options", "text"),
     [
         ({"backend": "cuda"}, "backend must be one of 'auto', 'torch', 'kornia', 'dali', 'fused', got 'cuda'"),
-        ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),

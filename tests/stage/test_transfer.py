@@ -40,7 +40,7 @@ def locking(monkeypatch):
 
     def make(*args, **kwargs):
         device = Device(*args, **kwargs)
-        monkeypatch.setattr(devices, "accelerator", lambda asked: device)
+        monkeypatch.setattr(devices, "Accelerator", lambda asked: device)
         ring = Ring(1 << 20)
         return ring, CudaTransfer(ring, torch.device("cuda", 0)), device
 
