@@ -60,19 +60,12 @@ class SegmentRunner:
         steps: where each transform runs.
         finish: the end of the line.
         backends: by name, those of the steps and the reference.
-        call: what makes a call, with the arguments of `run_call`.
 
     Attributes:
         finish: as given.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[PlanStep],
-        finish: Finish,
-        backends: dict[str, Backend],
-        call: Callable[..., None] = run_call,
-    ) -> None:
+    def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
         backends = {**backends, OWN: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
@@ -80,7 +73,7 @@ class SegmentRunner:
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
             self._runs.append(_Run("torch", at, at))
-        self._call = call
+        self._call: Callable[..., None] = run_call
         self._after = _runs(steps[at:], at)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
@@ -280,11 +273,12 @@ class SegmentRunner:
 
 
 class CallRunner(SegmentRunner):
-    """Applies programs of the reference's records and calls, whose results stay levels: those of masks."""
+    """Applies programs of the reference's records and calls, whose results stay levels: those of masks. `call` makes a
+    call, with the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
-        super().__init__((), UNCHANGED, {"torch": backend}, call)
-        self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
+        super().__init__((), UNCHANGED, {"torch": backend})
+        self._runs, self._calls, self._call = [_Run("torch", 0, sys.maxsize)], True, call
 
 
 def _erases(transform: Transform) -> bool:

@@ -237,12 +237,13 @@ class Stage:
             )
         channels = int(counts[0])
         transforms = self._chain.lines[view].transforms
-        given, kind = channels, (view, channels, images.dtype)
+        kind = view, channels, images.dtype
         if kind not in self._fitting:
-            self._fitting[kind] = _channels_after(transforms, channels, images.labels[0], images.dtype)
+            label = images.labels[0]
+            after = _channels_after(transforms, channels, label, images.dtype)
+            self._runs[view].finish.check(after, label if after == channels else f"{label} after all transforms")
+            self._fitting[kind] = after
         channels = self._fitting[kind]
-        where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
-        self._runs[view].finish.check(channels, where)
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
         if dense and not planned and ((sizes := program.results_hw) != sizes[0]).any():
@@ -348,17 +349,10 @@ def compile_stage(
     """Make the stage that applies a chain of transforms to batches.
 
     Args:
-        chain: the transforms, as a `gpuload.transforms.Chain`.
+        chain: the transforms.
         device: where batches are made: a CPU, a CUDA or an XPU device.
-        backend: ``"torch"``, the reference; ``"kornia"``, ``"dali"`` or ``"fused"`` (Triton), with the reference for
-            what these lack; ``"auto"``: ``"fused"`` on a GPU, ``"torch"`` on the CPU.
-        dtype: of images that `ToDtype` or `Normalize` makes floats of: ``"float32"``, ``"float16"`` or
-            ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
-            are uint8 in any case.
-        memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
-        ragged: what happens if the sizes of the results differ: ``"error"``. Always a list of tensors: ``"list"``.
-            Always padded with zeros on the right and at the bottom, and returned with the sizes: ``"pad"``. A list, of
-            views of one tensor if all sizes are equal: ``"views"``.
+        backend, dtype, memory_format: as for `Loader`.
+        ragged: as for `Loader`; or ``"views"``: a list, of views of one tensor if all sizes are equal.
         cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
         runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
             by the device.
