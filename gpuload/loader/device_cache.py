@@ -107,7 +107,7 @@ class Budget:
     @classmethod
     def of(cls, cached: DeviceCached, device: torch.device) -> Budget:
         host = available_bytes()
-        free = host if device.type == "cpu" else devices.accelerator(device).free_bytes()
+        free = host if device.type == "cpu" else devices.Accelerator(device).free_bytes()
         return cls(device, cached.bytes_limit, free, host, len(cached))
 
     @property
@@ -179,7 +179,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
         del batch  # it views the ring
     samples.end()
     if device.type != "cpu":
-        runtime = devices.accelerator(device)
+        runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer has another stream
     log.kept_all(samples, device, perf_counter() - began)
     return samples

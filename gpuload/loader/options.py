@@ -350,11 +350,11 @@ class Options:
         current, local_rank = devices.current_device(), os.environ.get("LOCAL_RANK")
         if current.index or local_rank is None:
             return current
-        return torch.device(current.type, int(local_rank) % devices.device_count())
+        return torch.device(current.type, int(local_rank) % torch.accelerator.device_count())
 
     def compile(self, device: torch.device) -> Stage:
         """Compile the transforms for a device."""
-        stage = compile_stage(self.chain, device=device, **self._stage_arguments)
+        stage = compile_stage(self.chain, device=device, cpu_threads=self.cpu_threads, **self._stage_arguments)
         if self.workers.decode.scale != "exact":
             reason = self.chain.resizes_late
             fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
@@ -370,7 +370,6 @@ class Options:
             "dtype": self.stage.dtype,
             "memory_format": self.stage.memory_format,
             "ragged": "views" if self.batches.by_row else self.batches.ragged,
-            "cpu_threads": self.cpu_threads,
         }
 
     def choose_decoder(self, device: torch.device) -> Choice:

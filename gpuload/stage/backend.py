@@ -9,7 +9,7 @@ A backend is made once for a stage and asked for runners, one for each run of ne
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -23,7 +23,10 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Outline
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Backend", "Compiled", "Form", "Late", "Levels", "Planned"]
+__all__ = ["Backend", "Compiled", "Form", "Late", "Levels"]
+
+# Changes finished images in place, with the arguments of `gpuload.stage.finish.apply_late`.
+Late = Callable[[Outputs, Program, np.ndarray | None], None]
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,11 @@ class Levels(Protocol):
 
 @runtime_checkable
 class Compiled(Levels, Protocol):
-    """One that compiles kernels."""
+    """A runner that compiles kernels, and whose batches may be planned elsewhere."""
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """Those that it may launch, from the outlines of each transform of its run, for results of this form."""
         ...
-
-
-@runtime_checkable
-class Planned(Levels, Protocol):
-    """One whose batches may be planned elsewhere."""
 
     def fusing(self, *, channels_last: bool) -> Fusing:
         """What plans them, with dense results in this memory format."""
@@ -88,14 +86,6 @@ class Planned(Levels, Protocol):
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
         """Make a batch of such a plan, whose arrays lie behind the pixels."""
-        ...
-
-
-class Late(Protocol):
-    """Changes finished images in place."""
-
-    def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
-        """Apply what was drawn; arguments as for `gpuload.stage.finish.apply_late`."""
         ...
 
 

@@ -46,10 +46,8 @@ __all__ = [
     "WAIT",
     "Accelerator",
     "DeviceTimes",
-    "accelerator",
     "capability",
     "current_device",
-    "device_count",
     "device_of",
     "generator_of",
     "is_available",
@@ -82,10 +80,10 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 class Accelerator:
-    """The runtime of one device; made by `accelerator`. Streams and events are opaque to all who use it.
+    """The runtime of one device, which has an index. Streams and events are opaque to all who use it.
 
-    Attributes:
-        device: with an index.
+    Raises:
+        RuntimeError: torch cannot use it here.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -181,17 +179,6 @@ class Accelerator:
             torch.empty(1, device=self.device).fill_(1)
 
 
-def accelerator(device: torch.device) -> Accelerator:
-    """The runtime of a device.
-
-    Raises:
-        RuntimeError: torch cannot use it here.
-    """
-    if device.index is None:
-        device = torch.device(device.type, torch.accelerator.current_device_index())
-    return Accelerator(device)
-
-
 def kind() -> str | None:
     """The type of the devices that this build of torch is for, one of `KINDS`, whether there are any; else None."""
     found = torch.accelerator.current_accelerator()
@@ -206,11 +193,6 @@ def is_available() -> bool:
 def usual_type() -> str:
     """The type of device for those who name none: that of the accelerator if one is available, else ``"cpu"``."""
     return str(kind()) if is_available() else "cpu"
-
-
-def device_count() -> int:
-    """How many there are."""
-    return torch.accelerator.device_count() if kind() is not None else 0
 
 
 def current_device() -> torch.device:

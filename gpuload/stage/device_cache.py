@@ -11,7 +11,7 @@ it: `ResidentTransfer` gathers them, in place of the copy from the slots. Main p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
 from gpuload.stage.device import upload_together
-from gpuload.stage.transfer import CpuTransfer, CudaTransfer, rounded
+from gpuload.stage.transfer import CpuTransfer, CudaTransfer
 from gpuload.workers.batch import Batch
 from gpuload.workers.device_cache import CachedSamples, copy_windows, span_of
 
@@ -133,22 +133,13 @@ class ResidentTransfer(CudaTransfer):
         super().close()
         del self._memory
 
-    def starts(self, batch: Batch) -> list[int]:
-        return self._starts(batch)[:-1]
-
     def _starts(self, batch: Batch) -> list[int]:
         return [*accumulate((span_of(windows) for windows in _windows(batch)), initial=0)]
 
-    def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        *starts, used = self._starts(batch)
-        flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
-        try:
-            for windows, start in zip(_windows(batch), starts, strict=True):
-                if len(windows):
-                    self._memory.gather(windows, flat[start:])
-        finally:
-            self._loaded(batch, release)
-        return flat, starts
+    def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
+        for windows, start in zip(_windows(batch), starts, strict=True):
+            if len(windows):
+                self._memory.gather(windows, memory[start:])
 
 
 def _windows(batch: Batch) -> list[np.ndarray]:

@@ -101,7 +101,8 @@ class Finish:
         """a and b as float32 tensors of shape (C or 1, 1, 1)."""
         if self.is_identity:  # nothing reads them, and they are made once a batch: no copy that the host waits for
             return torch.ones(1, 1, 1, device=device), torch.zeros(1, 1, 1, device=device)
-        return _constant(self.scale, device), _constant(self.bias, device)
+        scale, bias = (torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (self.scale, self.bias))
+        return scale[:, None, None], bias[:, None, None]
 
     def write(self, levels: Outputs, outputs: Outputs, constants: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Finish images C×H×W, one by one on the CPU, and write them to the batch; `constants` are those of the
@@ -117,10 +118,6 @@ class Finish:
                 torch.mul(image, scale, out=output).add_(bias)
             else:
                 output.copy_(image.to(torch.float32).mul_(scale).add_(bias))
-
-
-def _constant(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
 
 
 UNCHANGED: Final = Finish(torch.uint8, (1.0,), (0.0,), None)  # results are levels

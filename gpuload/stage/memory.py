@@ -25,31 +25,23 @@ import torch
 
 from gpuload.ring.ring import on_collected
 
-__all__ = ["OutputPool"]
+__all__ = ["MAX_FREE", "OutputPool"]
 
 GRAIN_BYTES: Final = 2 << 20  # a huge page; sizes are rounded up to it
 PRIVATE: Final = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+MAX_FREE: Final = 4  # mappings that are kept for later use
 SMALL_BYTES: Final = 1 << 20  # below it torch's allocator is as fast
 
 
 class OutputPool:
     """Gives tensors whose memory is taken back when they are no longer referenced.
 
-    Args:
-        max_free: how many mappings are kept for later use.
-
-    Raises:
-        ValueError: `max_free` is negative.
-
     Example:
         >>> OutputPool().empty((2, 3), torch.float32).shape
         torch.Size([2, 3])
     """
 
-    def __init__(self, *, max_free: int = 4) -> None:
-        if max_free < 0:
-            raise ValueError(f"OutputPool(max_free=…) must be at least 0, got {max_free}")
-        self._max_free = max_free
+    def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -59,7 +51,7 @@ class OutputPool:
             return torch.empty(*shape, dtype=dtype, device="cpu")
         mapping = self._take(nbytes)
         owner = np.frombuffer(mapping, np.uint8, nbytes)
-        on_collected(owner, _give_back, self._free, self._max_free, mapping)
+        on_collected(owner, _give_back, self._free, mapping)
         return torch.from_numpy(owner).view(dtype).view(*shape)
 
     def _take(self, nbytes: int) -> mmap.mmap:
@@ -76,8 +68,8 @@ class OutputPool:
         return mapping
 
 
-def _give_back(free: list[mmap.mmap], max_free: int, mapping: mmap.mmap) -> None:
+def _give_back(free: list[mmap.mmap], mapping: mmap.mmap) -> None:
     free.append(mapping)
-    while len(free) > max_free:
+    while len(free) > MAX_FREE:
         with contextlib.suppress(IndexError):
             free.pop(0)

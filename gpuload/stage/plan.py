@@ -237,12 +237,14 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
 
 def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
     """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
-    if transform.gathers > 1 and backend.name != REFERENCE:
+    if backend.name == REFERENCE:
+        return None
+    if transform.gathers > 1:
         return "puts images of several samples together"
     for outline in transform.outline:
         if outline.kind is Call:
             continue
-        if late and outline.numbers is not None and outline.numbers.mean and backend.name != REFERENCE:
+        if late and outline.numbers is not None and outline.numbers.mean:
             return "finished images are normalised by torch"
         if reason := backend.lacks(outline, late=late):
             return f"{outline.name}: {reason}" if transform.children else reason

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels, Planned
+from gpuload.stage.backend import Backend, Compiled, Form, Late, Levels
 from gpuload.stage.finish import UNCHANGED, Finish, Outputs
 from gpuload.stage.gathering import gather
 from gpuload.stage.plan import OWN, PlanStep
@@ -60,16 +60,12 @@ class SegmentRunner:
         steps: where each transform runs.
         finish: the end of the line.
         backends: by name, those of the steps and the reference.
-        call: what makes a call, with the arguments of `run_call`.
+
+    Attributes:
+        finish: as given.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[PlanStep],
-        finish: Finish,
-        backends: dict[str, Backend],
-        call: Callable[..., None] = run_call,
-    ) -> None:
+    def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
         backends = {**backends, OWN: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
@@ -77,7 +73,7 @@ class SegmentRunner:
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
             self._runs.append(_Run("torch", at, at))
-        self._call = call
+        self._call: Callable[..., None] = run_call
         self._after = _runs(steps[at:], at)
         unchanged = Finish.of((), None, finish.levels)
         self._levels: list[Levels] = [
@@ -86,7 +82,7 @@ class SegmentRunner:
             else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
-        self._finish, self._constants = finish, finish.constants(backends["torch"].device)
+        self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
@@ -104,8 +100,8 @@ class SegmentRunner:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
         `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
-            planned: Any = self._levels[0]  # as `fusing` found it
-            return planned.launch_planned(program, images.pixels, outputs)
+            planner: Any = self._levels[0]  # the only one, see `fusing`
+            return planner.launch_planned(program, images.pixels, outputs)
         program, late = program.split()
         later = [] if late is None else [cut_at_calls(late.part(*run.bounds(late))) for run in self._after]
         # The same backend may apply the first of the late records in the same pass.
@@ -126,13 +122,13 @@ class SegmentRunner:
         levels, [run, *others] = self._levels[0], self._runs
         late = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
         alone = not (others or self._calls) and all(map(_erases, late))
-        if not (alone and isinstance(levels, Planned) and {after.backend for after in self._after} <= {run.backend}):
+        if not (alone and isinstance(levels, Compiled) and {after.backend for after in self._after} <= {run.backend}):
             return None
         return levels.fusing(channels_last=channels_last)
 
-    def kernels(self, channels: int, *, channels_last: bool) -> dict[str, set[Any]]:
-        """The kernels that may be launched for images of this many channels, by the names of their backends."""
-        found: dict[str, set[Any]] = {}
+    def kernels(self, channels: int, *, channels_last: bool) -> set[Any]:
+        """Return the kernels that may be launched for images of this many channels."""
+        kernels: set[Any] = set()
         for number, (run, levels) in enumerate(zip(self._runs, self._levels, strict=True)):
             transforms = self._transforms[run.start : run.end]
             counts = [channels]
@@ -141,27 +137,25 @@ class SegmentRunner:
             most, channels = max(counts), counts[-1]
             if not isinstance(levels, Compiled):
                 continue
-            own, forms = found.setdefault(run.backend, set()), set[Form]()
+            forms = set[Form]()
             steps = [transform.outline for transform in transforms]
             last = number == len(self._runs) - 1
             column = channels if channels_last else 1
             if last:
-                forms.add(Form((most, channels), self._finish.dtype, column, self._erases(run)))
+                forms.add(Form((most, channels), self.finish.dtype, column, self._erases(run)))
             if not last or self._calls:
                 forms |= {Form((most, channels), self._dtype, step) for step in {channels, 1}}
             for form in forms:
-                own |= levels.kernels(steps, form)
+                kernels |= levels.kernels(steps, form)
             if last and self._calls and isinstance(self._before_call, Compiled):
-                own |= self._before_call.kernels(steps, Form((most, channels), self._dtype, 1))
+                kernels |= self._before_call.kernels(steps, Form((most, channels), self._dtype, 1))
         for run in self._after:
-            form = Form((channels, channels), self._finish.dtype, channels if channels_last else 1)
+            form = Form((channels, channels), self.finish.dtype, channels if channels_last else 1)
             late = self._transforms[run.start : run.end]
             while late and run is self._after[0] and self._erases(self._runs[-1]) == (True,) and _erases(late[0]):
                 del late[0]  # as the images are written
-            found.setdefault(run.backend, set()).update(
-                self._backends[run.backend].late_kernels([one.outline for one in late], form)
-            )
-        return found
+            kernels |= self._backends[run.backend].late_kernels([one.outline for one in late], form)
+        return kernels
 
     def _erases(self, run: _Run) -> tuple[bool, ...]:
         """Whether a run on levels, the last one, also erases."""
@@ -204,7 +198,7 @@ class SegmentRunner:
         assert levels is not None
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
-                self._finish.write(planes, outputs, self._constants)
+                self.finish.write(planes, outputs, self._constants)
                 return late
             images = self._interleaved(images, planes, next(turns))
         return levels(images, program.part(start, end), windows[start : end + 1], outputs, late)
@@ -214,7 +208,7 @@ class SegmentRunner:
         start, end = int(rows[0]), int(rows[-1]) + 1
         together = end - start == len(rows)
         place = outputs[start:end] if together else [outputs[row] for row in rows.tolist()]
-        self._finish.write(levels, place, self._constants)
+        self.finish.write(levels, place, self._constants)
 
     def _cut(self, program: Program) -> list[tuple[Levels | None, int, int]]:
         """The parts that are applied one after the other: a runner, or None for a call; and their records. The first
@@ -279,11 +273,12 @@ class SegmentRunner:
 
 
 class CallRunner(SegmentRunner):
-    """Applies programs of the reference's records and calls, whose results stay levels: those of masks."""
+    """Applies programs of the reference's records and calls, whose results stay levels: those of masks. `call` makes a
+    call, with the arguments of `run_call`."""
 
     def __init__(self, backend: Backend, call: Callable[..., None]) -> None:
-        super().__init__((), UNCHANGED, {"torch": backend}, call)
-        self._runs, self._calls = [_Run("torch", 0, sys.maxsize)], True
+        super().__init__((), UNCHANGED, {"torch": backend})
+        self._runs, self._calls, self._call = [_Run("torch", 0, sys.maxsize)], True, call
 
 
 def _erases(transform: Transform) -> bool:

@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import SegmentRunner
 from gpuload.stage.user_code import apply_module, note_input
 from gpuload.transforms import Chain, RandomErasing
-from gpuload.transforms.arguments import dtype_name, is_module, whole
+from gpuload.transforms.arguments import dtype_name, is_module
 from gpuload.transforms.base import Transform
 from gpuload.transforms.composite import flat
 from gpuload.transforms.program.draws import Program
@@ -38,14 +38,11 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["BackendName", "MemoryFormat", "Ragged", "Result", "Stage", "check_stage", "compile_stage"]
+__all__ = ["Stage", "check_stage", "compile_stage"]
 
-BackendName = Literal["auto", "torch", "kornia", "dali", "fused"]
-MemoryFormat = Literal["contiguous_format", "channels_last"]
-Ragged = Literal["error", "list", "pad", "views"]
-
+LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOATS: Final = ("float16", "bfloat16", "float32")
-# Imported when asked for: Kornia, DALI and Triton take seconds.
+# The backends. Imported when asked for: Kornia, DALI and Triton take seconds.
 HOMES: Final = {
     "torch": ("gpuload.stage.reference.backend", "TorchBackend"),
     "kornia": ("gpuload.stage.kornia", "KorniaBackend"),
@@ -94,38 +91,32 @@ class Stage:
         self.plan = make_plan(chain, backend, note=note)
         self.cpu_threads = cpu_threads
         self._chain = chain
-        self._backends = {reference.name: reference, backend.name: backend}
+        self._backend, self._backends = backend, {reference.name: reference, backend.name: backend}
         self._float_dtype = dtype
-        self._finishes = [Finish.of(line.transforms, dtype) for line in chain.lines]
         self._runs = [
-            SegmentRunner(steps, finish, self._backends)
-            for steps, finish in zip(self.plan.views, self._finishes, strict=True)
+            SegmentRunner(steps, Finish.of(line.transforms, dtype), self._backends)
+            for line, steps in zip(chain.lines, self.plan.views, strict=True)
         ]
-        self.dtype = self._finishes[0].dtype
+        self.dtype = self._runs[0].finish.dtype
         self._channels_last = memory_format == "channels_last"
         self._ragged = ragged
         self._pool = OutputPool() if self.device.type == "cpu" else None
         # For images that only the reference takes, made when there are some: by view and dtype.
-        self._others: dict[tuple[int, str], tuple[Finish, SegmentRunner]] = {}
+        self._others: dict[tuple[int, str], SegmentRunner] = {}
         self._fitting: dict[tuple[int, int, str], int] = {}  # of images that fit: view, channels, dtype; and after it
-        outlines = ([outline for one in line.transforms for outline in one.outline] for line in chain.lines)
-        self._coloring = [next((o.name for o in own if issubclass(o.kind, Ops | Mixture)), None) for own in outlines]
 
     def prepare(self) -> None:
         """Compile what batches may need, so that none waits for it; for images of three channels, unless `Normalize`
         says otherwise. Others are compiled for when they come."""
-        wanted: dict[str, set[Any]] = {}
-        for view, run in enumerate(self._runs):
-            line, finish = self._chain.lines[view].transforms, self._finishes[view]
+        kernels: set[Any] = set()
+        for line, run in zip(self._chain.lines, self._runs, strict=True):
             for channels in (3, 1):
-                if finish.channels in (None, reduce(lambda count, one: one.output_channels(count), line, channels)):
-                    found = run.kernels(channels, channels_last=self._channels_last)
-                    for name, kernels in found.items():
-                        wanted.setdefault(name, set()).update(kernels)
+                after = reduce(lambda count, one: one.output_channels(count), line.transforms, channels)
+                if run.finish.channels in (None, after):
+                    kernels |= run.kernels(channels, channels_last=self._channels_last)
                     break
-        for name, kernels in wanted.items():
-            if kernels:
-                self._backends[name].compile(kernels)
+        if kernels:
+            self._backend.compile(kernels)
 
     def __call__(
         self,
@@ -153,11 +144,11 @@ class Stage:
 
         Raises:
             ValueError: the images differ in channels, or, with ``ragged="error"``, in size; or they do not fit the
-                program, the transforms (of which those of colour take uint8 alone), a view or the partners.
+                program, or the transforms (of which those of colour take uint8 alone).
         """
-        channels = self.check(images, program, view, partners)
-        finish, run = self._way(images, view)
-        dtype, sizes = finish.dtype, program.results_hw
+        channels = self.check(images, program, view)
+        run = self._runner(images, view)
+        dtype, sizes = run.finish.dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
         # A batch may be made within a user's inference_mode and used outside it, and scratch memory lives on. Nor do
         # results depend on the user's autocast, which would make convolutions bfloat16.
@@ -203,15 +194,15 @@ class Stage:
         apart = views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
         return None if apart or self._ragged != "error" else run.fusing(channels_last=self._channels_last)
 
-    def _way(self, images: RaggedImages, view: int) -> tuple[Finish, SegmentRunner]:
-        """What becomes of images of this dtype and number of channels, and who does it."""
+    def _runner(self, images: RaggedImages, view: int) -> SegmentRunner:
+        """Return the runner for images of this dtype and number of channels."""
         if images.dtype == "uint8" and images.shapes[0, 2] <= USUAL_CHANNELS:
-            return self._finishes[view], self._runs[view]
+            return self._runs[view]
         if (view, images.dtype) not in self._others:
             transforms = self._chain.lines[view].transforms
             finish = Finish.of(transforms, self._float_dtype, images.dtype)
             steps = [PlanStep(transform, "torch") for transform in transforms]
-            self._others[view, images.dtype] = finish, SegmentRunner(steps, finish, self._backends)
+            self._others[view, images.dtype] = SegmentRunner(steps, finish, self._backends)
         return self._others[view, images.dtype]
 
     @property
@@ -232,16 +223,10 @@ class Stage:
             "return a tensor with a row for each image"
         )
 
-    def check(
-        self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0, partners: np.ndarray | None = None
-    ) -> int:
+    def check(self, images: RaggedImages, program: Program | PlannedBatch, view: int = 0) -> int:
         """Check that the images fit the chain and each other; returns how many channels the results have."""
         if len(images) == 0 or len(images) != len(program):
             raise ValueError(f"a batch needs images and as many draws, got {len(images)} and {len(program)}")
-        if not 0 <= view < len(self._finishes):
-            raise ValueError(f"view must be from 0 to {len(self._finishes) - 1}, as the chain has them, got {view}")
-        if partners is not None:
-            _check_partners(partners, len(images))
         counts, planned = images.shapes[:, 2], isinstance(program, PlannedBatch)  # of images that are alike
         if not planned and (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
@@ -251,25 +236,14 @@ class Stage:
                 "Encoded(…, mode='RGB') for all of them"
             )
         channels = int(counts[0])
-        coloring = self._coloring[view]
-        if coloring is not None and images.dtype != "uint8":
-            raise ValueError(
-                f"{coloring} takes images of uint8, but {images.labels[0]} is {images.dtype}; leave it out, write a "
-                "transform of your own in its place, or convert the images in the dataset"
-            )
-        if coloring is not None and channels not in (1, 3):
-            raise ValueError(
-                f"{coloring} takes images of 1 or 3 channels, but {images.labels[0]} has {channels}; "
-                "drop or convert channels in the dataset, or decode to mode 'RGB' or 'L'"
-            )
         transforms = self._chain.lines[view].transforms
-        given, kind = channels, (view, channels, images.dtype)
+        kind = view, channels, images.dtype
         if kind not in self._fitting:
-            self._fitting[kind] = _channels_after(transforms, channels, images.labels[0], images.dtype)
+            label = images.labels[0]
+            after = _channels_after(transforms, channels, label, images.dtype)
+            self._runs[view].finish.check(after, label if after == channels else f"{label} after all transforms")
+            self._fitting[kind] = after
         channels = self._fitting[kind]
-        if self._finishes[view].channels not in (None, channels):
-            where = images.labels[0] if channels == given else f"{images.labels[0]} after all transforms"
-            self._finishes[view].check(channels, where)
         needs_one = self._chain.module is not None or self._chain.mixing is not None
         dense = self._ragged == "error" or (self._ragged == "views" and needs_one)
         if dense and not planned and ((sizes := program.results_hw) != sizes[0]).any():
@@ -298,27 +272,20 @@ class Stage:
         return [self._empty((1, channels, *size), dtype)[0] for size in sizes_hw.tolist()]
 
 
-def _check_partners(partners: np.ndarray, count: int) -> None:
-    expected = f"partners must be an int64 array of shape ({count},)"
-    if not isinstance(partners, np.ndarray):
-        raise ValueError(f"{expected}, got {type(partners).__name__}")
-    if partners.dtype != np.int64 or partners.shape != (count,):
-        raise ValueError(f"{expected}, got {partners.dtype} of shape {partners.shape}")
-    outside = (partners < 0) | (partners >= count)
-    if outside.any():
-        row = int(outside.argmax())
-        raise ValueError(f"partners must be rows of the batch, 0 to {count - 1}, but row {row} has {partners[row]}")
-    alone = partners[partners] != np.arange(count)
-    if alone.any():
-        row = int(alone.argmax())
-        raise ValueError(
-            f"two partners must be each other's, but row {row} has {partners[row]}, and row {partners[row]} has "
-            f"{partners[partners[row]]}; an image that is not mixed has its own row"
-        )
-
-
 def _channels_after(transforms: Sequence[Transform], channels: int, label: str, dtype: str) -> int:
     """Check that the transforms fit images of this many channels; returns how many these have afterwards."""
+    outlines = (outline for transform in transforms for outline in transform.outline)
+    coloring = next((outline.name for outline in outlines if issubclass(outline.kind, Ops | Mixture)), None)
+    if coloring is not None and dtype != "uint8":
+        raise ValueError(
+            f"{coloring} takes images of uint8, but {label} is {dtype}; leave it out, write a transform of your own in "
+            "its place, or convert the images in the dataset"
+        )
+    if coloring is not None and channels not in (1, 3):
+        raise ValueError(
+            f"{coloring} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in the "
+            "dataset, or decode to mode 'RGB' or 'L'"
+        )
     top = TOPS[dtype]
     for transform in transforms:
         for inner in _with_children(transform):
@@ -382,31 +349,21 @@ def compile_stage(
     """Make the stage that applies a chain of transforms to batches.
 
     Args:
-        chain: the transforms, as a `gpuload.transforms.Chain`.
+        chain: the transforms.
         device: where batches are made: a CPU, a CUDA or an XPU device.
-        backend: ``"torch"``, the reference; ``"kornia"``, ``"dali"`` or ``"fused"`` (Triton), with the reference for
-            what these lack; ``"auto"``: ``"fused"`` on a GPU, ``"torch"`` on the CPU.
-        dtype: of images that `ToDtype` or `Normalize` makes floats of: ``"float32"``, ``"float16"`` or
-            ``"bfloat16"``, or torch's objects. None: what `ToDtype` says, float32 without it. Images that stay levels
-            are uint8 in any case.
-        memory_format: ``"contiguous_format"`` (N×C×H×W) or ``"channels_last"``, or torch's objects.
-        ragged: what happens if the sizes of the results differ: ``"error"``. Always a list of tensors: ``"list"``.
-            Always padded with zeros on the right and at the bottom, and returned with the sizes: ``"pad"``. A list, of
-            views of one tensor if all sizes are equal: ``"views"``.
-        cpu_threads: how many threads torch uses within a call, at least 1; None: as many as it is set to.
+        backend, dtype, memory_format: as for `Loader`.
+        ragged: as for `Loader`; or ``"views"``: a list, of views of one tensor if all sizes are equal.
+        cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
         runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
             by the device.
 
     Raises:
-        TypeError: `chain` is no Chain, or an option is of the wrong type.
         ValueError: an option is not one of these, or does not go with the chain.
         BackendError: the backend that was asked for cannot be used here.
     """
-    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, cpu_threads)
+    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged)
     if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
         device = devices.current_device()
-    if runner is not None:
-        _one_of("runner", runner, get_args(Runner))
     reference = TorchBackend(device, runner)
     chosen, note = reference, None
     if backend != "torch" and (backend != "auto" or device.type != "cpu"):
@@ -430,7 +387,6 @@ def check_stage(
     dtype: Any,
     memory_format: Any,
     ragged: str,
-    cpu_threads: int | None,
 ) -> tuple[torch.device, str | None, str]:
     """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
 
@@ -438,27 +394,18 @@ def check_stage(
     context on a GPU.
 
     Raises:
-        TypeError, ValueError, BackendError: as `compile_stage` does.
+        ValueError, BackendError: as `compile_stage` does.
     """
-    if not isinstance(chain, Chain):
-        raise TypeError(f"chain must be a transforms.Chain, got {type(chain).__name__}; write T.Chain([…])")
-    _one_of("backend", backend, get_args(BackendName))
-    _one_of("ragged", ragged, get_args(Ragged))
+    _one_of("backend", backend, ("auto", *HOMES))
     layout = str(memory_format).removeprefix("torch.")
-    _one_of("memory_format", layout, get_args(MemoryFormat))
+    _one_of("memory_format", layout, LAYOUTS)
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(
                 "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
             )
         dtype = dtype_name("dtype", dtype, FLOATS)
-    if cpu_threads is not None:
-        whole("cpu_threads", cpu_threads, least=1)
-    if device is None:
-        device = devices.usual_type()
-    device = torch.device(device)
-    if device.type not in ("cpu", *devices.KINDS):
-        raise ValueError(f"device must be a CPU, a CUDA or an XPU device, got {device}")
+    device = torch.device(device or devices.usual_type())
     if device.type != "cpu" and device.type != devices.usual_type():
         kind = device.type.upper()
         raise ValueError(f"device is {str(device)!r}, but torch finds no {kind} device here; use device='cpu'")

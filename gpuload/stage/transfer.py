@@ -77,7 +77,33 @@ class CpuTransfer:
 
     def starts(self, batch: Batch) -> list[int]:
         """Where each part will be in the tensor that `load` gives."""
-        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else _starts(batch)[:-1]
+        return _offsets(batch) if not self.asynchronous and _in_slots(batch) else self._starts(batch)[:-1]
+
+    def _starts(self, batch: Batch) -> list[int]:
+        """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own
+        type. A part whose first bytes are files begins before the memory that it takes."""
+        found, at = [], 0
+        for part in batch.copied_parts:
+            found.append(begin := at - part.encoded_bytes)
+            at = begin + align(part.used_bytes, ALIGN)
+            if part.decoded is not None:
+                at += align(len(part.decoded), ALIGN)
+        return [*found, at]
+
+    def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
+        """Copy the parts of a batch, and what the device decoded of them, to their places."""
+        for part, start in zip(batch.copied_parts, starts, strict=True):
+            if part.data is not None and part.used_bytes > part.encoded_bytes:
+                source = part.data[part.encoded_bytes : part.used_bytes]
+                target = memory[start + part.encoded_bytes : start + part.used_bytes]
+                if self.asynchronous:
+                    locked = not self.pinning_refused and part.slot is not None
+                    target.copy_(torch.from_numpy(source), non_blocking=locked)
+                else:  # by numpy, since in a fork torch would wait for threads that it lacks
+                    target.numpy()[:] = source
+            if (decoded := part.decoded) is not None:
+                begin = start + align(part.used_bytes, ALIGN)
+                memory[begin : begin + len(decoded)].copy_(decoded)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
         """The pixels as one flat uint8 tensor on the device, and each part's offset in it. From here on the transfer
@@ -85,9 +111,9 @@ class CpuTransfer:
         self._release, self.loading = release, batch
         if _in_slots(batch):
             return torch.from_numpy(self._ring.bytes), _offsets(batch)
-        starts = _starts(batch)
-        whole = torch.empty(starts.pop(), dtype=torch.uint8)
-        _fill(whole, batch, starts)
+        *starts, end = self._starts(batch)
+        whole = torch.empty(end, dtype=torch.uint8)
+        self._fill(whole, batch, starts)
         return whole, starts
 
     def finish(self) -> Any:
@@ -133,7 +159,7 @@ class CudaTransfer(CpuTransfer):
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring)
-        self._device = devices.accelerator(device)
+        self._device = devices.Accelerator(device)
         self._stream = self._device.new_stream(urgent=True)
         self._copied: deque[tuple[Any, Callable[[], None]]] = deque()  # events, and what gives the slots back
         self._steps: deque[Any] = deque()  # events: what was issued before the latest batches were handed over
@@ -165,20 +191,16 @@ class CudaTransfer(CpuTransfer):
         return self._device.record(self._stream)
 
     def load(self, batch: Batch, release: Callable[[], None]) -> tuple[torch.Tensor, list[int]]:
-        starts = _starts(batch)
-        used = starts.pop()
+        *starts, used = self._starts(batch)
         flat = torch.empty(rounded(used), dtype=torch.uint8, device=self.device)[:used]
         try:
-            _fill(flat, batch, starts, pinned=not self.pinning_refused)
+            self._fill(flat, batch, starts)
         finally:
-            self._loaded(batch, release)
+            # Whatever happens next, the slots are free after this event, and not before.
+            self._copied.append((self._device.record(self._stream), release))
+            self.loading = batch
+            self._times.mark(self._stream)
         return flat, starts
-
-    def _loaded(self, batch: Batch, release: Callable[[], None]) -> None:
-        # Whatever happens next, the slots are free after this event, and not before.
-        self._copied.append((self._device.record(self._stream), release))
-        self.loading = batch
-        self._times.mark(self._stream)
 
     def finish(self) -> Any:
         """An event after everything that the batch needs, its labels included."""
@@ -280,37 +302,6 @@ def _offsets(batch: Batch) -> list[int]:
     return [part.slot.offset if part.slot else 0 for part in batch.copied_parts]
 
 
-def _starts(batch: Batch) -> list[int]:
-    """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own type. A
-    part whose first bytes are files begins before the memory that it takes."""
-    found, at = [], 0
-    for part in batch.copied_parts:
-        found.append(begin := at - part.encoded_bytes)
-        at = begin + align(part.used_bytes, ALIGN)
-        if part.decoded is not None:
-            at += align(len(part.decoded), ALIGN)
-    return [*found, at]
-
-
-def _fill(memory: torch.Tensor, batch: Batch, starts: Sequence[int], *, pinned: bool | None = None) -> None:
-    """Copy the parts of a batch, and what the device decoded of them, to their places.
-
-    `pinned`: whether slots are page-locked, so that the host need not wait for a copy; None: the memory is the host's.
-    There numpy copies, since in a fork torch would wait for threads that it lacks.
-    """
-    for part, start in zip(batch.copied_parts, starts, strict=True):
-        if part.data is not None and part.used_bytes > part.encoded_bytes:
-            source = part.data[part.encoded_bytes : part.used_bytes]
-            target = memory[start + part.encoded_bytes : start + part.used_bytes]
-            if pinned is None:
-                target.numpy()[:] = source
-            else:
-                target.copy_(torch.from_numpy(source), non_blocking=pinned and part.slot is not None)
-        if (decoded := part.decoded) is not None:
-            begin = start + align(part.used_bytes, ALIGN)
-            memory[begin : begin + len(decoded)].copy_(decoded)
-
-
 def rounded(nbytes: int) -> int:
     """A size for a buffer that differs little from batch to batch: at most an eighth more than `nbytes`, and the same
     for most batches, so that torch's allocator gives the same memory again instead of asking the driver for more."""
@@ -318,9 +309,5 @@ def rounded(nbytes: int) -> int:
 
 
 def make_transfer(ring: Ring, device: torch.device) -> CpuTransfer:
-    """The transfer for a device; ValueError if gpuload cannot use it."""
-    if device.type == "cpu":
-        return CpuTransfer(ring)
-    if device.type in devices.KINDS:
-        return CudaTransfer(ring, device)
-    raise ValueError(f"device must be 'cpu' or one of {', '.join(map(repr, devices.KINDS))}, got {str(device)!r}")
+    """Return the transfer for a device."""
+    return CpuTransfer(ring) if device.type == "cpu" else CudaTransfer(ring, device)

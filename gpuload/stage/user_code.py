@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -52,9 +53,7 @@ def apply_module(module: Any, batch: torch.Tensor, seed: int | None) -> Any:
 @contextlib.contextmanager
 def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Give a function that seeds torch's generators of the CPU and of a device; afterwards these are as they were."""
-    generators = [torch.default_generator]
-    if device.type != "cpu":
-        generators.append(generator_of(device))
+    generators = {torch.default_generator, generator_of(device)}
 
     def seed_all(seed: int) -> None:
         for generator in generators:
@@ -70,7 +69,7 @@ def _generators(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 def note_input(error: Exception, called: str, images: torch.Tensor) -> None:
     """Add to an exception of the user's own code what it was called with, and for levels how to get floats."""
-    got = f"{called} was called with {str(images.dtype).removeprefix('torch.')} images of shape {tuple(images.shape)}"
+    got = f"{called} was called with {_dtype(images)} images of shape {tuple(images.shape)}"
     levels = images.dtype == torch.uint8
     error.add_note(f"{got}; for floats in 0 … 1 put ToDtype('float32', scale=True) before it" if levels else got)
 
@@ -114,7 +113,7 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
             if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
                 wide = wide.resize_(given.shape).copy_(given)
                 given = wide
-            at = some if isinstance(some, slice) else upload(some, device)
+            at = _index(some, device)
             seed_all(int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
             put = given[0] if own.per == "image" else given
@@ -135,19 +134,15 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
                 write(rows[some], found)
 
 
-def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
-    """Which of the rows go together, by their numbers: slices, or int64 arrays."""
+def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[np.ndarray]:
+    """Yield the numbers, among the rows, of those that go together."""
     if own.per == "image":
-        yield from (slice(number, number + 1) for number in range(len(rows)))
+        yield from np.arange(len(rows))[:, None]
         return
-    first = images[int(rows[0])]
-    if isinstance(images, torch.Tensor):
-        step = len(rows)
-        if own.per == "images" and first.device.type == "cpu":
-            step = max(1, PIECE_BYTES // max(1, 4 * first.numel()))
-        yield from (slice(start, min(start + step, len(rows))) for start in range(0, len(rows), step))
-        return
-    groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
+    if dense := isinstance(images, torch.Tensor):
+        groups = {tuple(images.shape[1:]): np.arange(len(rows))}
+    else:
+        groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
     if own.per == "batch" and len(groups) > 1:
         one, other = list(groups)[:2]
         raise ValueError(
@@ -155,30 +150,32 @@ def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[Any]:
             f"{one[1]}×{one[2]} and {other[1]}×{other[2]} (height × width); put a crop or a Resize((height, width)) "
             "before it, or use T.Lambda(…, per='image')"
         )
-    for numbers in groups.values():
-        if own.per == "images" and first.device.type == "cpu":
-            yield from (slice(number, number + 1) for number in numbers.tolist())
-        else:
-            yield numbers
+    for shape, numbers in groups.items():
+        step = len(numbers)
+        if own.per == "images" and images[0].device.type == "cpu":
+            step = max(1, PIECE_BYTES // max(1, 4 * prod(shape))) if dense else 1
+        yield from (numbers[start : start + step] for start in range(0, len(numbers), step))
 
 
 def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
     """The images of some rows as one tensor: a view, if there is one."""
     if isinstance(images, torch.Tensor):
-        first, count = int(rows[0]), len(rows)
-        together = int(rows[-1]) - first + 1 == count
-        return images[first : first + count] if together else images[upload(rows, images.device)]
+        return images[_index(rows, images.device)]
     return images[int(rows[0])][None] if len(rows) == 1 else torch.stack([images[row] for row in rows.tolist()])
+
+
+def _index(rows: np.ndarray, device: torch.device) -> slice | torch.Tensor:
+    """Return what selects rows of a tensor: a slice, which gives a view, if they are neighbours."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, end) if end - first == len(rows) else upload(rows, device)
 
 
 def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.Tensor) -> None:
     if isinstance(images, torch.Tensor):
         if found is given and found.dtype == images.dtype and given.data_ptr() == images[int(rows[0])].data_ptr():
             return  # changed in place
-        if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
-            images[int(rows[0]) : int(rows[-1]) + 1].copy_(found)
-        else:
-            images[upload(rows, images.device)] = found.to(images.dtype)
+        index = _index(rows, images.device)
+        images[index] = found if isinstance(index, slice) else found.to(images.dtype)
         return
     for row, image in zip(rows.tolist(), found, strict=True):
         images[row].copy_(image)

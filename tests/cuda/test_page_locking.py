@@ -90,7 +90,7 @@ def test_a_refused_lock_costs_time_and_nothing_else(monkeypatch, allowed):
 
 
 def test_the_runtimes_last_error_is_gone_after_a_refusal(monkeypatch):
-    device = devices.accelerator(torch.device("cuda"))
+    device = devices.Accelerator(torch.device("cuda", 0))
     memory = np.zeros(1 << 16, np.uint8)
     runtime = Refusing(0)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)

@@ -604,7 +604,7 @@ def test_slots_are_page_locked_near_the_gpu(near_the_last, monkeypatch):
     device = Device()
     seen, lock = [], device.lock
     monkeypatch.setattr(device, "lock", lambda *at: (seen.append(os.sched_getaffinity(0)), lock(*at))[1])
-    monkeypatch.setattr(devices, "accelerator", lambda asked: device)
+    monkeypatch.setattr(devices, "Accelerator", lambda asked: device)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
     with gl.Loader(Where(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:

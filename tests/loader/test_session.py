@@ -63,7 +63,7 @@ class Shift(nn.Module):
 @pytest.fixture
 def device(monkeypatch):
     found = Device()
-    monkeypatch.setattr(devices, "accelerator", lambda asked: found)
+    monkeypatch.setattr(devices, "Accelerator", lambda asked: found)
     monkeypatch.setattr(session, "make_transfer", CudaTransfer)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Shift, "device", found)
@@ -293,7 +293,7 @@ class TellsWhenUnpacked:
 @pytest.mark.parametrize("slow", [Stage, devices], ids=["compiling kernels", "taking a device"])
 @pytest.mark.processes
 def test_the_dataset_is_unpacked_while_this_process_prepares(monkeypatch, device, tmp_path, slow):
-    name = "prepare" if slow is Stage else "accelerator"
+    name = "prepare" if slow is Stage else "Accelerator"
     real = getattr(slow, name)
 
     def waits(*args):

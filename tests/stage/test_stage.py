@@ -25,33 +25,16 @@ def stage_of(transforms, **options):
     ("options", "text"),
     [
         ({"backend": "cuda"}, "backend must be one of 'auto', 'torch', 'kornia', 'dali', 'fused', got 'cuda'"),
-        ({"ragged": "crop"}, "ragged must be one of 'error', 'list', 'pad', 'views', got 'crop'"),
         ({"memory_format": "nhwc"}, "memory_format must be one of 'contiguous_format', 'channels_last', got 'nhwc'"),
         ({"dtype": "float64"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'float64'"),
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
-        ({"device": "meta"}, "device must be a CPU, a CUDA or an XPU device, got meta"),
-        ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
         ({"ragged": "pad"}, "ragged='pad' does not go with the module Identity at the end of the transforms"),
     ],
 )
 def test_options_are_checked(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         compile_stage(T.Chain([T.CenterCrop(8), torch.nn.Identity()]), **{"device": "cpu", **options})
-
-
-@pytest.mark.parametrize(
-    ("transforms", "got"), [([T.CenterCrop(8)], "list"), (T.CenterCrop(8), "CenterCrop"), (None, "NoneType")]
-)
-def test_what_is_no_chain_is_refused(transforms, got):
-    with pytest.raises(TypeError, match=re.escape(f"chain must be a transforms.Chain, got {got}; write T.Chain([…])")):
-        compile_stage(transforms, device="cpu")
-
-
-@pytest.mark.parametrize(("threads", "got"), [(True, "True"), (2.0, "2.0 (float)"), ("2", "'2' (str)")])
-def test_a_number_of_threads_is_an_integer(threads, got):
-    with pytest.raises(TypeError, match=re.escape(f"cpu_threads must be an integer, got {got}")):
-        compile_stage(T.Chain([T.CenterCrop(8)]), device="cpu", cpu_threads=threads)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -192,33 +175,6 @@ def test_an_empty_batch_is_refused(make_images, make_batch):
         stage(ragged, draws.take(np.array([0])))
 
 
-@pytest.mark.parametrize("view", [-1, 2])
-def test_a_view_that_there_is_not_is_refused(make_images, make_batch, view):
-    chain, stage = stage_of([T.MultiView([[T.CenterCrop(8)], [T.CenterCrop(4)]])])
-    ragged, draws = make_batch(chain, make_images(7, 2))
-    with pytest.raises(ValueError, match=f"view must be from 0 to 1, as the chain has them, got {view}"):
-        stage(ragged, draws, view=view)
-
-
-@pytest.mark.parametrize(
-    ("partners", "text"),
-    [
-        ([1, 0, 2, 3], "partners must be an int64 array of shape (4,), got list"),
-        (np.array([1, 0, 2, 3], np.int32), "partners must be an int64 array of shape (4,), got int32 of shape (4,)"),
-        (np.array([1, 0, 2]), "partners must be an int64 array of shape (4,), got int64 of shape (3,)"),
-        (np.array([[1, 0, 2, 3]]), "partners must be an int64 array of shape (4,), got int64 of shape (1, 4)"),
-        (np.array([0, 1, -1, 3]), "partners must be rows of the batch, 0 to 3, but row 2 has -1"),
-        (np.array([0, 4, 2, 3]), "partners must be rows of the batch, 0 to 3, but row 1 has 4"),
-        (np.array([0, 2, 3, 1]), "two partners must be each other's, but row 1 has 2, and row 2 has 3"),
-    ],
-)
-def test_partners_must_be_each_others(make_images, make_batch, partners, text):
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, T.MixUp()])
-    ragged, draws = make_batch(chain, make_images(7, 4))
-    with pytest.raises(ValueError, match=re.escape(text)):
-        stage(ragged, draws, partners=partners)
-
-
 def test_images_of_one_pixel(make_batch):
     chain, stage = stage_of([T.RandomResizedCrop(8), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE])
     images = [np.full((1, 1, 3), 77, np.uint8), np.full((1, 9, 3), 77, np.uint8)]
@@ -270,7 +226,7 @@ def test_checking_does_not_begin_to_use_cuda(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_device_index", begun)
     chain = T.Chain([T.CenterCrop(8)])
     for device in ("cuda", None):
-        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error", None)
+        found, *_ = check_stage(chain, device, "auto", None, "contiguous_format", "error")
         assert found == torch.device("cuda")
     with pytest.raises(AssertionError, match="begun"):  # the stage itself needs to know which
         compile_stage(chain, device="cuda", backend="torch")

@@ -21,8 +21,6 @@ from gpuload.workers.batch import Part
 def test_the_device_decides_the_transfer():
     ring = Ring(1 << 16)
     assert type(make_transfer(ring, torch.device("cpu"))) is CpuTransfer
-    with pytest.raises(ValueError, match="device must be 'cpu' or one of 'cuda', 'xpu', got 'meta'"):
-        make_transfer(ring, torch.device("meta"))
     ring.close()
 
 
@@ -42,7 +40,7 @@ def locking(monkeypatch):
 
     def make(*args, **kwargs):
         device = Device(*args, **kwargs)
-        monkeypatch.setattr(devices, "accelerator", lambda asked: device)
+        monkeypatch.setattr(devices, "Accelerator", lambda asked: device)
         ring = Ring(1 << 20)
         return ring, CudaTransfer(ring, torch.device("cuda", 0)), device
 

@@ -185,7 +185,7 @@ def _page_locking(jpeg: bytes) -> dict[str, Any]:
 
     if not devices.is_available():
         return {"code": None}
-    device = devices.accelerator(devices.current_device())
+    device = devices.Accelerator(devices.current_device())
     memory = np.ones(LOCKED_BYTES, np.uint8)
     code = device.lock(memory.ctypes.data, LOCKED_BYTES)
     if code == 0:

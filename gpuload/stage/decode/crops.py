@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from gpuload.decode.header import FLIPPED_X, FLIPPED_Y
+from gpuload.stage.device import device_of, upload
 
 if TYPE_CHECKING:
     from gpuload.stage.decode.backend import Pixels
@@ -66,6 +67,5 @@ def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -
     row_bytes, nbytes = width * channels, height * width * channels
     crops = np.stack([address, row_step, column_step, channels, row_bytes, nbytes, places["start"]], axis=1)
     grid = triton.cdiv(int(nbytes.max()), BLOCK), len(crops)
-    with torch.accelerator.device_index(target.device.index):
-        told = torch.from_numpy(crops).pin_memory().to(target.device, non_blocking=True)
-        _copy[grid](told, target, BLOCK=BLOCK)
+    with device_of(target):
+        _copy[grid](upload(crops, target.device), target, BLOCK=BLOCK)

@@ -30,7 +30,7 @@ from kornia.filters import filter2d_separable, get_gaussian_kernel1d
 from kornia.geometry.bbox import bbox_to_mask
 from kornia.geometry.transform import hflip, remap, vflip
 
-from gpuload.stage.device import accelerator, upload, upload_together
+from gpuload.stage.device import Accelerator, upload, upload_together
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.batched import BatchRunner
@@ -138,7 +138,7 @@ class KorniaRunner(BatchRunner):
 
     def __init__(self, finish: Finish, device: torch.device) -> None:
         super().__init__(finish, device)
-        self._gpu = None if device.type == "cpu" else accelerator(device)
+        self._gpu = None if device.type == "cpu" else Accelerator(device)
         # y = a · level + b as Kornia has it: (level - mean) / std.
         scale, bias = np.array(finish.scale), np.array(finish.bias)
         self._mean = torch.tensor(-bias / scale, dtype=torch.float32, device=device)
