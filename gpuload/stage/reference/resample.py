@@ -20,7 +20,7 @@ threads; a result is valid until the next call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -39,8 +39,6 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
 }
 
-Window = tuple[int, int, int, int]  # top, left, height, width
-
 
 class Resampler:
     """Resizes images H×W×C."""
@@ -49,22 +47,13 @@ class Resampler:
         self._source = _Scratch()
         self._result = _Scratch()
 
-    def whole(self, planes: torch.Tensor, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-        """A whole image, given as `planes` makes it, resized: H×W×C, scratch memory."""
-        if interpolation not in KERNELS:
-            image = planes[0].permute(1, 2, 0).numpy()
-            return resampled(image, (0, 0), image.shape[:2], size_hw, (0, 0, *size_hw), interpolation)
-        out = self._result.of((*size_hw, planes.shape[1]))
-        KERNELS[interpolation](planes, size_hw, False, None, None, out=out.planes)
-        return out.image
-
     def window(
         self,
         image: np.ndarray,
-        corner: tuple[int, int],
-        box_hw: tuple[int, int],
-        size_hw: tuple[int, int],
-        window: Window,
+        corner: Sequence[int],
+        box_hw: Sequence[int],
+        size_hw: Sequence[int],
+        window: Sequence[int],
         interpolation: str,
     ) -> np.ndarray:
         """A window of a resized box.
@@ -87,10 +76,12 @@ class Resampler:
             rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
             columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
             return image[rows].take(columns, axis=1)  # one index for both took five times as long
-        if interpolation not in KERNELS:
+        if interpolation not in KERNELS or image.dtype != np.uint8:
             return resampled(image, corner, box_hw, size_hw, window, interpolation)
-        if window == (0, 0, *size_hw):
-            return self.whole(planes(image), size_hw, interpolation)
+        if window == [0, 0, *size_hw]:
+            out = self._result.of((height, width, image.shape[2]))
+            KERNELS[interpolation](planes(image), size_hw, False, None, None, out=out.planes)
+            return out.image
         ends, source_hw = [], []
         for axis in (0, 1):
             end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
@@ -133,10 +124,10 @@ def exact(weights: np.ndarray) -> np.ndarray:
 
 def resampled(
     image: np.ndarray,
-    corner: tuple[int, ...],
-    box_hw: tuple[int, ...],
-    size_hw: tuple[int, ...],
-    window: tuple[int, ...],
+    corner: Sequence[int],
+    box_hw: Sequence[int],
+    size_hw: Sequence[int],
+    window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
     """A window of a resized box, H×W×C; arguments as for `gpuload.stage.reference.resample.Resampler.window`."""
