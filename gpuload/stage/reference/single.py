@@ -23,7 +23,7 @@ from gpuload.stage.finish import TOPS, Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.canvas import Canvas, contiguous
 from gpuload.stage.reference.operations import image_operations, mix_image
-from gpuload.stage.reference.resample import Resampler
+from gpuload.stage.reference.resample import resized
 from gpuload.stage.reference.warp import deform, warp_image
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
@@ -61,7 +61,6 @@ class SingleRunner:
         self._finish = finish
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
         self._operations = image_operations()
-        self._resamplers: list[Resampler] = []
         self._canvas = Canvas()
 
     def __call__(
@@ -96,21 +95,14 @@ class SingleRunner:
     ) -> list[list[tuple[int, Step]]]:
         """Return for each image of a batch of this dtype its steps, with its index among the rows of each record."""
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
-        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
+        everyone = np.arange(len(program))
         for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
             rows, steps = everyone, []
             if record.rows is not None:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            if isinstance(record, Box) and not record.pads:
-                # Each resize of an image has a resampler of its own, since a result is valid until the next call.
-                number = int(resized[rows].max())
-                resized[rows] = number + 1
-                if number == len(self._resamplers):
-                    self._resamplers.append(Resampler())
-                steps.append(_resize(record, before, after, self._resamplers[number]))
-            elif step := self._step(record, before, after, dtype):
+            if step := self._step(record, before, after, dtype):
                 steps.append(step)
                 whole = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
                 if whole or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
@@ -127,6 +119,8 @@ class SingleRunner:
                 return _flip(record)
             case Turn():
                 return _turn(record)
+            case Box(padding_mode=None):
+                return _resize(record, before, after)
             case Box():
                 return _crop(record, before, after, dtype)
             case Warp():
@@ -285,13 +279,13 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     return copy
 
 
-def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler) -> Step:
+def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
     corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
     boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
     filters = _names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
-        canvas.set(resampler.window(canvas.image(), corners[row], boxes[row], sizes[row], windows[row], filters[row]))
+        canvas.set(resized(canvas.image(), corners[row], boxes[row], sizes[row], windows[row], filters[row]))
 
     return step
 
