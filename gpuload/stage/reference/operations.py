@@ -28,7 +28,7 @@ from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import ADJUST, POINTS, SINGLE_POINTS, SingleColor
+from gpuload.stage.reference.color import ADJUST, POINTS, SINGLE_POINTS, single_adjust
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
@@ -77,10 +77,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def image_operations() -> list[ImageOperation]:
     """Return what each code means for one image on the CPU, with scratch memory of its own."""
-    color = SingleColor()
-    tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
+    tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in single_adjust().items()}
     tuned.update(SINGLE_POINTS)
-    tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
     tuned["blur"] = _blur
     tuned["noise"] = _noise
     tuned["pillow_blur"] = box_blur_image

@@ -69,7 +69,7 @@ def resized(
     if interpolation not in KERNELS or image.dtype != np.uint8:
         return _resampled(image, corner, box_hw, size_hw, window, interpolation)
     if window == [0, 0, *size_hw]:
-        return KERNELS[interpolation](planes(image), size_hw, False, None, None)[0].permute(1, 2, 0).numpy()
+        return KERNELS[interpolation](planes(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
     ends, source_hw = [], []
     for axis in (0, 1):
         end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
@@ -82,7 +82,7 @@ def resized(
     source = np.empty((*source_hw, image.shape[2]), np.uint8)
     source[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
     scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
-    result = KERNELS[interpolation](planes(source), ends, False, *scales)[0].permute(1, 2, 0).numpy()
+    result = KERNELS[interpolation](planes(source), ends, False, *scales).numpy()[0].transpose(1, 2, 0)
     return result[window[0] :, window[1] :][:height, :width]
 
 
