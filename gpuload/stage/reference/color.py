@@ -7,16 +7,16 @@ floats, so they depend neither on the batch nor on the order of summation. What 
 entries.
 
 Batches are float tensors N×C×H×W with levels 0 … 255. The functions of `ADJUST` work in place; `factor` is a number for
-all images, or a tensor of shape (N, 1, 1, 1). `SingleColor` gives the same results for one image. Its time depends on
-the number of passes over an image's planes and on whether they stay in the cache, so it works in place on float32
-C×H×W, with three planes of scratch memory. numpy and torch share that memory, and each is used where it is faster
-(224×224, one core: a difference of planes 11 µs in numpy, 19 µs in torch; clamping three planes 75 and 22 µs; torch's
-comparisons and `where` 90 and 60 µs, so they are not used).
+all images, or a tensor of shape (N, 1, 1, 1). `POINTS` are the operations on pixels.
 
-`POINTS` are the operations on pixels for batches, `SINGLE_POINTS` those for one image. The latter work on the uint8
-levels H×W×C, a quarter of the memory of floats. Comparisons and masks of bytes take many bytes an instruction
-(224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices first, so tables go through `bytes.translate`
-(20 µs a plane, a third of numpy's time).
+`single_colors` gives the same results for one image. The time of contrast and hue depends on the number of passes over
+an image's planes and on whether they stay in the cache, so they work in place on float32 C×H×W. numpy and torch share
+that memory, and each is used where it is faster (a plane of 224×224, one core: a difference takes 2.8 µs in numpy and
+3.7 in torch, clamping 5.4 and 3.0, `copysign` 24 and 10.5).
+
+The operations on pixels of one image work on the uint8 levels H×W×C, a quarter of the memory of floats. Comparisons and
+masks of bytes take many bytes an instruction (224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices
+first, so tables go through `bytes.translate` (20 µs a plane, a third of numpy's time).
 
 Runs in the process of the stage, one thread.
 """
@@ -37,15 +37,16 @@ __all__ = [
     "GUARD",
     "LUMA",
     "POINTS",
-    "SINGLE_POINTS",
     "TINY",
+    "ImageOperation",
     "equalize_table",
     "luma",
-    "single_adjust",
+    "single_colors",
     "stretch_table",
 ]
 
 Factor = float | torch.Tensor
+ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 LEVELS: Final = 256
 
@@ -143,16 +144,8 @@ ADJUST: Final[dict[str, Callable[[torch.Tensor, Factor], None]]] = {
 }
 
 
-def single_adjust() -> dict[str, Callable[[Floats, float], None]]:
-    """Return what the functions of `ADJUST` do, for one image after the other."""
-
-    def of_batch(adjust: Callable[[torch.Tensor, Factor], None]) -> Callable[[Floats, float], None]:
-        return lambda levels, factor: adjust(levels.tensor[None], factor)
-
-    return {**{name: of_batch(adjust) for name, adjust in ADJUST.items()}, "contrast": _contrast, "hue": _SingleHue()}
-
-
-def _contrast(levels: Floats, factor: float) -> None:
+def _contrast(canvas: Canvas, values: Sequence[float]) -> None:
+    levels, factor = canvas.floats(), values[0]
     channels, height, width = levels.array.shape
     # As in `contrast`, without its many operations on single numbers.
     sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
@@ -169,7 +162,8 @@ class _SingleHue:
     def __init__(self) -> None:
         self._scratch = Floats(3, 0, 0)
 
-    def __call__(self, levels: Floats, factor: float) -> None:
+    def __call__(self, canvas: Canvas, values: Sequence[float]) -> None:
+        levels = canvas.floats()
         if len(levels.array) == 1:
             return
         if self._scratch.array.shape != levels.array.shape:
@@ -191,7 +185,7 @@ class _SingleHue:
         np.multiply(turns, -255 / 6, out=turns)
         np.add(turns, 255 / 2, out=turns)
         np.floor(turns, out=turns)
-        np.add(turns, int(factor * 255) % 256, out=turns)
+        np.add(turns, int(values[0] * 255) % 256, out=turns)
         np.subtract(turns, 255.0, out=red)
         levels.tensor[0].clamp_(0, 1).mul_(256.0)  # 256 where the hue is 256 or more
         np.subtract(turns, red, out=turns)
@@ -256,7 +250,7 @@ def permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     if levels.shape[1] == 1:
         return levels
     channels = upload(values[:, :3].astype(np.int64), levels.device)
-    return levels.gather(1, channels[:, :, None, None].expand_as(levels))
+    return levels[torch.arange(len(levels), device=levels.device)[:, None], channels]
 
 
 def autocontrast(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -347,12 +341,6 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
-def _permute(canvas: Canvas, values: Sequence[float]) -> None:
-    levels = canvas.floats()
-    if len(levels.array) > 1:
-        levels.tensor.copy_(levels.tensor[[int(value) for value in values[:3]]])
-
-
 def _planes(canvas: Canvas) -> np.ndarray:
     """A copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
@@ -365,11 +353,20 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
     return planes.transpose(1, 2, 0)
 
 
-SINGLE_POINTS: Final[dict[str, Callable[[Canvas, Sequence[float]], None]]] = {
-    "invert": _invert,
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-    "permute": _permute,
-}
+def single_colors() -> dict[str, ImageOperation]:
+    """Return those operations of `ADJUST` and `POINTS` that are tuned for one image after the other."""
+
+    def of_batch(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
+        return lambda canvas, values: adjust(canvas.floats().tensor[None], values[0])
+
+    return {
+        "brightness": of_batch(brightness),
+        "contrast": _contrast,
+        "saturation": of_batch(saturation),
+        "hue": _SingleHue(),
+        "invert": _invert,
+        "posterize": _posterize,
+        "solarize": _solarize,
+        "autocontrast": _autocontrast,
+        "equalize": _equalize,
+    }
