@@ -76,7 +76,8 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
     batch = outputs
 
     def launch(turn: int) -> torch.Tensor:
-        runner.launch(*prepared[turn % BATCHES], images.pixels, batch)
+        plan, arrays = prepared[turn % BATCHES]
+        runner.launch(plan, arrays, images.pixels, batch)
         return batch
 
     return launch

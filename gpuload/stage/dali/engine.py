@@ -1,5 +1,4 @@
-"""DALI as a stage or a decoder uses it: one evaluation context, made at the first call, with as many threads as torch
-has, or as it is told.
+"""DALI as a stage uses it: one evaluation context, made at the first call, with as many threads as torch has.
 
 The context holds DALI's operators and its pool of threads, and ends with the `Engine`. Operators are cached by their
 constant arguments, so what changes from batch to batch is always given as a batch, never as a number.
@@ -28,15 +27,9 @@ types: Any = dali_types  # made at run time, so that no type checker knows them
 
 
 class Engine:
-    """DALI on a device; used by one thread of the stage's process.
+    """DALI on a device; used by one thread of the stage's process."""
 
-    Args:
-        device: a CPU or a CUDA device.
-        threads: of the CPU; None: as many as torch has at each call.
-    """
-
-    def __init__(self, device: torch.device, threads: int | None = None) -> None:
-        self._threads = threads
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_cpu = device.type == "cpu"
         self._made: tuple[ndd.Device, ndd.EvalContext] | None = None
@@ -47,7 +40,7 @@ class Engine:
     def running(self) -> Iterator[None]:
         """Run DALI's operators within this on the device, on torch's current stream there."""
         with self._stream() as stream:
-            device, context = self._context(self._threads or torch.get_num_threads(), stream)
+            device, context = self._context(torch.get_num_threads(), stream)
             with device, context, ndd.EvalMode.sync_cpu:
                 yield
 

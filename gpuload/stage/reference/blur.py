@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from gpuload.stage.device import upload
-from gpuload.stage.reference.canvas import Canvas, Floats
+from gpuload.stage.reference.canvas import Canvas
 from gpuload.transforms.program.windows import padded_places
 
 __all__ = [
@@ -161,11 +161,11 @@ def _box(radius: float) -> tuple[int, int, int]:
 TILE: Final = 32
 
 
-def blur_image(levels: Floats, kernel_width: int, kernel_height: int, sigma_x: float, sigma_y: float) -> None:
-    """Blur levels in place."""
-    source = levels.tensor
+def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
+    """`blur` for the image on a canvas."""
+    source = canvas.floats().tensor
     channels, height, width = source.shape
-    across, down = blur_weights(kernel_width, sigma_x), blur_weights(kernel_height, sigma_y)
+    across, down = blur_weights(int(values[0]), values[2]), blur_weights(int(values[1]), values[3])
     if len(across) > 1:
         padded = _padded(source, 2, len(across) // 2, torch.float32).view(channels * height, -1)
         band = _band(across, torch.float32)
@@ -183,9 +183,9 @@ def blur_image(levels: Floats, kernel_width: int, kernel_height: int, sigma_x: f
                 size = min(TILE, height - start)
                 reach = size + len(down) - 1
                 torch.mm(band[:size, :reach], padded[channel, start : start + reach], out=room[:size])
-                levels.tensor[channel, start : start + size].copy_(room[:size].round_())
+                source[channel, start : start + size].copy_(room[:size].round_())
     else:
-        levels.tensor.round_()
+        source.round_()
 
 
 def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,16 +7,16 @@ floats, so they depend neither on the batch nor on the order of summation. What 
 entries.
 
 Batches are float tensors N×C×H×W with levels 0 … 255. The functions of `ADJUST` work in place; `factor` is a number for
-all images, or a tensor of shape (N, 1, 1, 1). `SingleColor` gives the same results for one image. Its time depends on
-the number of passes over an image's planes and on whether they stay in the cache, so it works in place on float32
-C×H×W, with three planes of scratch memory. numpy and torch share that memory, and each is used where it is faster
-(224×224, one core: a difference of planes 11 µs in numpy, 19 µs in torch; clamping three planes 75 and 22 µs; torch's
-comparisons and `where` 90 and 60 µs, so they are not used).
+all images, or a tensor of shape (N, 1, 1, 1). `POINTS` are the operations on pixels.
 
-`POINTS` are the operations on pixels for batches, `SINGLE_POINTS` those for one image. The latter work on the uint8
-levels H×W×C, a quarter of the memory of floats. Comparisons and masks of bytes take many bytes an instruction
-(224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices first, so tables go through `bytes.translate`
-(20 µs a plane, a third of numpy's time).
+`single_colors` gives the same results for one image. The time of contrast and hue depends on the number of passes over
+an image's planes and on whether they stay in the cache, so they work in place on float32 C×H×W. numpy and torch share
+that memory, and each is used where it is faster (a plane of 224×224, one core: a difference takes 2.8 µs in numpy and
+3.7 in torch, clamping 5.4 and 3.0, `copysign` 24 and 10.5).
+
+The operations on pixels of one image work on the uint8 levels H×W×C, a quarter of the memory of floats. Comparisons and
+masks of bytes take many bytes an instruction (224×224×3: 10 µs each); numpy's look-up turns bytes into 64-bit indices
+first, so tables go through `bytes.translate` (20 µs a plane, a third of numpy's time).
 
 Runs in the process of the stage, one thread.
 """
@@ -37,21 +37,23 @@ __all__ = [
     "GUARD",
     "LUMA",
     "POINTS",
-    "SINGLE_POINTS",
     "TINY",
-    "SingleColor",
+    "ImageOperation",
     "equalize_table",
     "luma",
+    "single_colors",
     "stretch_table",
 ]
 
 Factor = float | torch.Tensor
+ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 LEVELS: Final = 256
 
 # ITU-R 601-2 luma in Pillow's fixed point (Convert.c): (19595 R + 38470 G + 7471 B + 32768) >> 16. In float32 all
 # products and sums are exact, since they have 24 bits.
 LUMA: Final = (19595 / 65536, 38470 / 65536, 7471 / 65536)
+HALF: Final = torch.tensor(0.5, device="cpu")
 
 # An affine blend, m + f (x - m) = f x + (1 - f) m, loses the last bits where x = m, and truncated it would be a level
 # too low. This is more than what is lost (6e-5 at 511), and shifts one level in 10,000.
@@ -65,8 +67,8 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.split(1, dim=1)
-    grey = torch.mul(red, LUMA[0])
-    return grey.add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).add_(0.5).floor_()
+    grey = torch.add(HALF, red, alpha=LUMA[0])
+    return grey.add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).floor_()
 
 
 def _to_levels(levels: torch.Tensor, factor: Factor) -> None:
@@ -142,67 +144,33 @@ ADJUST: Final[dict[str, Callable[[torch.Tensor, Factor], None]]] = {
 }
 
 
-class SingleColor:
-    """Adjusts one image after the other. `adjust`: by name, the functions that change levels by a factor, in place."""
+def _contrast(canvas: Canvas, values: Sequence[float]) -> None:
+    levels, factor = canvas.floats(), values[0]
+    channels, height, width = levels.array.shape
+    # As in `contrast`, without its many operations on single numbers.
+    sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
+    grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
+    mean = int(grey / (height * width) + 0.5)
+    np.multiply(levels.array, factor, out=levels.array)
+    np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
+    _to_levels(levels.tensor, factor)
+
+
+class _SingleHue:
+    """`hue` for one image after the other, with three planes of scratch memory."""
 
     def __init__(self) -> None:
-        self.adjust: dict[str, Callable[[Floats, float], None]] = {
-            "brightness": self._brightness,
-            "contrast": self._contrast,
-            "saturation": self._saturation,
-            "hue": self._hue,
-        }
-        self._luma = torch.tensor([LUMA], dtype=torch.float32, device="cpu")
-        self._planes = Floats(3, 0, 0)
+        self._scratch = Floats(3, 0, 0)
 
-    def _scratch(self, levels: Floats) -> Floats:
-        """Three planes of the size of an image."""
-        _, height, width = levels.array.shape
-        if self._planes.array.shape[1:] != (height, width):
-            self._planes = Floats(3, height, width)
-            self._zeros = np.zeros((height, width), np.float32)
-            self._ones = np.ones((height, width), np.float32)
-        return self._planes
-
-    def _brightness(self, levels: Floats, factor: float) -> None:
-        np.multiply(levels.array, factor, out=levels.array)
-        _to_levels(levels.tensor, factor)
-
-    def _contrast(self, levels: Floats, factor: float) -> None:
-        channels, height, width = levels.array.shape
-        # As in `contrast`; the luma of every pixel, whose mean Pillow takes, costs three times as much.
-        sums = levels.tensor.sum(dim=2).numpy().sum(axis=1, dtype=np.float64).tolist()
-        grey = sums[0] if channels == 1 else sum(weight * total for weight, total in zip(LUMA, sums, strict=True))
-        mean = int(grey / (height * width) + 0.5)
-        np.multiply(levels.array, factor, out=levels.array)
-        np.add(levels.array, mean * (1 - float(np.float32(factor))) + GUARD, out=levels.array)
-        _to_levels(levels.tensor, factor)
-
-    def grayscale(self, levels: Floats) -> None:
-        """Luma in all channels."""
-        if len(levels.array) > 1:
-            levels.tensor.copy_(self._grey(levels).tensor[:1].expand_as(levels.tensor))
-
-    def _grey(self, levels: Floats) -> Floats:
-        """The luma of three channels, in the first plane of the scratch memory."""
-        scratch = self._scratch(levels)
-        torch.mm(self._luma, levels.tensor.view(3, -1), out=scratch.tensor[0].view(1, -1))
-        np.floor(np.add(scratch.array[0], 0.5, out=scratch.array[0]), out=scratch.array[0])
-        return scratch
-
-    def _saturation(self, levels: Floats, factor: float) -> None:
+    def __call__(self, canvas: Canvas, values: Sequence[float]) -> None:
+        levels = canvas.floats()
         if len(levels.array) == 1:
             return
-        torch.lerp(self._grey(levels).tensor[0], levels.tensor, factor, out=levels.tensor)
-        _to_levels(levels.tensor, factor)
-
-    def _hue(self, levels: Floats, factor: float) -> None:
-        if len(levels.array) == 1:
-            return
+        if self._scratch.array.shape != levels.array.shape:
+            self._scratch = Floats(*levels.array.shape)
         red, green, blue = levels.array
-        value, chroma, turns = self._scratch(levels).array
-        zeros, ones = self._zeros, self._ones
-        least = chroma
+        value, chroma, turns = self._scratch.array
+        turns_tensor, least = self._scratch.tensor[2], chroma
         np.maximum(np.maximum(red, green, out=value), blue, out=value)
         np.minimum(np.minimum(red, green, out=least), blue, out=least)
         np.add(green, blue, out=turns)  # the formulas are those of `hue`
@@ -213,11 +181,15 @@ class SingleColor:
         np.add(chroma, TINY, out=red)
         np.divide(turns, red, out=turns)
         np.subtract(2.0, turns, out=turns)
-        np.copysign(turns, green, out=turns)
+        turns_tensor.copysign_(levels.tensor[1])
         np.multiply(turns, -255 / 6, out=turns)
         np.add(turns, 255 / 2, out=turns)
         np.floor(turns, out=turns)
-        _turn(turns, int(factor * 255) % 256, red, zeros, ones)
+        np.add(turns, int(values[0] * 255) % 256, out=turns)
+        np.subtract(turns, 255.0, out=red)
+        levels.tensor[0].clamp_(0, 1).mul_(256.0)  # 256 where the hue is 256 or more
+        np.subtract(turns, red, out=turns)
+        np.multiply(turns, 6 / 255, out=turns)
         np.multiply(chroma, 255.0, out=chroma)  # becomes `lack`
         np.add(value, TINY, out=red)
         np.divide(chroma, red, out=chroma)
@@ -226,29 +198,18 @@ class SingleColor:
         np.multiply(chroma, 1 / 255, out=chroma)
         np.subtract(value, chroma, out=value)
         np.add(value, 0.5, out=value)
-        for channel, centre, inverted in ((red, 3.0, False), (green, 2.0, True), (blue, 4.0, True)):
+        for number, (centre, inverted) in enumerate(((3.0, False), (2.0, True), (4.0, True))):
+            channel = levels.array[number]
             np.subtract(turns, centre, out=channel)
             np.abs(channel, out=channel)
             if inverted:
                 np.subtract(2.0, channel, out=channel)
             else:
                 np.subtract(channel, 1.0, out=channel)
-            np.maximum(channel, zeros, out=channel)
-            np.minimum(channel, ones, out=channel)
+            levels.tensor[number].clamp_(0, 1)
             np.multiply(channel, chroma, out=channel)
             np.add(channel, value, out=channel)
         levels.tensor.floor_()
-
-
-def _turn(turns: np.ndarray, shift: int, room: np.ndarray, zeros: np.ndarray, ones: np.ndarray) -> None:
-    """Add a shift to hues in 0 … 255, wrap them at 256, and scale them to 0 … 6."""
-    np.add(turns, shift, out=turns)
-    np.subtract(turns, 255.0, out=room)
-    np.maximum(room, zeros, out=room)
-    np.minimum(room, ones, out=room)  # 1 where the hue is 256 or more
-    np.multiply(room, 256.0, out=room)
-    np.subtract(turns, room, out=turns)
-    np.multiply(turns, 6 / 255, out=turns)
 
 
 def posterize_step(bits: float) -> int:
@@ -289,7 +250,7 @@ def permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     if levels.shape[1] == 1:
         return levels
     channels = upload(values[:, :3].astype(np.int64), levels.device)
-    return levels.gather(1, channels[:, :, None, None].expand_as(levels))
+    return levels[torch.arange(len(levels), device=levels.device)[:, None], channels]
 
 
 def autocontrast(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -380,12 +341,6 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
-def _permute(canvas: Canvas, values: Sequence[float]) -> None:
-    levels = canvas.floats()
-    if len(levels.array) > 1:
-        levels.tensor.copy_(levels.tensor[[int(value) for value in values[:3]]])
-
-
 def _planes(canvas: Canvas) -> np.ndarray:
     """A copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
@@ -398,11 +353,20 @@ def _look_up_planes(planes: np.ndarray, tables: torch.Tensor) -> np.ndarray:
     return planes.transpose(1, 2, 0)
 
 
-SINGLE_POINTS: Final[dict[str, Callable[[Canvas, Sequence[float]], None]]] = {
-    "invert": _invert,
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-    "permute": _permute,
-}
+def single_colors() -> dict[str, ImageOperation]:
+    """Return those operations of `ADJUST` and `POINTS` that are tuned for one image after the other."""
+
+    def of_batch(adjust: Callable[[torch.Tensor, Factor], None]) -> ImageOperation:
+        return lambda canvas, values: adjust(canvas.floats().tensor[None], values[0])
+
+    return {
+        "brightness": of_batch(brightness),
+        "contrast": _contrast,
+        "saturation": of_batch(saturation),
+        "hue": _SingleHue(),
+        "invert": _invert,
+        "posterize": _posterize,
+        "solarize": _solarize,
+        "autocontrast": _autocontrast,
+        "equalize": _equalize,
+    }

@@ -19,7 +19,7 @@ Runs in the process of the stage, one thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
 from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
 from gpuload.stage.reference.canvas import Canvas
-from gpuload.stage.reference.color import ADJUST, POINTS, SINGLE_POINTS, SingleColor
+from gpuload.stage.reference.color import ADJUST, POINTS, ImageOperation, single_colors
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, Mixture, Ops
 
 __all__ = ["OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_image"]
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
-ImageOperation = Callable[[Canvas, Sequence[float]], None]
 
 GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
 
@@ -77,20 +76,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def image_operations() -> list[ImageOperation]:
     """Return what each code means for one image on the CPU, with scratch memory of its own."""
-    color = SingleColor()
-    tuned: dict[str, ImageOperation] = {name: _image_factor(adjust) for name, adjust in color.adjust.items()}
-    tuned.update(SINGLE_POINTS)
-    tuned["grayscale"] = lambda canvas, values: color.grayscale(canvas.floats())
-    tuned["blur"] = _blur
+    tuned: dict[str, ImageOperation] = single_colors()
+    tuned["blur"] = blur_image
     tuned["noise"] = _noise
     tuned["pillow_blur"] = box_blur_image
     tuned["jpeg"] = compress_image
     tuned["identity"] = lambda canvas, values: None
     return [tuned.get(name) or _batched(name) for name in OPS]
-
-
-def _image_factor(adjust: Callable[[Any, float], None]) -> ImageOperation:
-    return lambda canvas, values: adjust(canvas.floats(), values[0])
 
 
 def _batched(name: str) -> ImageOperation:
@@ -101,11 +93,6 @@ def _batched(name: str) -> ImageOperation:
             floats.tensor.copy_(result[0])
 
     return apply
-
-
-def _blur(canvas: Canvas, values: Sequence[float]) -> None:
-    width, height, sigma_x, sigma_y = values[:4]
-    blur_image(canvas.floats(), int(width), int(height), sigma_x, sigma_y)
 
 
 def _noise(canvas: Canvas, values: Sequence[float]) -> None:

@@ -7,21 +7,19 @@ start at the image's first pixel. So for a part of a result (the window of a cro
 where it is in the whole image, next to pixels that nothing depends on, and the result is computed up to the window's
 end with the scale given: it equals that part of the whole result to the last bit.
 
-Where torch has no kernel (images that are not uint8, and uint8 by lanczos and plain filters), `resampled` does it. For
+Where torch has no kernel (images that are not uint8, and uint8 by lanczos and plain filters), `_resampled` does it. For
 uint8 it is Pillow's fixed point: along the rows, rounded to levels, then along the columns; with plain filters whole
 numbers in between that may lie beyond 0 … 255, since torch clips only at the end. Other images have these weights
 divided by their sum, in float32. Products and sums are rounded one after the other; results of uint16 become levels
 once, at the end. Taps of no weight are left out, so a NaN reaches as far as the filter does.
 `gpuload.stage.reference.gather` does the same to batches, with the same bits.
 
-Used by the process that runs the stage. A `Resampler` keeps scratch memory between calls and must not be shared between
-threads; a result is valid until the next call.
+Used by the process that runs the stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import prod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +29,7 @@ from gpuload.stage.finish import TOPS
 from gpuload.stage.reference.canvas import planes
 from gpuload.transforms.program.windows import PLAIN, PRECISION_BITS, filter_weights, nearest_indices
 
-__all__ = ["Resampler", "exact", "image_on_grid", "on_grid", "resampled"]
+__all__ = ["exact", "image_on_grid", "on_grid", "resized"]
 
 # As called by torch.nn.functional.interpolate(antialias=True); through torch.ops a call takes 12 µs longer.
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
@@ -39,91 +37,53 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # pyright: ignore[reportAttributeAccessIssue]
 }
 
-Window = tuple[int, int, int, int]  # top, left, height, width
 
+def resized(
+    image: np.ndarray,
+    corner: Sequence[int],
+    box_hw: Sequence[int],
+    size_hw: Sequence[int],
+    window: Sequence[int],
+    interpolation: str,
+) -> np.ndarray:
+    """A window of a resized box.
 
-class Resampler:
-    """Resizes images H×W×C."""
+    Args:
+        image: h×w×C, a part of the box.
+        corner: its top and left in the box.
+        box_hw, size_hw: the size of the whole box before and after.
+        window: the part of the result that is wanted.
+        interpolation: the filter.
 
-    def __init__(self) -> None:
-        self._source = _Scratch()
-        self._result = _Scratch()
-
-    def whole(self, planes: torch.Tensor, size_hw: tuple[int, int], interpolation: str) -> np.ndarray:
-        """A whole image, given as `planes` makes it, resized: H×W×C, scratch memory."""
-        if interpolation not in KERNELS:
-            image = planes[0].permute(1, 2, 0).numpy()
-            return resampled(image, (0, 0), image.shape[:2], size_hw, (0, 0, *size_hw), interpolation)
-        out = self._result.of((*size_hw, planes.shape[1]))
-        KERNELS[interpolation](planes, size_hw, False, None, None, out=out.planes)
-        return out.image
-
-    def window(
-        self,
-        image: np.ndarray,
-        corner: tuple[int, int],
-        box_hw: tuple[int, int],
-        size_hw: tuple[int, int],
-        window: Window,
-        interpolation: str,
-    ) -> np.ndarray:
-        """A window of a resized box.
-
-        Args:
-            image: h×w×C, a part of the box.
-            corner: its top and left in the box.
-            box_hw, size_hw: the size of the whole box before and after.
-            window: the part of the result that is wanted.
-            interpolation: the filter.
-
-        Returns:
-            H×W×C, a view of the image or of scratch memory.
-        """
-        (top, left), (height, width) = corner, window[2:]
-        if box_hw == size_hw:
-            start, first = window[0] - top, window[1] - left
-            return image[start : start + height, first : first + width]
-        if interpolation == "nearest":
-            rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
-            columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
-            return image[rows].take(columns, axis=1)  # one index for both took five times as long
-        if interpolation not in KERNELS:
-            return resampled(image, corner, box_hw, size_hw, window, interpolation)
-        if window == (0, 0, *size_hw):
-            return self.whole(planes(image), size_hw, interpolation)
-        ends, source_hw = [], []
-        for axis in (0, 1):
-            end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
-            if size_hw[axis] == box_hw[axis]:
-                there = end  # equal lengths tell the kernel to leave out an axis that is not resized
-            elif end == there:
-                end += 1  # so here they must differ; there is one more pixel, or this would be the whole axis
-            ends.append(end)
-            source_hw.append(there)
-        source = self._source.of((*source_hw, image.shape[2]))
-        source.image[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
-        out = self._result.of((*ends, image.shape[2]))
-        scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
-        KERNELS[interpolation](source.planes, ends, False, *scales, out=out.planes)
-        return out.image[window[0] : window[0] + height, window[1] : window[1] + width]
-
-
-class _Scratch:
-    """Memory for an image of any size, shared by numpy and torch."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self.image = np.empty((0, 0, 0), np.uint8)
-
-    def of(self, shape: tuple[int, int, int]) -> _Scratch:
-        """This, for an image H×W×C."""
-        if self.image.shape != shape:
-            nbytes = prod(shape)
-            if len(self._memory) < nbytes:
-                self._memory = np.empty(nbytes, np.uint8)
-            self.image = self._memory[:nbytes].reshape(shape)
-            self.planes = planes(self.image)
-        return self
+    Returns:
+        H×W×C, of the image's dtype; it may be a view of the image.
+    """
+    (top, left), (height, width) = corner, window[2:]
+    if box_hw == size_hw:
+        start, first = window[0] - top, window[1] - left
+        return image[start : start + height, first : first + width]
+    if interpolation == "nearest":
+        rows = nearest_indices(box_hw[0], size_hw[0], window[0], height) - top
+        columns = nearest_indices(box_hw[1], size_hw[1], window[1], width) - left
+        return image[rows].take(columns, axis=1)  # one index for both took five times as long
+    if interpolation not in KERNELS or image.dtype != np.uint8:
+        return _resampled(image, corner, box_hw, size_hw, window, interpolation)
+    if window == [0, 0, *size_hw]:
+        return KERNELS[interpolation](planes(image), size_hw, False, None, None).numpy()[0].transpose(1, 2, 0)
+    ends, source_hw = [], []
+    for axis in (0, 1):
+        end, there = window[axis] + window[axis + 2], corner[axis] + image.shape[axis]
+        if size_hw[axis] == box_hw[axis]:
+            there = end  # equal lengths tell the kernel to leave out an axis that is not resized
+        elif end == there:
+            end += 1  # so here they must differ; there is one more pixel, or this would be the whole axis
+        ends.append(end)
+        source_hw.append(there)
+    source = np.empty((*source_hw, image.shape[2]), np.uint8)
+    source[top:, left:] = image[: source_hw[0] - top, : source_hw[1] - left]
+    scales = (size_hw[0] / box_hw[0], size_hw[1] / box_hw[1])
+    result = KERNELS[interpolation](planes(source), ends, False, *scales).numpy()[0].transpose(1, 2, 0)
+    return result[window[0] :, window[1] :][:height, :width]
 
 
 def exact(weights: np.ndarray) -> np.ndarray:
@@ -131,15 +91,15 @@ def exact(weights: np.ndarray) -> np.ndarray:
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
-def resampled(
+def _resampled(
     image: np.ndarray,
-    corner: tuple[int, ...],
-    box_hw: tuple[int, ...],
-    size_hw: tuple[int, ...],
-    window: tuple[int, ...],
+    corner: Sequence[int],
+    box_hw: Sequence[int],
+    size_hw: Sequence[int],
+    window: Sequence[int],
     interpolation: str,
 ) -> np.ndarray:
-    """A window of a resized box, H×W×C; arguments as for `gpuload.stage.reference.resample.Resampler.window`."""
+    """A window of a resized box, H×W×C; arguments as for `resized`."""
     dtype, plain = image.dtype, interpolation in PLAIN.values()
     for axis in (1, 0):
         start, count, length = window[axis], window[axis + 2], image.shape[axis]

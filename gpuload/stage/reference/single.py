@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from gpuload.stage.finish import TOPS, Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.canvas import Canvas, contiguous
 from gpuload.stage.reference.operations import image_operations, mix_image
-from gpuload.stage.reference.resample import Resampler, resampled
+from gpuload.stage.reference.resample import resized
 from gpuload.stage.reference.warp import deform, warp_image
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import (
@@ -47,7 +48,6 @@ Step = Callable[[int, Canvas], None]
 
 WARP: Final = code_of("warp")
 MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
-_NO_PIXELS = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class SingleRunner:
@@ -61,7 +61,6 @@ class SingleRunner:
         self._finish = finish
         self._scale, self._bias = (constant.numpy() for constant in finish.constants(torch.device("cpu")))
         self._operations = image_operations()
-        self._resamplers: list[Resampler] = []
         self._canvas = Canvas()
 
     def __call__(
@@ -73,22 +72,22 @@ class SingleRunner:
         late: Program | None = None,
     ) -> Program | None:
         """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
-        canvas = self._canvas
-        canvas.pixels, canvas.flat = images.pixels, images.pixels.numpy()
-        ways = self._ways(program, windows_tlhw, canvas.flat.dtype)
+        canvas, pixels = self._canvas, images.pixels.numpy()
+        ways = self._ways(program, windows_tlhw, pixels.dtype)
         write = self._writer(outputs)
         windows = windows_tlhw[0].copy()
         windows[:, :2] -= images.regions_tlhw[:, :2]
         try:
-            for row, (offset, shape, window) in enumerate(
+            for row, (offset, shape, (top, left, height, width)) in enumerate(
                 zip(images.offsets.tolist(), images.shapes.tolist(), windows.tolist(), strict=True)
             ):
-                canvas.begin(offset, shape, *window)
+                whole = pixels[offset : offset + prod(shape)].reshape(shape)
+                canvas.set(whole[top : top + height, left : left + width])
                 for index, step in ways[row]:
                     step(index, canvas)
                 write(row, canvas)
         finally:
-            canvas.pixels, canvas.flat = _NO_PIXELS, _NO_PIXELS.numpy()  # let go of the ring
+            canvas.set(None)  # let go of the ring
         return late
 
     def _ways(
@@ -96,21 +95,14 @@ class SingleRunner:
     ) -> list[list[tuple[int, Step]]]:
         """Return for each image of a batch of this dtype its steps, with its index among the rows of each record."""
         ways: list[list[tuple[int, Step]]] = [[] for _ in range(len(program))]
-        everyone, resized = np.arange(len(program)), np.zeros(len(program), np.int64)
+        everyone = np.arange(len(program))
         for record, (before, after) in zip(program.records, pairwise(windows_tlhw), strict=True):
             rows, steps = everyone, []
             if record.rows is not None:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             if not len(rows):
                 continue
-            if isinstance(record, Box) and record.padding_mode is None:
-                # Each resize of an image has a resampler of its own, since a result is valid until the next call.
-                number = int(resized[rows].max())
-                resized[rows] = number + 1
-                if number == len(self._resamplers):
-                    self._resamplers.append(Resampler())
-                steps.append(_resize(record, before, after, self._resamplers[number], dtype))
-            elif step := self._step(record, before, after, dtype):
+            if step := self._step(record, before, after, dtype):
                 steps.append(step)
                 whole = isinstance(record, Elastic | Ops | Mixture) and not np.array_equal(before, after)
                 if whole or (isinstance(record, Warp) and (record.size_hw != after[:, 2:]).any()):
@@ -127,6 +119,8 @@ class SingleRunner:
                 return _flip(record)
             case Turn():
                 return _turn(record)
+            case Box(padding_mode=None):
+                return _resize(record, before, after)
             case Box():
                 return _crop(record, before, after, dtype)
             case Warp():
@@ -285,21 +279,13 @@ def _crop(record: Box, before: np.ndarray, after: np.ndarray, dtype: np.dtype) -
     return copy
 
 
-def _resize(record: Box, before: np.ndarray, after: np.ndarray, resampler: Resampler, dtype: np.dtype) -> Step:
+def _resize(record: Box, before: np.ndarray, after: np.ndarray) -> Step:
     corners = (before[:, :2] - record.box_tlhw[:, :2]).tolist()
     boxes, sizes, windows = record.box_tlhw[:, 2:].tolist(), record.size_hw.tolist(), after.tolist()
-    filters, deep = _names(record.filters, len(before)), dtype != np.uint8
+    filters = _names(record.filters, len(before))
 
     def step(row: int, canvas: Canvas) -> None:
-        box, size, window, interpolation = boxes[row], sizes[row], windows[row], filters[row]
-        if deep and interpolation != "nearest":
-            canvas.set(resampled(canvas.image(), corners[row], box, size, window, interpolation))
-            return
-        if window[:2] == [0, 0] and window[2:] == size != box and interpolation != "nearest":
-            canvas.set(resampler.whole(canvas.planes(), (size[0], size[1]), interpolation))
-            return
-        corner, box, size, window = map(tuple, (corners[row], box, size, window))
-        canvas.set(resampler.window(canvas.image(), corner, box, size, window, interpolation))
+        canvas.set(resized(canvas.image(), corners[row], boxes[row], sizes[row], windows[row], filters[row]))
 
     return step
 

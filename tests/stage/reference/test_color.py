@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 
 from gpuload import transforms as T
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.reference.canvas import Floats
-from gpuload.stage.reference.color import ADJUST, SingleColor
+from gpuload.stage.reference.canvas import Canvas
+from gpuload.stage.reference.color import ADJUST, single_colors
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
 FACTORS = {
@@ -46,42 +46,43 @@ def pictures(make_images) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", FACTORS)
 @pytest.mark.parametrize("tuned", [False, True])
 def test_against_pillow(make_images, name, tuned):
-    single = SingleColor()
+    single = single_colors()
     for image in pictures(make_images):
         for factor in FACTORS[name]:
-            floats = Floats(3, *image.shape[:2])
-            floats.array[:] = image.transpose(2, 0, 1)
+            canvas = Canvas()
+            canvas.set(image)
             if tuned:
-                single.adjust[name](floats, factor)
+                single[name](canvas, [factor])
             else:
-                ADJUST[name](floats.tensor[None], torch.full((1, 1, 1, 1), factor))
-            difference = abs(floats.array.transpose(1, 2, 0) - pillow(image, name, factor).astype(np.float32))
+                ADJUST[name](canvas.floats().tensor[None], torch.full((1, 1, 1, 1), factor))
+            difference = abs(canvas.floats().array.transpose(1, 2, 0) - pillow(image, name, factor).astype(np.float32))
             most, share = LIMITS[name]
             assert difference.max() <= most
             assert (difference > 0).mean() <= share
 
 
 def test_levels_stay_whole_numbers_in_range(make_images):
-    single = SingleColor()
+    single = single_colors()
     for image in pictures(make_images):
-        floats = Floats(3, *image.shape[:2])
-        floats.array[:] = image.transpose(2, 0, 1)
+        canvas = Canvas()
+        canvas.set(image)
         for name, factor in (("hue", 0.3), ("contrast", 2.0), ("saturation", 2.0), ("brightness", 1.7), ("hue", -0.2)):
-            single.adjust[name](floats, factor)
+            single[name](canvas, [factor])
+            floats = canvas.floats()
             assert (floats.array == np.floor(floats.array)).all()
             assert 0 <= floats.array.min() <= floats.array.max() <= 255
 
 
 def test_grey_images_keep_their_colour(make_images):
     image = make_images(1, 1, 1)[0]
-    floats = Floats(1, *image.shape[:2])
-    floats.array[0] = image[..., 0]
+    canvas = Canvas()
+    canvas.set(image)
     for name in ("saturation", "hue"):
-        SingleColor().adjust[name](floats, 0.3)
-        np.testing.assert_array_equal(floats.array[0], image[..., 0])
-    SingleColor().adjust["contrast"](floats, 1.4)
+        single_colors()[name](canvas, [0.3])
+        np.testing.assert_array_equal(canvas.image(), image)
+    single_colors()["contrast"](canvas, [1.4])
     expected = np.asarray(ImageEnhance.Contrast(Image.fromarray(image[..., 0])).enhance(1.4))
-    assert abs(floats.array[0] - expected.astype(np.float32)).max() <= 1
+    assert abs(canvas.floats().array[0] - expected.astype(np.float32)).max() <= 1
 
 
 def test_a_batch_is_its_images(make_images):
