@@ -76,12 +76,14 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def image_operations() -> list[ImageOperation]:
     """Return what each code means for one image on the CPU, with scratch memory of its own."""
-    tuned: dict[str, ImageOperation] = single_colors()
-    tuned["blur"] = blur_image
-    tuned["noise"] = _noise
-    tuned["pillow_blur"] = box_blur_image
-    tuned["jpeg"] = compress_image
-    tuned["identity"] = lambda canvas, values: None
+    tuned: dict[str, ImageOperation] = {
+        **single_colors(),
+        "blur": blur_image,
+        "noise": _noise,
+        "pillow_blur": box_blur_image,
+        "jpeg": compress_image,
+        "identity": lambda canvas, values: None,
+    }
     return [tuned.get(name) or _batched(name) for name in OPS]
 
 
