@@ -109,13 +109,8 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas by its mixture with the results of chains.
-
-    Args:
-        canvas: holds the image.
-        shares: float32 (1 + chains), of the image itself and of each chain.
-        chains: each changes the image on the canvas.
-    """
+    """Replace the image on a canvas by its mixture with the results of chains, each of which changes it there. `shares`,
+    float32 (1 + chains), are those of the image itself and of each chain."""
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):
