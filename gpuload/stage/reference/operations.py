@@ -109,7 +109,7 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas by its mixture with the results of chains, each of which changes it there. `shares`,
+    """Replace the image on a canvas by its mixture with the results of chains, which work on that canvas. `shares`,
     float32 (1 + chains), are those of the image itself and of each chain."""
     image = canvas.image()
     total = image * shares[0]
