@@ -9,8 +9,6 @@ import torch
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
-from gpuload.stage.finish import Finish
-from gpuload.stage.reference.single import SingleRunner
 
 KEY = epoch_key(3, 1)
 
@@ -72,16 +70,6 @@ def test_images_of_one_size_whose_sizes_differ_within_a_branch(transforms):
     assert isinstance(results, torch.Tensor)
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     assert (batched.int() - results.int()).abs().max() <= 2
-
-
-def test_all_ways_of_a_branch_have_the_same_scratch_memory(make_images, make_batch):
-    five = [T.Resize((30, 30 + number)) for number in range(5)]
-    chain = T.Chain([T.RandomOrder(five), T.Resize((16, 16))])
-    runner = SingleRunner(Finish.of(chain.lines[0].transforms, None))
-    images, draws = make_batch(chain, make_images(4, 30))
-    outputs = torch.empty(len(images), 3, 16, 16, dtype=torch.uint8)
-    runner(images, draws, draws.windows_tlhw, outputs)
-    assert len(runner._resamplers) == 6
 
 
 @pytest.mark.parametrize("flip", [T.RandomVerticalFlip, T.RandomHorizontalFlip])

@@ -82,7 +82,6 @@ def _flip(batch: ndd.Batch, record: Flip, rows: Rows) -> ndd.Batch:
 
 
 def _erase(batch: ndd.Batch, record: Erase, rows: Rows, before: np.ndarray) -> ndd.Batch:
-    """Write a constant to boxes of windows."""
     boxes = np.zeros((len(before), *record.boxes_tlhw.shape[1:]), np.float32)
     boxes[rows] = boxes_within(record.boxes_tlhw, before[rows])
     if not boxes[:, :, 2:].all(axis=2).any():
@@ -93,7 +92,6 @@ def _erase(batch: ndd.Batch, record: Erase, rows: Rows, before: np.ndarray) -> n
 
 
 def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after: np.ndarray) -> ndd.Batch:
-    """Windows of resized boxes."""
     starts, ends = np.zeros((len(before), 2)), before[:, 2:].astype(np.float64)
     scale, corners = record.box_tlhw[:, 2:] / record.size_hw, before[rows, :2] - record.box_tlhw[:, :2]
     starts[rows] = after[rows, :2] * scale - corners
@@ -134,7 +132,6 @@ def _share(start: float, end: float, count: int, length: int) -> np.ndarray:
 
 
 def _operate(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
-    """Do each image's operations."""
     for turn in range(record.codes.shape[1]):
         codes = record.codes[:, turn]
         for code in np.unique(codes[codes != NOTHING]).tolist():

@@ -27,12 +27,7 @@ PIECE: Final = 64  # images at once on the CPU
 
 
 class DaliLevels:
-    """Runs records that work on levels, and finishes the results.
-
-    Args:
-        engine: DALI on the device.
-        finish: the end of the chain.
-    """
+    """Runs records that work on levels, and finishes the results."""
 
     def __init__(self, engine: Engine, finish: Finish) -> None:
         self._engine = engine
@@ -62,11 +57,7 @@ class DaliLevels:
 
 
 class DaliLate:
-    """Erases and flips finished images in place.
-
-    Args:
-        engine: DALI on the device.
-    """
+    """Erases and flips finished images in place."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -81,7 +72,6 @@ class DaliLate:
 
 
 def _pieces(count: int, engine: Engine) -> Iterator[np.ndarray]:
-    """The rows that go together."""
     step = PIECE if engine.on_cpu else count
     for start in range(0, count, step):
         yield np.arange(start, min(start + step, count))

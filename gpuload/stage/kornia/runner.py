@@ -104,8 +104,6 @@ def blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 def _to_levels(function: Operation, rounded: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
-    """Make levels of an operation's results."""
-
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
         return rounded(function(levels, values)).clamp(0, 255).to(levels.dtype)
 

@@ -57,9 +57,6 @@ class BatchRunner:
     What changes pixels is in methods that another backend may override; levels N×C×H×W are uint8 when they are moved,
     and float32 in operations. Those of images that are not uint8 are always float32.
 
-    Args:
-        finish: the end of the chain.
-        device: where the images are.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
@@ -106,7 +103,6 @@ class BatchRunner:
         return self._finished(levels) if self._finish.dtype.is_floating_point else levels
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
-        """Finished images, float32."""
         result = levels.to(torch.float32, copy=True)  # float32 levels may be the stage's input
         if not self._finish.is_identity:
             result.mul_(self._constants[0]).add_(self._constants[1])
@@ -215,7 +211,6 @@ def _go_together(program: Program, windows: tuple[np.ndarray, ...]) -> bool:
 
 
 def _size(windows_tlhw: np.ndarray) -> tuple[int, int]:
-    """The size of all windows."""
     return int(windows_tlhw[0, 2]), int(windows_tlhw[0, 3])
 
 
@@ -230,11 +225,7 @@ def changed_by_key(images: Source, keys: np.ndarray, change: Callable[[Source, n
 
 class Branches:
     """The images of a batch in groups, each with its rows: a branch of a chain is a group as long as its records have
-    the same rows.
-
-    Args:
-        images: of the whole batch.
-    """
+    the same rows."""
 
     def __init__(self, images: Source) -> None:
         self._everyone = np.arange(len(images.base))

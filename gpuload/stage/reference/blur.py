@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
+from torch.nn.functional import pad
 
 from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
@@ -190,14 +191,9 @@ def blur_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 def _padded(levels: torch.Tensor, axis: int, radius: int, dtype: torch.dtype) -> torch.Tensor:
     """The image, mirrored at both ends of an axis."""
-    shape, length = list(levels.shape), levels.shape[axis]
-    shape[axis] += 2 * radius
-    padded = torch.empty(shape, dtype=dtype, device="cpu")
-    indices = torch.from_numpy(mirrored(length, radius))
-    padded.narrow(axis, radius, length).copy_(levels)
-    padded.narrow(axis, 0, radius).copy_(levels.index_select(axis, indices[:radius]))
-    padded.narrow(axis, radius + length, radius).copy_(levels.index_select(axis, indices[radius + length :]))
-    return padded
+    if radius < levels.shape[axis]:
+        return pad(levels, (radius, radius, 0, 0) if axis == 2 else (0, 0, radius, radius), "reflect").to(dtype)
+    return levels.index_select(axis, torch.from_numpy(mirrored(levels.shape[axis], radius))).to(dtype)
 
 
 def _band(weights: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

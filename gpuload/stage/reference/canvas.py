@@ -54,12 +54,10 @@ class Canvas:
 
     @property
     def channels(self) -> int:
-        """How many the levels have."""
         return self.image().shape[2] if self._floats is None else len(self._floats.array)
 
     @property
     def is_float(self) -> bool:
-        """Whether the levels are floats at present."""
         return self._floats is not None
 
 

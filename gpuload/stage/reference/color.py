@@ -307,7 +307,6 @@ def _look_up(levels: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
 
 
 def _constant(numbers: np.ndarray, levels: torch.Tensor) -> torch.Tensor:
-    """One number for each image."""
     return upload(numbers.astype(np.float32)[:, None, None, None], levels.device)
 
 

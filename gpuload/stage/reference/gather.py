@@ -203,8 +203,8 @@ def resize(
         weights = exact(weights) if deep else weights
         axes.append((upload(firsts - corners[:, axis, None], device), upload(weights, device)))
     (first_row, row_weights), (first_column, column_weights) = axes
-    last_column = _column(source.widths - 1, device)
-    rows = torch.minimum(_range(source.heights, source.pixels), _column(source.heights - 1, device))
+    last_row, last_column = (upload(lengths - 1, device)[:, None] for lengths in (source.heights, source.widths))
+    rows = torch.minimum(_range(source.heights, source.pixels), last_row)
     total: Any = None
     # Taps of no weight may lie outside the windows.
     for tap in range(column_weights.shape[2]):
@@ -213,7 +213,6 @@ def resize(
     rounds = deep or interpolation not in PLAIN.values()
     between = _to_levels(total) if rounds else total.bitwise_right_shift_(PRECISION_BITS)
     total = None
-    last_row = _column(source.heights - 1, device)
     for tap in range(row_weights.shape[2]):
         at_rows = torch.minimum(first_row + tap, last_row).clamp_(min=0)
         at_rows = at_rows[:, None, :, None].expand(-1, source.channels, -1, width)
@@ -224,10 +223,6 @@ def resize(
 def _range(lengths: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """0, 1, 2 … below the greatest length, for each image: (n, length)."""
     return torch.arange(int(lengths.max()), device=like.device).expand(len(lengths), -1)
-
-
-def _column(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
-    return upload(numbers, device)[:, None]
 
 
 def _accumulate(total: torch.Tensor | None, levels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -39,6 +38,18 @@ LUMINANCE: Final = (
 CHROMINANCE: Final = (
     *(17, 18, 24, 47, 99, 99, 99, 99), *(18, 21, 26, 66, 99, 99, 99, 99), *(24, 26, 56, 99, 99, 99, 99, 99),
     *(47, 66, 99, 99, 99, 99, 99, 99), *(99,) * 32,
+)  # fmt: skip
+# The cosine transform along one axis, √8 times the orthonormal one, in fixed point of `BITS` bits. Some numbers are 1
+# from the nearest whole number, as libjpeg adds up constants that are rounded by themselves.
+COSINES: Final = (
+    (8192, 8192, 8192, 8192, 8192, 8192, 8192, 8192),
+    (11363, 9633, 6437, 2260, -2260, -6437, -9633, -11363),
+    (10703, 4433, -4433, -10703, -10703, -4433, 4433, 10703),
+    (9633, -2259, -11362, -6436, 6436, 11362, 2259, -9633),
+    (8192, -8192, -8192, 8192, 8192, -8192, -8192, 8192),
+    (6437, -11362, 2261, 9633, -9633, -2261, 11362, -6437),
+    (4433, -10704, 10704, -4433, -4433, 10704, -10704, 4433),
+    (2260, -6436, 9633, -11363, 11363, -9633, 6436, -2260),
 )  # fmt: skip
 # Rows: Y, Cb, Cr; of 65536 parts of red, green and blue.
 TO_YCC: Final = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
@@ -81,41 +92,12 @@ def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     numbers = pad(planes.double() - 128, (0, -width % BLOCK, 0, -height % BLOCK), mode="replicate")
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
-    basis = upload(_basis(), planes.device)
+    basis = upload(np.array(COSINES, np.float64), planes.device)
     forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # 8 times as large
     steps = torch.copysign(((forward.abs() + 4 * table) / (8 * table)).floor(), forward)
     between = _shifted(basis.T @ (steps * table), BITS - MORE_BITS)
     back = _shifted(between @ basis, BITS + MORE_BITS + 3).add_(128).clamp_(0, 255)
     return back.transpose(3, 4).reshape(n, channels, height, width).to(torch.int64)
-
-
-@lru_cache(maxsize=1)
-def _basis() -> np.ndarray:
-    """The cosine transform along one axis, √8 times the orthonormal one, of whole numbers of `BITS` bits: (8, 8).
-
-    Each entry is a sum of constants that are rounded by themselves, as in libjpeg.
-    """
-    x = np.eye(BLOCK)
-    sums, differences = x[:4] + x[:3:-1], x[:4] - x[:3:-1]
-    rows = np.empty((BLOCK, BLOCK))
-    outer, inner = sums[0] - sums[3], sums[1] - sums[2]
-    rows[0] = (sums[0] + sums[3] + sums[1] + sums[2]) * _fixed(1.0)
-    rows[4] = (sums[0] + sums[3] - sums[1] - sums[2]) * _fixed(1.0)
-    both = (inner + outer) * _fixed(0.541196100)
-    rows[2], rows[6] = both + outer * _fixed(0.765366865), both - inner * _fixed(1.847759065)
-    d7, d6, d5, d4 = differences
-    all_four = (d4 + d5 + d6 + d7) * _fixed(1.175875602)
-    z1, z2 = (d4 + d7) * -_fixed(0.899976223), (d5 + d6) * -_fixed(2.562915447)
-    z3, z4 = all_four - (d4 + d6) * _fixed(1.961570560), all_four - (d5 + d7) * _fixed(0.390180644)
-    rows[7] = d4 * _fixed(0.298631336) + z1 + z3
-    rows[5] = d5 * _fixed(2.053119869) + z2 + z4
-    rows[3] = d6 * _fixed(3.072711026) + z2 + z3
-    rows[1] = d7 * _fixed(1.501321110) + z1 + z4
-    return rows
-
-
-def _fixed(number: float) -> float:
-    return round(number * 2**BITS)
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -76,12 +76,14 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 def image_operations() -> list[ImageOperation]:
     """Return what each code means for one image on the CPU, with scratch memory of its own."""
-    tuned: dict[str, ImageOperation] = single_colors()
-    tuned["blur"] = blur_image
-    tuned["noise"] = _noise
-    tuned["pillow_blur"] = box_blur_image
-    tuned["jpeg"] = compress_image
-    tuned["identity"] = lambda canvas, values: None
+    tuned: dict[str, ImageOperation] = {
+        **single_colors(),
+        "blur": blur_image,
+        "noise": _noise,
+        "pillow_blur": box_blur_image,
+        "jpeg": compress_image,
+        "identity": lambda canvas, values: None,
+    }
     return [tuned.get(name) or _batched(name) for name in OPS]
 
 
@@ -107,13 +109,8 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
-    """Replace the image on a canvas by its mixture with the results of chains.
-
-    Args:
-        canvas: holds the image.
-        shares: float32 (1 + chains), of the image itself and of each chain.
-        chains: each changes the image on the canvas.
-    """
+    """Replace the image on a canvas by its mixture with the results of chains, which work on that canvas. `shares`,
+    float32 (1 + chains), are those of the image itself and of each chain."""
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):

@@ -47,15 +47,12 @@ __all__ = ["SingleRunner"]
 Step = Callable[[int, Canvas], None]
 
 WARP: Final = code_of("warp")
-MIRROR = {0: (slice(None, None, -1),), 1: (slice(None), slice(None, None, -1))}
+AXES: Final = np.eye(2, dtype=np.bool_)
+VIEWS: Final = {True: slice(None, None, -1), False: slice(None)}  # of an axis, by whether it is flipped
 
 
 class SingleRunner:
-    """Applies programs to batches, image by image.
-
-    Args:
-        finish: the end of the chain.
-    """
+    """Applies programs to batches, image by image."""
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
@@ -116,9 +113,9 @@ class SingleRunner:
         """Return what a record does to an image; None if nothing, or only at the end of the chain."""
         match record:
             case Flip():
-                return _flip(record)
+                return _turn(np.zeros_like(record.flipped), record.flipped[:, None] & AXES[record.axis])
             case Turn():
-                return _turn(record)
+                return _turn(record.transposed, record.flipped)
             case Box(padding_mode=None):
                 return _resize(record, before, after)
             case Box():
@@ -219,23 +216,14 @@ def _cut(windows_tlhw: np.ndarray) -> Step:
     return step
 
 
-def _flip(record: Flip) -> Step:
-    flags, view = record.flipped.tolist(), MIRROR[record.axis]
+def _turn(transposed: np.ndarray, flipped: np.ndarray) -> Step:
+    moves, transposes, flips = (transposed | flipped.any(axis=1)).tolist(), transposed.tolist(), flipped.tolist()
 
     def step(row: int, canvas: Canvas) -> None:
-        if flags[row]:
-            canvas.set(canvas.image()[view])
-
-    return step
-
-
-def _turn(record: Turn) -> Step:
-    transposed = record.transposed.tolist()
-    views = [tuple(slice(None, None, -1 if flip else 1) for flip in both) for both in record.flipped.tolist()]
-
-    def step(row: int, canvas: Canvas) -> None:
-        image = canvas.image()
-        canvas.set((image.transpose(1, 0, 2) if transposed[row] else image)[views[row]])
+        if moves[row]:
+            image, (upside_down, mirrored) = canvas.image(), flips[row]
+            image = image.transpose(1, 0, 2) if transposes[row] else image
+            canvas.set(image[VIEWS[upside_down], VIEWS[mirrored]])
 
     return step
 
@@ -310,7 +298,6 @@ def _deform(record: Elastic) -> Step:
 
 
 def _names(filters: np.ndarray | str, count: int) -> list[str]:
-    """The name of each image's filter."""
     return [FILTERS[number] for number in filter_codes(filters, count).tolist()]
 
 

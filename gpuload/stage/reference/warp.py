@@ -34,11 +34,11 @@ from torch.nn.functional import grid_sample
 from gpuload.stage.device import upload
 from gpuload.stage.noise import philox_words
 from gpuload.stage.ragged import rows_by_key
+from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import padded_places
 
 __all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 
@@ -297,8 +297,7 @@ def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> tor
 def _smoothed(numbers: torch.Tensor, weights: np.ndarray, axis: int, length: int) -> torch.Tensor:
     """Weighted sums along an axis, with mirrored borders."""
     reach = len(weights) // 2
-    places = padded_places(np.arange(-reach, length + reach), length, "reflect")
-    wider = numbers.index_select(axis, upload(places, numbers.device))
+    wider = numbers.index_select(axis, upload(mirrored(length, reach), numbers.device))
     total = wider.narrow(axis, 0, length) * float(np.float32(weights[0]))
     for tap, weight in enumerate(weights[1:].astype(np.float32).tolist(), 1):
         total.add_(wider.narrow(axis, tap, length) * weight)  # a fused product and sum would round otherwise
