@@ -1,9 +1,8 @@
 """Kornia's runner on levels: the reference's runner for batches, with Kornia's operators in place of its own.
 
-Crops, padding, flips and erasing stay the reference's, since they copy pixels and compute nothing. Images of one size
-go together, so each of Kornia's functions is called once for all images that it is drawn for; if sizes differ between
-two transforms, images are taken one by one. Runs on any device, in the process of the stage; nothing is kept from call
-to call.
+Crops and padding stay the reference's, since they copy pixels and compute nothing. Images of one size go together, so
+each of Kornia's functions is called once for all images that it is drawn for; if sizes differ between two transforms,
+images are taken one by one. Runs on any device, in the process of the stage; nothing is kept from call to call.
 
 Levels are uint8 N×C×H×W where they are moved, and float32 in operations. Results of operations are rounded to levels.
 If several functions of Kornia have the name of an operation, the one that means the same as Pillow's is used, such as
@@ -28,7 +27,8 @@ from kornia.enhance import invert as kornia_invert
 from kornia.enhance import posterize as kornia_posterize
 from kornia.enhance import solarize as kornia_solarize
 from kornia.filters import filter2d_separable, get_gaussian_kernel1d
-from kornia.geometry.transform import remap
+from kornia.geometry.bbox import bbox_to_mask
+from kornia.geometry.transform import hflip, remap, vflip
 
 from gpuload.stage.device import Accelerator, upload, upload_together
 from gpuload.stage.finish import Finish, Outputs
@@ -36,9 +36,12 @@ from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.reference.batched import BatchRunner
 from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.color import LUMA
+from gpuload.stage.reference.gather import Source
 from gpuload.stage.reference.operations import Operation
 from gpuload.stage.reference.warp import mapped_points, nearest_pixels
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip
+from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "KorniaRunner", "images_at_once"]
 
@@ -52,6 +55,7 @@ GPU_SHARE: Final = 0.5  # for a piece, of what torch may still take: training ta
 
 WHITE: Final = 255.0
 GUARD: Final = 1e-9  # a sum of products in float64 may be below the whole number that it should be
+FLIPS: Final = (vflip, hflip)
 
 
 def brightness(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -157,6 +161,26 @@ class KorniaRunner(BatchRunner):
         numbers = levels.to(torch.float32)
         return numbers if self._finish.is_identity else normalize(numbers, self._mean, self._std)
 
+    def _flip(self, source: Source, record: Flip) -> Source:
+        if not record.flipped.any():
+            return source
+        levels, flip = source.dense(), FLIPS[record.axis]
+        if record.flipped.all():
+            return Source.of_dense(flip(levels))
+        index = upload(np.flatnonzero(record.flipped), levels.device)
+        return Source.of_dense(levels.index_copy(0, index, flip(levels[index])))
+
+    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
+        constant = upload(np.array(record.numbers, np.uint8)[:, None, None], levels.device)
+        for boxes_tlhw in boxes_within(record.boxes_tlhw, windows_tlhw).swapaxes(0, 1):
+            top, left, height, width = boxes_tlhw.T
+            bottom, right = top + height - 1, left + width - 1
+            corners_xy = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+            # A box of height 0 has no pixels.
+            mask = bbox_to_mask(upload(corners_xy.astype(np.float32), levels.device), levels.shape[3], levels.shape[2])
+            levels = torch.where(mask[:, None] > 0, constant, levels)
+        return levels
+
     def _warped(
         self,
         levels: torch.Tensor,
@@ -164,9 +188,11 @@ class KorniaRunner(BatchRunner):
         size: tuple[int, int],
         interpolation: str,
         fill: Sequence[float],
-        corners: np.ndarray,
+        corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         n, _, *lengths = levels.shape
+        if corners is None:
+            corners = np.zeros((n, 2), np.int64)
         if interpolation == "nearest":
             points = nearest_pixels(levels, coefficients, size, corners)
             dtype, shift = torch.float32, 0.0

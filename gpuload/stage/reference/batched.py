@@ -111,7 +111,7 @@ class BatchRunner:
     def _apply(self, source: Source, record: Record, before: np.ndarray, after: np.ndarray) -> Source:
         match record:
             case Flip():
-                return source.flip(record.flipped, horizontally=record.axis == 1)
+                return self._flip(source, record)
             case Turn():
                 source = source.transpose(record.transposed).flip(record.flipped[:, 0], horizontally=False)
                 return source.flip(record.flipped[:, 1], horizontally=True)
@@ -126,7 +126,7 @@ class BatchRunner:
             case Warp():
                 return self._warp(source, record, after)
             case Erase():
-                return Source.of_dense(erase_levels(source.dense(), record, before, self._finish.levels))
+                return Source.of_dense(self._erase(source.dense(), record, before))
             case Elastic():
                 levels = on_grid(deform(source.dense(), record, np.arange(len(after))), self._top)
             case Ops():
@@ -138,6 +138,12 @@ class BatchRunner:
         result = Source.of_dense(levels)
         return result if np.array_equal(before, after) else result.cut(after)
 
+    def _flip(self, source: Source, record: Flip) -> Source:
+        return source.flip(record.flipped, horizontally=record.axis == 1)
+
+    def _erase(self, levels: torch.Tensor, record: Erase, windows_tlhw: np.ndarray) -> torch.Tensor:
+        return erase_levels(levels, record, windows_tlhw, self._finish.levels)
+
     def _warped(
         self,
         levels: torch.Tensor,
@@ -145,7 +151,7 @@ class BatchRunner:
         size: tuple[int, int],
         interpolation: str,
         fill: Sequence[float],
-        corners: np.ndarray,
+        corners: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Images through maps; arguments as for `warp_batch`."""
         return on_grid(warp_batch(levels, coefficients, size, interpolation, fill, corners=corners), self._top)
@@ -184,8 +190,7 @@ class BatchRunner:
                 values, index = record.values[rows, turn], upload(rows, levels.device)
                 if code == WARP:
                     size, moved = (levels.shape[2], levels.shape[3]), levels[index].to(torch.uint8)
-                    corners = np.zeros((len(rows), 2), np.int64)
-                    levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill, corners).float()
+                    levels[index] = self._warped(moved, values, size, FILTERS[number], record.fill).to(torch.float32)
                 else:
                     levels[index] = self.operations[OPS[code]](levels[index], values)
         if record.channels in (None, levels.shape[1]):
