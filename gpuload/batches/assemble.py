@@ -256,7 +256,7 @@ class Assembly:
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
             if self._transfer.asynchronous:  # copied, or whoever keeps labels would keep the pixels
                 finished.placed = {leaf: array.clone() for leaf, array in leaves.items()}
-            finished.images.append([self._stage(bytes_of(columns.images[0]), planned, last=False)])
+            finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
             finished.programs = self._draw_programs(epoch, columns)
             if columns.has_targets:
@@ -311,8 +311,7 @@ class Assembly:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
         return [
-            self._stage(*ragged.through(program), view=view, partners=partners, last=False)
-            for view, program in enumerate(programs)
+            self._stage(*ragged.through(program), view=view, partners=partners) for view, program in enumerate(programs)
         ]
 
     def _draw_programs(self, epoch: int, columns: Columns) -> list[list[Program]]:

@@ -258,11 +258,11 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     if caption:
         lines.append(f'<caption style="text-align: left">{escape(caption)}</caption>')
     if heads:
-        lines.append(f"<thead><tr>{''.join(map(_head, heads))}</tr></thead>")
+        lines.append(f"<thead><tr>{''.join(_cell(head, 'th') for head in heads)}</tr></thead>")
     lines.append("<tbody>")
     for row in rows:
         cells = [_cell(text, right=bool(heads) and text[:1].isdigit()) for text in row]
-        lines.append(f"<tr>{''.join(cells if heads else [_head(row[0]), *cells[1:]])}</tr>")
+        lines.append(f"<tr>{''.join(cells if heads else [_cell(row[0], 'th'), *cells[1:]])}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 
 
@@ -275,9 +275,5 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _head(text: str) -> str:
-    return f'<th style="text-align: left">{escape(text)}</th>'
-
-
-def _cell(text: str, *, right: bool) -> str:
-    return f'<td style="text-align: {"right" if right else "left"}">{escape(text)}</td>'
+def _cell(text: str, tag: str = "td", *, right: bool = False) -> str:
+    return f'<{tag} style="text-align: {"right" if right else "left"}">{escape(text)}</{tag}>'

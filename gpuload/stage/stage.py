@@ -71,7 +71,6 @@ class Stage:
 
     Attributes:
         device: where the results are.
-        dtype: of the results of the first view.
         plan: which backend runs which transform.
     """
 
@@ -97,7 +96,6 @@ class Stage:
             SegmentRunner(steps, Finish.of(line.transforms, dtype), self._backends)
             for line, steps in zip(chain.lines, self.plan.views, strict=True)
         ]
-        self.dtype = self._runs[0].finish.dtype
         self._channels_last = memory_format == "channels_last"
         self._ragged = ragged
         self._pool = OutputPool() if self.device.type == "cpu" else None
@@ -125,10 +123,8 @@ class Stage:
         *,
         view: int = 0,
         partners: np.ndarray | None = None,
-        seed: int | None = None,
-        last: bool = True,
     ) -> Result:
-        """Make a batch.
+        """Make a batch, without the module at the end of the chain.
 
         Args:
             images: the decoded regions, on the stage's device.
@@ -136,8 +132,6 @@ class Stage:
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
                 None: rows 2k and 2k + 1.
-            seed: of torch's generators while a module at the end of the chain runs; None leaves them alone.
-            last: call that module; False: leave it to `call_last`.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
@@ -168,12 +162,11 @@ class Stage:
                 run(images, program, parts)
                 return batch, upload(np.array(sizes), self.device)
             run(images, program, batch, partners)
-            if self._chain.module is None:
-                return list(batch.unbind()) if self._ragged == "views" else batch
-        return self.call_last(batch, seed) if last else batch
+            return list(batch.unbind()) if self._ragged == "views" and self._chain.module is None else batch
 
     def call_last(self, batch: torch.Tensor, seed: int | None) -> Result:
-        """Call the module, or the function, at the end of the chain with a batch, on the current stream.
+        """Call the module, or the function, at the end of the chain with a batch, on the current stream. `seed` is that
+        of torch's generators meanwhile; None leaves them alone.
 
         Raises:
             ValueError: it returned something else than a row for each image.
