@@ -40,18 +40,18 @@ PAGES = (
 )
 FIRST = ("Loader", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
 
-# The transforms' families, and their modules; the last takes all others.
+# The transforms' families, and the modules whose names stand there.
 FAMILIES = (
-    ("Crops, sizes, flips", "random_resized_crop geometry resizing keep_ratio padding"),
-    ("Warps", "warps elastic"),
-    ("Colour, blur, noise", "color color_random blur_noise jpeg"),
-    ("Policies", "auto augmix timm_randaugment timm_policies"),
-    ("To numbers", "convert"),
+    ("Crops, sizes, flips", "geometry resizing"),
+    ("Warps", "warps"),
+    ("Colour, blur, noise", "colour blur_noise"),
+    ("Policies", "policies timm_policies"),
+    ("To numbers, frames of clips", "convert"),
     ("Erasing and mixing", "erasing mixing gathering"),
-    ("Boxes, keypoints, clips", "boxes keypoints clips"),
-    ("Choosing and combining", "composite multiview chain epochs"),
+    ("Boxes and keypoints", "targets"),
+    ("Choosing and combining", "composite chain"),
     ("From other libraries", "interop"),
-    ("Your own, and trying", ""),
+    ("Your own, and trying", "custom base program.draws apply"),
 )
 
 
@@ -73,8 +73,8 @@ def families() -> dict[str, list[str]]:
     """The names of gpuload.transforms in each family."""
     made: dict[str, list[str]] = {title: [] for title, _ in FAMILIES}
     for name in sorted(transforms.__all__, key=str.lower):
-        home = transforms._HOMES.get(name, "")
-        made[next(title for title, modules in FAMILIES if not modules or home in modules.split())].append(name)
+        home = transforms._HOMES.get(name, name)
+        made[next(title for title, modules in FAMILIES if home in modules.split())].append(name)
     return made
 
 
