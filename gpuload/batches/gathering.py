@@ -32,7 +32,7 @@ from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import Trail, follow
 from gpuload.transforms.program.windows import full_windows, nearest_indices
 
-__all__ = ["GatheredTargets", "target_stage"]
+__all__ = ["target_stage"]
 
 
 @dataclass(slots=True)

@@ -90,8 +90,9 @@ def half_apart(rows: np.ndarray, count: int) -> np.ndarray:
     """Return numbers by which the partner of row k in a batch of `count` is row k + count/2.
 
     With repeated samples a rank has every `world_size`-th position of a global batch, so partners are half a global
-    batch apart: that is always the same rank, and the same partner on any number of ranks. Repeats of a sample are next
-    to each other, so they are no partners unless `repeats` is more than half of the global batch.
+    batch apart: that is always the same rank, and the same partner on any number of ranks, as long as each rank has an
+    even number of rows; in a shorter last batch it depends on the number of ranks. Repeats of a sample are next to each
+    other, so they are no partners unless `repeats` is more than half of the global batch.
 
     Example:
         >>> half_apart(np.arange(5), 5).tolist()

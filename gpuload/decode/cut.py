@@ -27,7 +27,7 @@ from gpuload.decode.grid import Cut, Grid, Part
 from gpuload.decode.header import JpegHeader, Region, mcu_layout, mcus, scan_start
 from gpuload.decode.indexed import Index
 
-__all__ = ["Intervals", "cut", "cuts", "find_grid", "is_cuttable"]
+__all__ = ["cut", "cuts", "find_grid", "is_cuttable"]
 
 RESTARTS, END = bytes(range(0xD0, 0xD8)), b"\xd9"
 

@@ -163,13 +163,18 @@ class Decoder:
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, wanted: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut what regions need out of JPEGs, where that pays: for `decode`, whose arguments these are, and which
-        otherwise does so itself.
+        """Cut what regions need out of JPEGs: for `decode`, whose arguments these are, and which otherwise does so
+        itself. Where cutting does not pay the cut is the file itself; None for files that are not JPEGs.
 
         Several at once, before the first is decoded, take less than half the time: the caches of a CPU do not hold both
         the code of a decoder and that of a cut.
         """
-        return cuts([(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted])
+        stored = [(encoded.data, head.jpeg, self._as_stored(head, region)) for encoded, head, region in wanted]
+        parts = cuts([(data, None if _is_whole(jpeg, region) else jpeg, region) for data, jpeg, region in stored])
+        return [
+            part if part is not None or jpeg is None else Cut(data, jpeg, region)
+            for part, (data, jpeg, region) in zip(parts, stored, strict=True)
+        ]
 
     def decode(
         self,
@@ -258,11 +263,13 @@ class Decoder:
         if jpeg is not None:
             grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
             decoders, missing = self.jpeg_decoders
-            whole = region_tlhw[2:] == (jpeg.height, jpeg.width)
+            whole = _is_whole(jpeg, region_tlhw)
             attempts = [(decoder.name, decoder, Cut(data, jpeg, region_tlhw)) for decoder in decoders]
             if whole:  # simplejpeg first: it decodes directly into `out`, 10% faster, and gives the same pixels
                 attempts.reverse()
-            if decoders and (part := part or cuts([(data, jpeg, region_tlhw)])[0]) is not None:
+            if decoders and part is None and not whole:
+                part = cuts([(data, jpeg, region_tlhw)])[0]
+            if decoders and part is not None and part.data is not data:
                 attempts.insert(0, ("cut", decoders[-1], part))
             complaints: dict[str, str] = {}
             for name, decoder, (coded, its_header, region) in attempts:
@@ -298,6 +305,10 @@ def _is_installed(name: str) -> bool:
 
 def _lost(header: Header) -> str | None:
     return None if header.opened is None else header.opened.lost
+
+
+def _is_whole(jpeg: JpegHeader | None, region_tlhw: Region) -> bool:
+    return jpeg is not None and tuple(region_tlhw[2:]) == (jpeg.height, jpeg.width)
 
 
 def _is_grey(jpeg: JpegHeader, mode: Mode) -> bool:

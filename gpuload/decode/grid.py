@@ -100,22 +100,26 @@ class Part(NamedTuple, Generic[G]):
     y1: int
 
     def jpeg(
-        self, coded: Iterable[Piece], beside: tuple[int, int] = (0, 0), above: int = 0, gone: tuple[int, int] = (0, 0)
+        self,
+        coded: Iterable[Piece],
+        beside: tuple[int, int] = (0, 0),
+        above: int = 0,
+        dropped: tuple[int, int] = (0, 0),
     ) -> Cut:
         """Return the JPEG of these cells.
 
         Args:
             coded: its coded data in pieces, with the end-of-image marker.
             beside, above: how many pixels it has more at the left and right, and above the cells.
-            gone: the bytes of the file's header that it does not have.
+            dropped: from where to where in the file the segment lies that is left out of the header.
         """
         grid, header, (top, left, *size) = self.grid, self.grid.header, self.region_tlhw
-        x, y, fewer = self.x0 * grid.width - beside[0], self.y0 * grid.height - above, gone[1] - gone[0]
+        x, y, fewer = self.x0 * grid.width - beside[0], self.y0 * grid.height - above, dropped[1] - dropped[0]
         width = min(header.width, self.x1 * grid.width) + beside[1] - x
         height = min(header.height, self.y1 * grid.height) - y
         first_scan, frame_at = header.first_scan - fewer, header.frame_at - fewer
-        head = bytearray(grid.data[: gone[0]])
-        head += grid.data[gone[1] : scan_start(grid.data, header)]
+        head = bytearray(grid.data[: dropped[0]])
+        head += grid.data[dropped[1] : scan_start(grid.data, header)]
         struct.pack_into(">HH", head, frame_at + 5, height, width)
         changed = header._replace(
             height=height, width=width, first_scan=first_scan, frame_at=frame_at, exif=b"", xmp=b"", index_at=0

@@ -202,10 +202,10 @@ def _put_together(part: Part[Index], ends: list[int], joints: list[bytes], last:
     if sum(map(len, stretches)) > index.stop - index.start:  # nor was this one: the cut would be as large as any
         return None
     coded: list[Piece] = []
-    gone = index.header.index_at, index.end
+    dropped = index.header.index_at, index.end
     if x0 or not index.is_interpolated[0]:
         coded += chain.from_iterable(zip(joints, stretches, strict=False))
-        return part.jpeg([*coded, last, EOI], beside=(mcu_width, 0), gone=gone)
+        return part.jpeg([*coded, last, EOI], beside=(mcu_width, 0), dropped=dropped)
     is_whole = x1 == index.columns  # a row ends where the next one begins
     right = 0 if is_whole else mcu_width
     if y0:
@@ -217,7 +217,7 @@ def _put_together(part: Part[Index], ends: list[int], joints: list[bytes], last:
         coded += stretches[0], scan[lasts[0] : lasts[-1]], last
     else:
         coded += chain.from_iterable(zip(stretches, joints[1:], strict=True))
-    return part.jpeg([*coded, EOI], beside=(0, right), above=mcu_height * (y0 > 0), gone=gone)
+    return part.jpeg([*coded, EOI], beside=(0, right), above=mcu_height * (y0 > 0), dropped=dropped)
 
 
 def _joints(

@@ -183,11 +183,12 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
         return _block_of_tensors(values, pieces, least_bytes, keep_types)
     if issubclass(kind, np.generic) and first.dtype.name in NUMBERS and least_bytes == 1 and not keep_types:
         return Block((), first.dtype.name, pieces), lambda out: out.__setitem__(..., values)
-    arrays, told = values, {}
+    arrays, tensor_fields = values, {}
     if kind is TensorBits:
         if any((value.dtype, value.tv) != (first.dtype, first.tv) for value in values):
             return None
-        arrays, told = [value.array for value in values], {"tensor": True, "torch_dtype": first.dtype, "tv": first.tv}
+        arrays = [value.array for value in values]
+        tensor_fields = {"tensor": True, "torch_dtype": first.dtype, "tv": first.tv}
     elif kind is not np.ndarray:
         return None
     shape, dtype = arrays[0].shape, arrays[0].dtype
@@ -195,14 +196,15 @@ def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: boo
         return None
     if {array.shape for array in arrays} != {shape} or {array.dtype for array in arrays} != {dtype}:
         return None
-    block = Block(shape, dtype.name, pieces, **told)
+    block = Block(shape, dtype.name, pieces, **tensor_fields)
     return block, lambda out: np.concatenate(arrays, out=out.reshape(-1, *shape[1:]))
 
 
 def _block_of_tensors(
     tensors: Sequence[Any], pieces: list[tuple[int, int]], least_bytes: int, keep_types: bool
 ) -> tuple[Block, Filler] | None:
-    """Return the same for plain tensors, which torch stacks without an array of each."""
+    """Return the block of plain tensors of one shape and dtype, and what fills it: torch stacks them without an array
+    for each."""
     first, torch = tensors[0], sys.modules["torch"]
     if not all(map(_is_plain, tensors)):
         return None

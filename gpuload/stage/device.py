@@ -255,16 +255,13 @@ def _runtime() -> Any:
 
 
 class DeviceTimes:
-    """The times of one device.
-
-    Args:
-        device: a `gpuload.stage.device.Accelerator`.
+    """What copies and stages take on a device, measured for one batch in `EVERY`.
 
     Attributes:
         batches: how many were measured; copy_s and stage_s: what they took.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Accelerator) -> None:
         self._device = device
         self._coming = 0  # batches
         self._marks: list[Any] | None = None  # of the batch in work, if it is measured

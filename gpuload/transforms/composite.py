@@ -257,7 +257,7 @@ def held(own: str, transforms: Any) -> tuple[Transform, ...]:
             raise TypeError(
                 f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
             )
-        if own != "Compose" and any(type(inner).__name__ == "MultiView" for inner in flat([child])):
+        if own != "Compose" and any(isinstance(inner, MultiView) for inner in flat([child])):
             raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
     return children
 
@@ -291,9 +291,8 @@ class MultiView(Transform):
             raise TypeError(f"MultiView(chains=…) must be a list with the transforms of each view, got {self.chains!r}")
         chains = []
         for number, chain in enumerate(self.chains):
-            if isinstance(chain, Compose):
-                chain = chain.transforms
-            chains.append(held(f"MultiView(chains=…)[{number}]", [chain] if isinstance(chain, Transform) else chain))
+            chain = [chain] if isinstance(chain, Transform) else chain
+            chains.append(tuple(flat(held(f"MultiView(chains=…)[{number}]", chain))))
         object.__setattr__(self, "chains", tuple(chains))
         for child in self.children:
             if isinstance(child, UniformTemporalSubsample):

@@ -1,7 +1,7 @@
 """What other libraries' names are called here: for the error that a name or an argument does not exist.
 
-Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found. No torch.
-docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
+Imported when a name of `gpuload` or `gpuload.transforms`, or an argument of a transform, is not found, and by
+`gpuload.transforms.interop`. No torch. docs/howto/moving.md shows `TRANSFORMS` and `ARGUMENTS`.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ class AutomaticAugment(Transform):
         else:
             # The order of exponential times at these rates is that of draws without replacement.
             drawn = np.argsort(-np.log(which) / recipe.weights, axis=1)[:, : recipe.count]
-        magnitudes, probabilities = recipe[1:3]
+        magnitudes: Any = recipe.magnitudes
+        probabilities: Any = recipe.probabilities
         if entry_drawn:
             drawn = drawn[:, 0]
             magnitudes, probabilities = magnitudes[drawn], probabilities[drawn]

@@ -67,7 +67,7 @@ class Picture:
     resized: Resized | None = None
     sent: tuple[Any, ...] = ()  # if the device decodes it: `EncodedImage`, from the offset on
     offset: int = -1  # in the slot, once it is decoded
-    part: Cut | None = None  # what `SampleReader.cut` cut out of a file
+    part: Cut | None = None  # of a file, from `Decoder.cuts`; None until `SampleReader.cut` has asked for it
 
     @property
     def for_device(self) -> bool:

@@ -36,14 +36,16 @@ NOTES: dict[str, str] = {
     "ConvertBoundingBoxFormat": "",
     "CopyPaste": "with the neighbour in the epoch's order; in torchvision's references, not in the package",
     "Custom": "not in torchvision: the base of transforms of your own",
-    "CutMix": "with the neighbour in the epoch's order, λ and box for each sample; behind `ToDtype` or `Normalize`; "
+    "CutMix": "with the neighbour in the epoch's order (with `Loader(repeats=…)` half a batch away), "
+    "λ and box for each sample; behind `ToDtype` or `Normalize`; "
     "`label_smoothing` is timm's",
     "GaussianBlur": "σ for each sample; weights are multiples of 2⁻¹⁶",
     "GaussianNoise": "in 0 … 1, added to levels; the same numbers on every device",
     "Grayscale": "",
     "Identity": "",
     "Lambda": "a function of a batch or of each image, or a module; it gets images alone",
-    "MixUp": "with the neighbour in the epoch's order, λ for each sample; behind `ToDtype` or `Normalize`; "
+    "MixUp": "with the neighbour in the epoch's order (with `Loader(repeats=…)` half a batch away), "
+    "λ for each sample; behind `ToDtype` or `Normalize`; "
     "`label_smoothing` is timm's",
     "Mosaic": "YOLO's; not in torchvision; with three neighbours in the epoch's order",
     "MultiView": "not in torchvision: several views of an image, decoded once",

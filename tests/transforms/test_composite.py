@@ -366,3 +366,10 @@ def test_ragged_views_come_as_lists():
 def test_refused_by_multi_view(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
+
+
+def test_a_compose_in_a_view_is_the_list_that_it_holds():
+    inner = T.Compose([T.Resize((4, 4))])
+    assert T.MultiView([[inner], [T.Resize(8)]]) == T.MultiView([[T.Resize((4, 4))], [T.Resize(8)]])
+    with pytest.raises(ValueError, match="MultiView cannot hold UniformTemporalSubsample: frames are chosen once"):
+        T.MultiView([[T.Compose([T.UniformTemporalSubsample(2)]), T.Resize((4, 4))]])

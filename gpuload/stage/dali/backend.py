@@ -11,7 +11,7 @@ import torch
 from gpuload.errors import BackendError
 from gpuload.stage.backend import Backend, Late, Levels
 from gpuload.stage.finish import Finish
-from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Outline, Turn, Warp
+from gpuload.transforms.program.ops import Box, Elastic, Erase, Mix, Mixture, Outline, Turn, Warp
 from gpuload.transforms.program.windows import rare_filter
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ LACKING: Final = {
 KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
     Mix: "DALI's operators see one image at a time",
+    Mixture: "DALI does not mix the results of several chains of operations",
     Turn: "DALI transposes all images of a batch, or none",
     Warp: WARP,
 }

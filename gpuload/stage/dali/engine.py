@@ -82,7 +82,7 @@ def own(batch: ndd.Batch) -> ndd.Batch:
     """A batch that does not hold what it was made from.
 
     In DALI 2.4 a result holds the call that made it, which holds its inputs, and so on back to the stage's: the memory
-    of a whole chain would be held up to its end, and ColorJitter took more than twice the time, in page faults.
+    of a whole chain would be held up to its end.
     """
     return ndd.Batch(batch.evaluate()._storage)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuload.stage.dali.engine import ndd, own, types
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import NOTHING, OPS, Box, Erase, Flip, Ops, Record
+from gpuload.transforms.program.ops import CHANGES_PIXELS, NOTHING, OPS, Box, Erase, Flip, Ops, Record
 from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "apply_program", "cut"]
@@ -69,6 +69,8 @@ def _apply(batch: ndd.Batch, record: Record, before: np.ndarray, after: np.ndarr
             return cut(batch, np.hstack([after[:, :2] - before[:, :2], after[:, 2:]]))
         case Erase():
             return _erase(batch, record, rows, before)
+        case _ if isinstance(record, CHANGES_PIXELS):
+            raise TypeError(f"DALI has no operator for {type(record).__name__}")
         case _:
             return batch
 
@@ -160,6 +162,7 @@ Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
 # Of `gpuload.transforms.program.ops`, each with the values that change nothing; all others are in
 # `gpuload.stage.dali.backend.LACKING`.
 OPERATIONS: Final[dict[str, tuple[Operation, tuple[float, ...]]]] = {
+    "identity": (lambda batch, values: batch, ()),
     "brightness": (_brightness, (1.0,)),
     "blur": (_blur, (1.0, 1.0, 1.0, 1.0)),
 }

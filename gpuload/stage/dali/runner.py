@@ -20,6 +20,7 @@ from gpuload.stage.dali.operators import apply_program, cut
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
 from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.ops import Erase, Flip
 
 __all__ = ["DaliLate", "DaliLevels", "batch_of"]
 
@@ -46,9 +47,10 @@ class DaliLevels:
         late: Program | None,
     ) -> Program | None:
         with self._engine.running():
-            for rows in _pieces(len(images), self._engine):
+            for rows in _pieces(np.arange(len(images)), self._engine):
                 windows = tuple(window[rows] for window in windows_tlhw)
-                batch = apply_program(batch_of(images.take(rows), windows[0]), program.take(rows), windows)
+                records = program if len(rows) == len(program) else program.take(rows)
+                batch = apply_program(batch_of(images.take(rows), windows[0]), records, windows)
                 batch = own(ndd.crop_mirror_normalize(batch, **self._options))
                 if late is not None:
                     batch = apply_program(batch, late.take(rows), tuple(w[rows] for w in late.windows_tlhw))
@@ -64,17 +66,29 @@ class DaliLate:
 
     def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
         with self._engine.running():
-            for rows in _pieces(len(late), self._engine):
-                some = outputs[rows[0] : rows[-1] + 1]
-                images = [image.float() if image.is_floating_point() else image for image in some]
+            for rows in _pieces(_changed_rows(late), self._engine):
+                changed = [outputs[row] for row in rows.tolist()]
+                images = [image.float() if image.is_floating_point() else image for image in changed]
                 batch = ndd.as_batch([image.contiguous() for image in images], layout="CHW")
-                _copy(apply_program(batch, late.take(rows), tuple(w[rows] for w in late.windows_tlhw)), some)
+                _copy(apply_program(batch, late.take(rows), tuple(w[rows] for w in late.windows_tlhw)), changed)
 
 
-def _pieces(count: int, engine: Engine) -> Iterator[np.ndarray]:
-    step = PIECE if engine.on_cpu else count
-    for start in range(0, count, step):
-        yield np.arange(start, min(start + step, count))
+def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
+    step = PIECE if engine.on_cpu else max(len(rows), 1)
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _changed_rows(late: Program) -> np.ndarray:
+    """Return the rows that a record flips, or erases a box of, int64."""
+    changes = np.zeros(len(late), np.bool_)
+    for record in late.records:
+        rows = slice(None) if record.rows is None else record.rows
+        if isinstance(record, Flip):
+            changes[rows] |= record.flipped
+        elif isinstance(record, Erase):
+            changes[rows] |= record.boxes_tlhw[:, :, 2].any(axis=1)
+    return np.flatnonzero(changes)
 
 
 def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:

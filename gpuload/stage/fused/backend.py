@@ -34,7 +34,8 @@ LACKING: Final = {
 
 
 class FusedBackend(Backend):
-    """Fused kernels, for images of 1 or 3 channels: all transforms except noise, Pillow's blur and AugMix."""
+    """Fused kernels, for images of 1 or 3 channels: all transforms except noise, Pillow's blur, AugMix,
+    elastic deformation, JPEG, and resampling by lanczos or without antialiasing."""
 
     name: ClassVar[str] = "fused"
 

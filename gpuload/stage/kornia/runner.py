@@ -128,8 +128,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 class KorniaRunner(BatchRunner):
     """Applies the records that `KorniaBackend.lacks` does not leave to the reference.
 
-    Images go in pieces: on the CPU of the size that is fastest, on a GPU of as many as memory allows. No result depends
-    on it.
+    Images go in pieces: on the CPU of the size that is fastest, on a GPU of as many as memory allows. Results do not
+    depend on it.
     """
 
     operations: ClassVar[Mapping[str, Operation]] = OPERATIONS

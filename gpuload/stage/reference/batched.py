@@ -44,7 +44,7 @@ from gpuload.transforms.program.windows import FILTERS
 __all__ = ["BatchRunner", "Branches", "changed_by_key"]
 
 PIECE: Final = 64  # images at once: between its axes a resize needs some 3 MB for each
-USUAL_CHANNELS: Final = 4  # with more of them fewer images
+PIECE_CHANNELS: Final = 4  # with more of them fewer images
 
 WARP: Final = code_of("warp")
 UNCHANGED: Final = (NOTHING, code_of("identity"))
@@ -77,7 +77,7 @@ class BatchRunner:
     ) -> Program | None:
         """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
-        step = max(1, self.piece * USUAL_CHANNELS // max(int(images.shapes[0, 2]), USUAL_CHANNELS)) if together else 1
+        step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)

@@ -40,7 +40,6 @@ __all__ = [
     "box_blur_image",
     "mirrored",
     "sharpness",
-    "smooth",
 ]
 
 WEIGHT_UNIT: Final = 1 << 16

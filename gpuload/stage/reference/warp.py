@@ -37,8 +37,8 @@ from gpuload.stage.ragged import rows_by_key
 from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
-from gpuload.transforms.program.fusing.passes import nearest_ways, scaled_pixels
 from gpuload.transforms.program.ops import Elastic
+from gpuload.transforms.program.windows import nearest_ways, scaled_pixels
 
 __all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 

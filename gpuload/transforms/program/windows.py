@@ -15,8 +15,8 @@ import numpy as np
 
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "padded_places", "padded_windows", "rare_filter", "source_windows",
-    "transposed_boxes",
+    "full_windows", "nearest_indices", "nearest_ways", "padded_places", "padded_windows", "rare_filter",
+    "scaled_pixels", "source_windows", "transposed_boxes",
 ]  # fmt: skip
 
 # The code of a filter is its index here. Only resizing has those from lanczos on.
@@ -26,6 +26,7 @@ PLAIN: Final = {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
 _SUPPORTS: Final = np.array([*SUPPORT.values()])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # when an image becomes smaller
+FIXED_LIMIT: Final = 32768.0  # nearest pixels of maps are not found in fixed point for coordinates beyond it
 PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits less 8 of a level and 2 for overflow
 
 
@@ -194,3 +195,33 @@ def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray
     end = boxes_tlhw[:, :, :2] + boxes_tlhw[:, :, 2:] - windows_tlhw[:, None, :2]
     end = np.minimum(end, windows_tlhw[:, None, 2:])
     return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
+
+
+def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
+    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
+    _, b, _, d, _, _, g, h = coefficients.T
+    affine = (g == 0) & (h == 0)
+    scaling = affine & (b == 0) & (d == 0)
+    maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
+    corners_hw = np.zeros((len(maps), 2, 1, 2))  # along each axis, the first and the last
+    corners_hw[:, :, 0, 1] = ends_hw
+    across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
+    shown = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # by all four corners
+    return scaling, affine & ~scaling & (abs(shown) < FIXED_LIMIT).all(axis=(1, 2, 3))
+
+
+def scaled_pixels(
+    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
+    image, and any number after it."""
+    a, _, c, _, e, f, _, _ = coefficients.T
+    found = []
+    for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
+        # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
+        steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
+        steps[:, 0] = first + step * 0.5
+        sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
+        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return found[0], found[1]

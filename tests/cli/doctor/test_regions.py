@@ -10,7 +10,7 @@ import torch
 from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
 
 from gpuload.cli.doctor import packages
-from gpuload.cli.doctor.regions import find_fault, try_regions
+from gpuload.cli.doctor.regions import HEIGHT, find_fault, try_regions
 from gpuload.cli.doctor.trial import Trial
 from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec, load_library
 
@@ -32,12 +32,17 @@ def no_regions(codes: list[Any]) -> list[Any]:
     return [one if code.region is None else None for one, code in zip(pictures(codes), codes, strict=True)]
 
 
+def small_ones_alone(codes: list[Any]) -> list[Any]:
+    return [one if len(one) < HEIGHT else None for one in pictures(codes)]
+
+
 @pytest.mark.parametrize(
     ("works", "text"),
     [
         (pictures, ""),
         (shifted, "the region (37, 51, 90, 101) is up to "),
         (no_regions, "it refuses a region: it gave no image and no reason"),
+        (small_ones_alone, "it refuses each picture of the trial"),
     ],
 )
 def test_regions_are_held_against_the_whole_picture(works, text):

@@ -65,7 +65,7 @@ def test_it_has(transform, dali):
         (T.RandomInvert(), "invert: DALI has no such operator"),
         (T.RandomEqualize(), "equalize: DALI's is OpenCV's, not Pillow's"),
         (T.RandAugment(), "autocontrast: DALI has no such operator"),
-        (T.AugMix(), "autocontrast: DALI has no such operator"),
+        (T.AugMix(), "DALI does not mix the results of several chains of operations"),
         (T.GaussianNoise(), "noise: DALI draws its own noise"),
         (T.MixUp(), "DALI's operators see one image at a time"),
         (T.CutMix(), "DALI's operators see one image at a time"),

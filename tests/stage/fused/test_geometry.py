@@ -21,9 +21,8 @@ from gpuload.stage.reference.gather import resize as resize_reference
 from gpuload.stage.reference.warp import warp_batch
 from gpuload.transforms.program.fusing import jobs as R
 from gpuload.transforms.program.fusing.jobs import place_tables
-from gpuload.transforms.program.fusing.passes import nearest_ways
 from gpuload.transforms.program.ops import FILTERS
-from gpuload.transforms.program.windows import nearest_indices, padded_places
+from gpuload.transforms.program.windows import nearest_indices, nearest_ways, padded_places
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MARGIN = 40  # random bytes before and behind an image

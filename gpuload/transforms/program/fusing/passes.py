@@ -32,9 +32,16 @@ from gpuload.transforms.program.ops import (
     code,
     filter_codes,
 )
-from gpuload.transforms.program.windows import boxes_within, nearest_indices, padded_places, transposed_boxes
+from gpuload.transforms.program.windows import (
+    boxes_within,
+    nearest_indices,
+    nearest_ways,
+    padded_places,
+    scaled_pixels,
+    transposed_boxes,
+)
 
-__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes", "nearest_ways", "scaled_pixels"]
+__all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes"]
 
 # The operations on single pixels; contrast, equalize and autocontrast need a table, made of the whole image.
 POINTWISE: Final = (
@@ -171,8 +178,8 @@ class Passes:
     def _transpose(self, rows: np.ndarray) -> None:
         """Swap rows and columns: where pixels are read, while they are only chosen, else where they are written."""
         open_ = self._open[rows]
-        self.transposed[those(rows, ~open_)] ^= True
-        at, here = self._at(those(rows, open_))
+        self.transposed[_rows_where(rows, ~open_)] ^= True
+        at, here = self._at(_rows_where(rows, open_))
         for row, column in zip(*AXES, strict=True):
             numbers = self.jobs[at, row, here].copy()
             self.jobs[at, row, here] = self.jobs[at, column, here]
@@ -181,7 +188,7 @@ class Passes:
     def _flip(self, rows: np.ndarray, axis: int) -> None:
         transposed = self.transposed[rows]
         if transposed.any():
-            self._mirror(those(rows, transposed), 1 - axis)
+            self._mirror(_rows_where(rows, transposed), 1 - axis)
             rows = rows[~transposed]
         self._mirror(rows, axis)
 
@@ -189,7 +196,7 @@ class Passes:
         step, length, place, sign, size = AXES[axis]
         open_ = self._open[rows]
         for which, first, by, count in ((open_, R.BASE, step, length), (~open_, place, sign, size)):
-            if not len(some := those(rows, which)):
+            if not len(some := _rows_where(rows, which)):
                 continue
             at, some = self._at(some)
             steps = self.jobs[at, by, some]
@@ -322,7 +329,7 @@ class Passes:
         turns = begins.cumsum(axis=1)
         passes = self.last[rows][:, None] + turns
         for turn in range(int(turns[:, -1].max())):
-            self._begin(those(rows, turns[:, -1] > turn))
+            self._begin(_rows_where(rows, turns[:, -1] > turn))
         self._open[rows[needs.max(axis=1) > IDLE]] = False
         if most >= STATISTIC:
             entries, turn = (needs == STATISTIC).nonzero()
@@ -404,7 +411,7 @@ class Passes:
 
     def _opened(self, rows: np.ndarray) -> np.ndarray:
         """The numbers of passes of some images in which nothing is done yet; new ones where needed."""
-        self._begin(those(rows, ~self._open[rows]))
+        self._begin(_rows_where(rows, ~self._open[rows]))
         return self.last[rows]
 
     def _begin(self, rows: np.ndarray) -> None:
@@ -430,7 +437,7 @@ class Passes:
         self._open[rows] = True
         if (transposed := self.transposed[rows]).any():  # the last pass wrote rows as rows: they are read as columns
             self.transposed[rows] = False
-            self._transpose(those(rows, transposed))
+            self._transpose(_rows_where(rows, transposed))
 
     def _show_all(self, at: Any, here: Any) -> None:
         """Write all that is read, as it is."""
@@ -458,7 +465,7 @@ class Passes:
             self.floats[at, rows, R.LEVELS] = fill
 
 
-def those(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+def _rows_where(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
     """The rows where `which`; the same array, if these are all."""
     return rows if which.all() else rows[which]
 
@@ -492,36 +499,3 @@ def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
         return [np.arange(len(sizes_hw))]
     _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
     return [(which == number).nonzero()[0] for number in range(int(which.max()) + 1)]
-
-
-FIXED_LIMIT: Final = 32768.0  # for coordinates beyond it fixed point is not used
-
-
-def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For which maps, float64 (N, 8), nearest pixels are found by adding up steps, and for which in fixed point, bool
-    (N,); for the others in float64. `ends_hw`, int64 (N, 2): where the results end."""
-    _, b, _, d, _, _, g, h = coefficients.T
-    affine = (g == 0) & (h == 0)
-    scaling = affine & (b == 0) & (d == 0)
-    maps = coefficients[:, :6].reshape(-1, 2, 3, 1)
-    corners_hw = np.zeros((len(maps), 2, 1, 2))  # along each axis, the first and the last
-    corners_hw[:, :, 0, 1] = ends_hw
-    across, down = maps[:, :, 0] * corners_hw[:, 1], maps[:, :, 1] * corners_hw[:, 0]
-    shown = across[:, :, None] + down[..., None] + maps[:, :, 2, None]  # by all four corners
-    return scaling, affine & ~scaling & (abs(shown) < FIXED_LIMIT).all(axis=(1, 2, 3))
-
-
-def scaled_pixels(
-    coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
-    image, and any number after it."""
-    a, _, c, _, e, f, _, _ = coefficients.T
-    found = []
-    for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
-        # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
-        steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
-        steps[:, 0] = first + step * 0.5
-        sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
-        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
-    return found[0], found[1]
