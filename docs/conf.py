@@ -20,7 +20,7 @@ import pages  # noqa: E402
 import torch  # noqa: E402
 
 import gpuload  # noqa: E402
-from gpuload.datasets.stores.remote.options import StorageOptions  # noqa: E402
+from gpuload.datasets.stores.remote import StorageOptions  # noqa: E402
 
 project = "gpuload"
 author = "The gpuload authors"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         TarShards,
     )
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
@@ -84,7 +84,7 @@ _HOMES = {
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
     "RayWorkers": "gpuload.workers.ray",
-    "Remote": "gpuload.datasets.stores.remote.options",
+    "Remote": "gpuload.datasets.stores.remote",
     "SampleError": "gpuload.errors",
     "Stats": "gpuload.loader.stats",
     "TarShards": "gpuload.datasets",

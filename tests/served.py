@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
+
+PAGE = b"<!doctype html><title>Log in</title>"
 
 
 class Server(ThreadingHTTPServer):
@@ -17,10 +20,14 @@ class Server(ThreadingHTTPServer):
         files: path → bytes, without a slash in front.
         faults: how the next requests for bytes end, one after the other: a status such as 503, "stall" (nothing comes),
             "reset" (closed without an answer), "short" (half of the body), "less" (a whole answer of half the range),
-            "whole" (without regard to the range), or "fine".
+            "whole" (without regard to the range), "cut" (the same, and half of the file, as if that were all), "other"
+            (another part of the file than was asked for, and says so), "page" (status 200, and a page to log in),
+            "empty" (status 200, and nothing), "gzip" (packed, if the client takes that), "endless" (a body that has no
+            end), or "fine".
         always: how all further ones end.
         asked: path, range and method of each request.
         most: how many were under way at one time.
+        sent: bytes of endless bodies.
         together: so many have to come before the first is answered, which then waits a moment for one more.
     """
 
@@ -35,7 +42,7 @@ class Server(ThreadingHTTPServer):
         self.always: int | str = "fine"
         self.asked: list[tuple[str, str, str]] = []
         self.most = self.now = 0
-        self.together = 0
+        self.together = self.sent = 0
         self.version = "1"
         self.lock = threading.Condition()
         self.over = threading.Event()
@@ -83,6 +90,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault == "reset":
             self.close_connection = True
+        elif fault == "page":
+            self.reply(200, PAGE, {"Content-Type": "text/html"}, with_body=with_body)
+        elif fault == "empty":
+            self.reply(200, b"", {}, with_body=with_body)
+        elif fault == "endless" and with_body:
+            self.send_without_end(span)
         elif any(path.startswith(folder := name.rstrip("/") + "/" if name else "") for path in self.server.files):
             self.reply(200, self.listing(folder), {"Content-Type": "text/html"}, with_body=with_body)
         elif name not in self.server.files:
@@ -93,10 +106,16 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, data: bytes, span: str, fault: str, with_body: bool) -> None:
         headers = {"ETag": f'"{len(data)}-{self.server.version}"', "Accept-Ranges": "bytes"}
         status = 200
+        if fault == "cut":
+            span, data = "", data[: len(data) // 2]
+        if fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", ""):
+            span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
         if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
             begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
             if fault == "less":
                 end = (begin + end) // 2
+            if fault == "other":
+                begin, end = begin + 1, end + 1
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
             data, status = data[begin:end], 206
         self.reply(status, data, headers, cut=len(data) // 2 if fault == "short" else None, with_body=with_body)
@@ -112,6 +131,20 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[:cut])
         if cut is not None:
             self.close_connection = True
+
+    def send_without_end(self, span: str) -> None:
+        """A body in chunks, until the client is gone."""
+        self.send_response(206 if span else 200)
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
+            self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{1 << 40}")
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while not self.server.over.is_set():
+                self.wfile.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+                self.server.sent += 0x10000
 
     def listing(self, folder: str) -> bytes:
         rest = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]

@@ -57,7 +57,7 @@ WITHIN_FUNCTIONS = {
     ("gpuload.transforms.base", "gpuload.transforms"): "`apply` there is the loader's, and needs torch",
     ("gpuload.transforms.chain", "gpuload.transforms.custom"): "few chains have one, and workers start sooner without",
     ("gpuload.transforms.composite", "gpuload.transforms.custom"): "as above",
-    ("gpuload.datasets.*", "gpuload.datasets.stores.remote.*"): "asyncio, threads and fsspec, for URLs alone",
+    ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, for URLs alone",
     ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "threads, hashes and tempfile, where an index is kept",
     ("gpuload.datasets.wrap", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
     ("gpuload.packing.manifest", "gpuload.datasets"): "only who opens a packed set needs the kinds of datasets",
@@ -77,7 +77,7 @@ MOST_ENTRIES = 15
 # Test files that are about no single module, but about what several do together.
 ABOUT_SEVERAL = {
     "batches/test_waits",
-    "datasets/stores/remote/test_datasets",
+    "datasets/stores/test_remote_datasets",
     "decode/test_corpus",
     "decode/test_damage",
     "decode/test_formats",

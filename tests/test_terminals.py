@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.datasets.stores.remote.failures import failure_of
+from gpuload.datasets.stores.remote_failures import failure_of
 from gpuload.errors import ErrorRecord, SampleError, one_line, visible
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"

@@ -17,10 +17,10 @@ from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import scanned
-from gpuload.datasets.stores.opening import is_url, named, read_whole
+from gpuload.datasets.stores.opening import client, is_url, named, read_whole
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
 
 __all__ = ["ImageFileDataset", "existing_folder", "pack_labels"]
 
@@ -59,6 +59,10 @@ class ImageFileDataset:
         if self._remote is None:
             for index in indices:
                 will_read(self.paths[self._from_start(index)])
+
+    def _forget(self, number: int) -> list[str]:
+        """See `gpuload.datasets.kinds.forget`."""
+        return [] if self._remote is None else client(self._remote).forget(self.paths[number])
 
     def _fetched(self, paths: list[str]) -> list[bytes]:
         return read_whole(paths, self._remote)

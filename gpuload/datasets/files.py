@@ -21,6 +21,7 @@ __all__ = [
     "MAX_BYTES",
     "allows",
     "check_size",
+    "is_complete",
     "limited",
     "no_image",
     "read_file",
@@ -230,3 +231,17 @@ def sniff(data: bytes) -> str | None:
         brands = _brands(data)
         return None if brands & set(HEIF) and not brands & {b"avif", b"avis"} else "AVIF"
     return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
+
+
+def is_complete(data: bytes) -> bool:
+    """Whether a file begins as an image and, of the formats that say where they end, is not cut short. What stands
+    behind the end does not matter."""
+    match sniff(data):
+        case "JPEG":  # an end after the last scan; a thumbnail in the head has both
+            return data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda")
+        case "PNG":
+            return b"IEND\xaeB`\x82" in data
+        case "WEBP":
+            return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+        case kind:
+            return kind is not None

@@ -23,7 +23,7 @@ from gpuload.datasets.scan import Scanner
 from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
 
@@ -247,7 +247,7 @@ def _arrays(paths: Paths) -> dict[str, np.ndarray]:
 def _scanner(folder: str, remote: Remote | None, endings: tuple[str, ...], follow_links: bool) -> Any:
     if remote is None:
         return Scanner(folder, extensions=endings, follow_links=follow_links)
-    from gpuload.datasets.stores.remote.listing import RemoteScanner
+    from gpuload.datasets.stores.remote import RemoteScanner
 
     return RemoteScanner(client(remote), folder, extensions=endings)
 

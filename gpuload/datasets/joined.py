@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.classes import warn_of_other_classes
-from gpuload.datasets.kinds import fetched, natural_blocks
+from gpuload.datasets.kinds import fetched, forget, natural_blocks
 
 __all__ = ["Joined", "from_start", "has_samples"]
 
@@ -52,6 +52,11 @@ class Joined:
         for which, number in map(self._place, indices):
             if (will_need := getattr(self.datasets[which], "will_need", None)) is not None:
                 will_need([number])
+
+    def _forget(self, index: int) -> list[str]:
+        """See `gpuload.datasets.kinds.forget`."""
+        which, number = self._place(index)
+        return forget(self.datasets[which], number)
 
     def blocks(self) -> np.ndarray | None:
         """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none

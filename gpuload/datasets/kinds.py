@@ -15,6 +15,7 @@ __all__ = [
     "each_of",
     "fetched",
     "fetches_many",
+    "forget",
     "image_rows",
     "is_iterable",
     "natural_blocks",
@@ -105,6 +106,18 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
             f"{len(samples)} samples; it must return one for each"
         )
     return samples
+
+
+def forget(dataset: Any, index: Any) -> list[str]:
+    """Drop a sample that cannot be decoded from the caches that it came through; returns the names of those that had
+    it. What a server gave once by mistake is read anew then."""
+    module, name = type(dataset).__module__, type(dataset).__name__
+    if (module, name) == (TORCH, "Subset"):
+        return forget(dataset.dataset, dataset.indices[index])
+    if module == "gpuload.datasets.resident":
+        return forget(dataset.dataset, index)
+    is_ours = module.startswith("gpuload.datasets")
+    return dataset._forget(index) if is_ours and hasattr(type(dataset), "_forget") else []
 
 
 def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:

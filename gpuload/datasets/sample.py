@@ -17,7 +17,7 @@ from gpuload.datasets.files import read_file
 from gpuload.datasets.stores.opening import named, read_whole, remote_for
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "check_mode", "read"]
 

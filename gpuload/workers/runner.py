@@ -19,7 +19,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import FileIO
 from operator import itemgetter
@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.files import limited
-from gpuload.datasets.kinds import image_rows, row_bytes
+from gpuload.datasets.kinds import forget, image_rows, row_bytes
 from gpuload.datasets.memory import memory_file
 from gpuload.datasets.tree import Structure, flatten, transposed
 from gpuload.decode.options import device_rows
-from gpuload.errors import ErrorRecord, LimitError, kinds_of, one_line
+from gpuload.errors import DecodeError, ErrorRecord, LimitError, kinds_of, one_line
 from gpuload.order.place import IterablePlace
 from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
@@ -74,6 +74,7 @@ class Chunk:
         columns: the samples, if they are plain data that need not be taken apart one by one.
         errors: the rows that failed, and how.
         place: in an iterable dataset, behind the chunk's samples.
+        dataset: whose caches forget a sample that cannot be decoded.
     """
 
     request: Request
@@ -85,6 +86,7 @@ class Chunk:
     errors: list[tuple[int, ErrorRecord]] = field(default_factory=list)
     place: IterablePlace | None = None
     file: FileIO | None = None
+    dataset: Any = None
 
     def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
         """Record that the sample of a row failed; `source`: of its images, `place`: of the image that failed."""
@@ -92,6 +94,13 @@ class Chunk:
             source, place, error = error.source, error.place, error.__cause__
         request = self.request
         record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
+        caches: list[str] = []
+        if isinstance(error, DecodeError) and request.iterable is None:
+            with contextlib.suppress(Exception):  # it is about this error, not about another
+                caches = forget(self.dataset, request.indices[row])
+        if caches:
+            dropped = f"; it was dropped from {' and '.join(caches)}, and is read anew the next time"
+            record = replace(record, cause=record.cause + dropped)
         self.errors.append((row, record))
 
     def refusal(self, status: Status, nbytes: int = 0) -> Reply:
@@ -177,7 +186,8 @@ class ChunkRunner:
     ) -> Reply:
         """Do the chunk, or plan the batch; `note` is told each row before it is touched, `wanted` ends the work between
         two rows."""
-        chunk, counters, start = Chunk(request, slot, note, wanted), self._counters, clock()
+        chunk = Chunk(request, slot, note, wanted, dataset=self.job.dataset)
+        counters, start = self._counters, clock()
         if request.plans:
             note(len(request.positions))  # at no sample
             reply = make_plan(self.job, request, slot)

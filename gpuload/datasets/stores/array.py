@@ -27,7 +27,7 @@ from gpuload.datasets.stores.store import (
 )
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["ArrayFile", "Layout", "Pixels"]
 

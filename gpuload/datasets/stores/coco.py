@@ -36,7 +36,7 @@ from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, sco
 from gpuload.datasets.stores.store import existing_file, stamp
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
 __all__ = ["Coco"]
 

@@ -30,7 +30,7 @@ from gpuload.datasets.stores.store import absolute, existing_file, labels_array,
 from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
 __all__ = ["FileList", "NumberedPaths"]
 

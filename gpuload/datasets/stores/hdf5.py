@@ -29,7 +29,7 @@ from gpuload.datasets.stores.store import (
 from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["HDF5"]
 

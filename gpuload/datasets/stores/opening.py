@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
-from gpuload.datasets.stores.remote.failures import shown
+from gpuload.datasets.stores.remote_failures import shown
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.client import Client
-    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import Client, Remote, StorageOptions
 
 __all__ = [
     "OpenFile",
@@ -80,7 +79,7 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
     """
     given = paths if isinstance(paths, list | tuple) else [paths]
     if any(map(is_url, given)):
-        from gpuload.datasets.stores.remote.options import remote_options
+        from gpuload.datasets.stores.remote import remote_options
 
         return remote_options(storage_options)
     if storage_options is not None:
@@ -92,8 +91,7 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
 
 def client(remote: Remote | None) -> Client:
     """What reads URLs in this process; with no options if there are none."""
-    from gpuload.datasets.stores.remote.client import client_of
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote, client_of
 
     return client_of(remote or _defaults(Remote))
 
@@ -102,7 +100,7 @@ def scope_of(remote: Remote | None) -> tuple[str, ...]:
     """What belongs to the identity of whatever is kept of URLs, see `digest_of`; nothing for local files."""
     if remote is None:
         return ()
-    from gpuload.datasets.stores.remote.options import digest_of
+    from gpuload.datasets.stores.remote import digest_of
 
     digest = digest_of(remote)
     return (digest,) if digest else ()
@@ -184,9 +182,7 @@ class OpenFile:
 def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
     """The file at this path or URL, for reads at offsets. All stores open their files here."""
     if is_url(path):
-        from gpuload.datasets.stores.remote.file import RemoteFile
-
-        return RemoteFile(client(remote), path)  # pyright: ignore[reportReturnType]
+        return client(remote).look([path])[0]  # pyright: ignore[reportReturnType]
     return OpenFile(path, mapped)
 
 
@@ -216,7 +212,7 @@ def windows(file: OpenFile, nbytes: int) -> Any:
     at a URL as many as seem wise."""
     if isinstance(file, OpenFile):
         return _Window(file, nbytes)
-    from gpuload.datasets.stores.remote.file import Windows
+    from gpuload.datasets.stores.remote import Windows
 
     return Windows(file)
 
@@ -253,20 +249,17 @@ class OpenFiles:
         if self.remote is None:
             return [file.read_at(offset, nbytes) for file, offset, nbytes in places]
         remote: Any = places
-        return client(self.remote).read([file.part(offset, nbytes) for file, offset, nbytes in remote])
+        return client(self.remote).read(remote)
 
     def look(self, paths: Iterable[str]) -> None:
         """Open the URLs among these that are not, together."""
         if self.remote is None:
             return
-        from gpuload.datasets.stores.remote.file import RemoteFile
-
         with self._lock:
             new = [path for path in dict.fromkeys(paths) if path not in self._files]
-        reader = client(self.remote)
-        for path, found in zip(new, reader.look(new), strict=True):
+        for file in client(self.remote).look(new):
             with self._lock:
-                self._files[path] = RemoteFile(reader, path, found)  # pyright: ignore[reportArgumentType]
+                self._files[file.path] = file  # pyright: ignore[reportArgumentType]
 
     def __len__(self) -> int:
         return len(self._files)
@@ -290,7 +283,7 @@ def open_stream(path: str, remote: Remote | None = None) -> Any:
 def open_seekable(path: str, remote: Remote | None = None) -> Any:
     """A file object, for libraries that read where they like."""
     if is_url(path):
-        from gpuload.datasets.stores.remote.file import RemoteFile, RemoteIO
+        from gpuload.datasets.stores.remote import RemoteIO
 
-        return RemoteIO(RemoteFile(client(remote), path))
+        return RemoteIO(client(remote).look([path])[0])
     return open(path, "rb")

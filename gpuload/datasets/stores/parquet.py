@@ -25,7 +25,7 @@ from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged,
 from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
 __all__ = ["Parquet"]
 

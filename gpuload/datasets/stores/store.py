@@ -123,7 +123,8 @@ def damaged(path: str, complaint: str) -> DecodeError:
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
     """By what a file is known to be the same: its bytes, and when it was written (of a URL: its version)."""
     if is_url(path):
-        return client(remote).look([path])[0][:2]
+        (file,) = client(remote).look([path])
+        return file.size, file.mtime_ns
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 

@@ -31,7 +31,7 @@ from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import is_replaceable
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["TarShards"]
 

@@ -33,7 +33,7 @@ from gpuload.datasets.stores.tar.unpacking import COMPRESSED
 from gpuload.errors import visible
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
 
 __all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
 

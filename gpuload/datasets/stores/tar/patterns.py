@@ -15,7 +15,7 @@ from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.opening import client, is_url
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
 
 __all__ = ["Patterns", "as_list", "expand", "find_shards"]
 

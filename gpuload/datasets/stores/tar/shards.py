@@ -30,7 +30,7 @@ from gpuload.datasets.stores.tar.index import Shard, Unusable
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
 
 __all__ = ["SUFFIX", "keep", "make_here", "open_shards"]
 

@@ -33,7 +33,7 @@ from gpuload.rng.generators import sample_being_made
 from gpuload.rng.philox import epoch_key
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["TarPass", "TarStream"]
 

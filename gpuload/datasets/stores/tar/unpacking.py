@@ -9,7 +9,7 @@ from gpuload.datasets.stores.opening import open_stream
 from gpuload.datasets.stores.tar.headers import Damage
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote.options import Remote
+    from gpuload.datasets.stores.remote import Remote
 
 __all__ = ["COMPRESSED", "Sequential"]
 

@@ -13,16 +13,18 @@ from typing import Any
 import lacking
 import numpy as np
 import pytest
+import torch
 from served import Server, served
 from stored import COUNT, LABELS, check_loader, jpegs
 from tars import archive
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.datasets import files
 from gpuload.datasets.stores import cached as cached_module
+from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.opening import client
-from gpuload.datasets.stores.remote import client as client_module
-from gpuload.datasets.stores.remote.options import digest_of
+from gpuload.datasets.stores.remote import digest_of
 from gpuload.datasets.stores.tar.shards import SUFFIX
 
 lacking.require("aiohttp")
@@ -58,7 +60,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(local: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote_failures, "FIRST_WAIT_S", 0.01)
     files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
     with served({name: data for name, data in files.items() if not name.endswith(SUFFIX)}) as found:
         yield found
@@ -189,6 +191,25 @@ def test_an_image_that_is_not_there_is_one_bad_sample(server: Server) -> None:
         gl.Coco(server.url + "/img", server.url + "/c.json")[3]
 
 
+def test_a_file_that_cannot_be_decoded_is_dropped_from_the_cache(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    store = gl.Remote(cache_bytes=1 << 20, cache_folder=folder)
+    name, right = "img/a/sub 0/003.jpg", server.files["img/a/sub 0/003.jpg"]
+    server.files[name] = b"BM" + bytes(100)  # begins as an image, whose end it does not say
+    dataset = gl.ImageFolder(server.url + "/img", storage_options=store)
+    joined = torch.utils.data.Subset(dataset + dataset, range(len(dataset), 2 * len(dataset)))
+    assert dataset[1][0].data == server.files[name]
+    loader = gl.Loader(joined, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
+    told = rf"; it was dropped from the cache of URLs in '{folder}', and is read anew the next time"
+    with pytest.warns(RuntimeWarning, match=told):
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+    server.files[name] = right
+    assert sum(len(labels) for _, labels in loader) == COUNT
+    server.asked.clear()
+    assert sum(len(labels) for _, labels in loader) == COUNT
+    assert server.ranges() == []
+
+
 def test_an_index_is_made_in_few_requests_and_kept(server: Server) -> None:
     name = "/t-{0..1}.tar"
     server.asked.clear()
@@ -258,7 +279,7 @@ def test_no_path_from_data_leaves_the_root(path: str, server: Server) -> None:
 
 
 def test_a_large_file_is_looked_at_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
     with pytest.raises(gl.DecodeError, match=r"large.bin': not an image that gpuload decodes: 5000 bytes"):

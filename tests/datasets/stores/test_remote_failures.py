@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuload.datasets.stores.remote.failures import failure_of, shown
+from gpuload.datasets.stores.remote_failures import failure_of, shown
 
 URL = "s3://bucket/key"
 

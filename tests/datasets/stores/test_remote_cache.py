@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuload.datasets.stores.remote import disk as module
-from gpuload.datasets.stores.remote.disk import Disk
+from gpuload.datasets.stores import remote_cache as module
+from gpuload.datasets.stores.remote_cache import Disk
 
 
 def files(folder: Path) -> list[Path]:
@@ -28,7 +28,7 @@ def test_what_is_put_is_got(tmp_path: Path) -> None:
 def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     disk = Disk(str(tmp_path), 10_000)
     for number in range(40):
-        disk.put(str(number), bytes(976))
+        disk.put(str(number), bytes(980))
         for path in files(tmp_path):  # one second older at each step
             os.utime(path, (path.stat().st_mtime - 100,) * 2)
         disk.get("0")  # used all the time
@@ -38,7 +38,7 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     assert kept[1:] == list(range(41 - len(kept), 40))
     assert len(kept) >= 8
     disk.put("large", bytes(20_000))
-    assert sum(path.stat().st_size for path in files(tmp_path)) <= 20_024
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 20_020
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_damaged_file_is_absent(tmp_path: Path, damage) -> None:
 def test_a_writer_killed_half_way_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     program = f"""
 import os, signal
-from gpuload.datasets.stores.remote import disk
+from gpuload.datasets.stores import remote_cache as disk
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 disk.os.replace = die
@@ -84,7 +84,7 @@ def test_a_lost_count_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "used").write_bytes(b"abc")  # torn
     disk.put("b", bytes(1000))
     assert disk.get("a") is not None
-    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * 1024
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * 1020
 
 
 def test_a_full_disk_keeps_nothing_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

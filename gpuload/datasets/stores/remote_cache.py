@@ -1,10 +1,11 @@
 """What was read from URLs, kept on this machine's disk, within a limit, for all of its processes.
 
-One file for each block, named by a sum of what it is of, in 256 folders: 8 bytes that say what it is, how many bytes
-follow, and the sum of their words. A file is written under another name and then renamed, so nobody reads half of one;
-one that a power failure has damaged has another sum, and counts as absent. How many bytes there are is written in
-``used``, under a lock. Whoever finds the limit passed looks through all files and removes those that were not used for
-longest, a tenth of them, and what crashed writers left.
+One file for each block, named by a digest of its key, in 256 folders: a head (8 bytes of magic, the number of bytes
+that follow, their CRC-32), then the bytes. A file is written under another name and then renamed, so nobody reads half
+of one, and a process that is killed while it writes leaves a draft that nobody reads; a file that a power failure has
+damaged has another sum, and counts as absent. How many bytes there are is written in ``used``, under a lock. Whoever
+exceeds the limit looks through all files and removes the least recently used, a tenth of the limit, and the drafts of
+writers that were killed.
 
 (fsspec's caches have no limit but an age, and write the list of all they hold anew for each file.)
 """
@@ -17,18 +18,17 @@ import hashlib
 import os
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-
 __all__ = ["Disk"]
 
-MAGIC: Final = b"glblock1"
-HEAD: Final = struct.Struct("<8sQQ")
+MAGIC: Final = b"glblock2"
+HEAD: Final = struct.Struct("<8sQI")
 LEFT: Final = 0.9  # of the limit, when room was made
 TOUCHED_S: Final = 60.0  # a file's time is set anew when it is older
-CRASHED_S: Final = 3600.0  # what is being written for longer than this was left by a crash
+CRASHED_S: Final = 3600.0  # a draft that is older was left by a writer that was killed
 DRAFT: Final = ".part"
 
 
@@ -51,22 +51,21 @@ class Disk:
         os.close(os.open(self._used, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key; None if it is not there, or damaged."""
+        """Return what was kept under a key; None if it is not there, or damaged."""
         path = self._path(key)
         try:
             with open(path, "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
-                data = file.read(status.st_size)
+                head, data = file.read(HEAD.size), file.read(status.st_size)
         except OSError:
             return None
-        if len(data) < HEAD.size or HEAD.unpack_from(data) != _head(body := data[HEAD.size :]):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        if head != _head(data):
+            self.drop(key)
             return None
         if time.time() - status.st_mtime > TOUCHED_S:
             with contextlib.suppress(OSError):
                 os.utime(path)
-        return body
+        return data
 
     def put(self, key: str, data: bytes) -> None:
         """Keep data under a key, if the disk lets it."""
@@ -77,13 +76,21 @@ class Disk:
                 self._count(HEAD.size + len(data))
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 with open(draft, "xb", buffering=0) as file:
-                    file.write(HEAD.pack(*_head(data)))
+                    file.write(_head(data))
                     file.write(data)
                 os.replace(draft, path)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(draft)
                 raise
+
+    def drop(self, key: str) -> bool:
+        """Remove what is kept under a key; returns whether there was anything."""
+        try:
+            os.unlink(self._path(key))
+        except OSError:
+            return False
+        return True
 
     def _path(self, key: str) -> str:
         full = f"{key}\0\0{self.scope}" if self.scope else key
@@ -94,8 +101,8 @@ class Disk:
         """Note that so many bytes are about to be written; make room for them if there is none."""
         with open(self._used, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            said = file.read(8)
-            used = int.from_bytes(said, "little") if len(said) == 8 else self.limit_bytes  # unknown: look
+            count = file.read(8)
+            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # unknown: look
             used += nbytes
             if used > self.limit_bytes:
                 used = self._make_room(nbytes) + nbytes
@@ -103,33 +110,27 @@ class Disk:
             file.write(used.to_bytes(8, "little"))
 
     def _make_room(self, nbytes: int) -> int:
-        """Remove what was not used for longest; returns how many bytes are left."""
-        found = sorted(self._files())
-        used = sum(size for _, size, _ in found)
+        """Remove the least recently used files; returns how many bytes are left."""
+        files = sorted(self._files())
+        used = sum(size for _, size, _ in files)
         target, now = max(0, min(int(self.limit_bytes * LEFT), self.limit_bytes - nbytes)), time.time()
-        for modified, size, path in found:
-            crashed = path.endswith(DRAFT) and now - modified > CRASHED_S
-            if not crashed and (used <= target or path.endswith(DRAFT)):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            used -= size
+        for modified, size, path in files:
+            is_draft = path.endswith(DRAFT)
+            if now - modified > CRASHED_S if is_draft else used > target:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                used -= size
         return used
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Time, bytes and path of each."""
+        """Yield the time, bytes and path of each file."""
         for number in range(256):
-            try:
-                with os.scandir(os.path.join(self.folder, f"{number:02x}")) as entries:
-                    for entry in entries:
-                        with contextlib.suppress(FileNotFoundError):
-                            status = entry.stat(follow_symlinks=False)
-                            yield status.st_mtime, status.st_size, entry.path
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(FileNotFoundError), os.scandir(f"{self.folder}/{number:02x}") as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime, status.st_size, entry.path
 
 
-def _head(data: bytes) -> tuple[bytes, int, int]:
-    words = np.frombuffer(data, "<u8", len(data) // 8)
-    rest = int.from_bytes(data[len(data) & ~7 :], "little")
-    return MAGIC, len(data), (int(words.sum(dtype=np.uint64)) + rest) % (1 << 64)
+def _head(data: bytes) -> bytes:
+    return HEAD.pack(MAGIC, len(data), zlib.crc32(data))

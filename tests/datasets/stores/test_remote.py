@@ -12,22 +12,25 @@ from typing import Any
 
 import lacking
 import pytest
-from served import Server, served
+from served import PAGE, Server, served
+from stored import jpegs
 
-from gpuload.datasets.stores.remote import client as module
-from gpuload.datasets.stores.remote.client import Client, Part, client_of
-from gpuload.datasets.stores.remote.file import RemoteFile, RemoteIO, Windows
-from gpuload.datasets.stores.remote.options import Remote
+from gpuload.datasets import files
+from gpuload.datasets.stores import remote as module
+from gpuload.datasets.stores import remote_failures
+from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO, Windows, client_of
+from gpuload.datasets.stores.remote_failures import failure_of
 
 lacking.require("aiohttp")
 
 DATA = bytes(os.urandom(300_000))
+JPEG = jpegs()[0]
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
-    with served({"a.bin": DATA, "b.bin": DATA[::-1], "folder/c d.bin": b"c"}) as found:
+    monkeypatch.setattr(remote_failures, "FIRST_WAIT_S", 0.01)
+    with served({"a.bin": DATA, "b.bin": DATA[::-1], "c.jpg": JPEG, "folder/c d.bin": b"c"}) as found:
         yield found
 
 
@@ -35,40 +38,42 @@ def client(**options: Any) -> Client:
     return Client(Remote(**options))
 
 
-def part(server: Server, begin: int, end: int, name: str = "a.bin") -> Part:
-    return Part(f"{server.url}/{name}", begin, end, len(DATA), 1)
+def read(reader: Client, server: Server, *spans: tuple[int, int], version: int = 1) -> list[bytes]:
+    """Bytes of a.bin, in one go, which nobody looks at before."""
+    file = RemoteFile(reader, f"{server.url}/a.bin", len(DATA), version, 0)
+    return reader.read([(file, begin, end - begin) for begin, end in spans])
 
 
 def test_neighbours_are_one_request_and_others_several_in_flight(server: Server) -> None:
     server.together = 3
     reader = client(gap_bytes=1000)
     spans = [(200_000, 200_010), (0, 10), (900, 1000), (2000, 2100), (100_000, 100_005), (1000, 1000)]
-    assert reader.read([part(server, *span) for span in spans]) == [DATA[begin:end] for begin, end in spans]
+    assert read(reader, server, *spans) == [DATA[begin:end] for begin, end in spans]
     assert sorted(server.ranges()) == ["bytes=0-2099", "bytes=100000-100004", "bytes=200000-200009"]
     assert server.most == 3
     server.asked.clear()
     server.most, server.together = 0, 2
     reader = client(gap_bytes=0, in_flight=2)
-    assert reader.read([part(server, *span) for span in spans[:5]]) == [DATA[begin:end] for begin, end in spans[:5]]
+    assert read(reader, server, *spans[:5]) == [DATA[begin:end] for begin, end in spans[:5]]
     assert (len(server.ranges()), server.most) == (5, 2)
 
 
 def test_a_long_range_is_asked_for_in_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES", 100_000)
-    assert client().read([part(server, 5, 250_000)]) == [DATA[5:250_000]]
+    assert read(client(), server, (5, 250_000)) == [DATA[5:250_000]]
     assert sorted(server.ranges()) == ["bytes=100005-200004", "bytes=200005-249999", "bytes=5-100004"]
 
 
 @pytest.mark.parametrize("fault", [503, 429, 500, "reset", "short", "less"])
 def test_two_failures_and_then_an_answer(server: Server, fault: Any) -> None:
     server.faults = [fault, fault]
-    assert client().read([part(server, 10, 5000)]) == [DATA[10:5000]]
+    assert read(client(), server, (10, 5000)) == [DATA[10:5000]]
     assert len(server.ranges()) == 3
 
 
 def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
     server.faults = ["stall"]
-    assert client(timeout_s=0.2).read([part(server, 10, 50)]) == [DATA[10:50]]
+    assert read(client(timeout_s=0.2), server, (10, 50)) == [DATA[10:50]]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,7 @@ def test_a_server_that_stalls_is_asked_again(server: Server) -> None:
         (503, OSError, r"the server answered 503, in each of 3 attempts: 'http://.*/a.bin'"),
         ("reset", ConnectionError, r"the connection failed, or was closed early \(ServerDisconnected.*each of 3 att"),
         ("short", ConnectionError, r"the answer has fewer bytes than it announced .*in each of 3 attempts"),
-        ("less", ConnectionError, r"the answer has fewer bytes than it announced \(Short: 45 bytes from 10 on, whe"),
+        ("less", ConnectionError, r"the answer has fewer bytes than it announced \(Short: bytes 10-54/300000 where"),
         ("stall", TimeoutError, r"no whole answer within 0.1.* s, in each of 3 attempts"),
     ],
 )  # fmt: skip
@@ -86,10 +91,10 @@ def test_what_lasts_is_an_error_that_says_so(
 ) -> None:
     server.always = fault
     reader = client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # what answers may be slow
-    waits, wait = [], reader._wait
-    monkeypatch.setattr(reader, "_wait", lambda *given: waits.append(wait(*given)) or waits[-1])
+    waits, wait_s = [], remote_failures.Failure.wait_s
+    monkeypatch.setattr(remote_failures.Failure, "wait_s", lambda *given: waits.append(wait_s(*given)) or waits[-1])
     with pytest.raises(kind, match=told) as caught:
-        reader.read([part(server, 10, 100)])
+        read(reader, server, (10, 100))
     assert caught.value.filename == f"{server.url}/a.bin"
     assert len(waits) == 2
     if fault != "stall":  # on a busy machine its time may be up before the server has heard of it
@@ -113,7 +118,7 @@ def test_what_another_attempt_does_not_mend_is_told_at_once(
     server: Server, status: int, kind: type[Exception], told: str
 ) -> None:
     server.always = status
-    for call in (lambda reader: reader.read([part(server, 10, 100)]), lambda reader: reader.look([server.url + "/x"])):
+    for call in (lambda reader: read(reader, server, (10, 100)), lambda reader: reader.look([server.url + "/x"])):
         server.asked.clear()
         with pytest.raises(kind, match=told):
             call(client())
@@ -122,9 +127,66 @@ def test_what_another_attempt_does_not_mend_is_told_at_once(
 
 def test_a_server_without_ranges_is_told_of(server: Server) -> None:
     server.always = "whole"
-    with pytest.raises(OSError, match=r"300,000 bytes where 90 were asked for: it does not serve ranges"):
-        client().read([part(server, 10, 100)])
+    with pytest.raises(OSError, match=r"it answered the whole file where 90 were asked for: it does not serve ranges"):
+        read(client(), server, (10, 100))
     assert client().whole([server.url + "/a.bin"]) == [DATA]
+
+
+@pytest.mark.parametrize(("begin", "told"), [(10, "11-100"), (0, "1-90")])
+def test_other_bytes_than_asked_for_are_refused(server: Server, begin: int, told: str) -> None:
+    server.always = "other"
+    with pytest.raises(
+        OSError, match=rf"its answer is 'bytes {told}/300000' where the bytes {begin}-{begin + 89} were"
+    ):
+        read(client(), server, (begin, begin + 90))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda reader, server: read(reader, server, (10, 100)), r"it answered more than 90 bytes where 90 were asked"),
+        (lambda reader, server: reader.whole([server.url + "/a.bin"]), r"more than 100,000 bytes where 100,000 were"),
+        (lambda reader, server: reader.files(server.url), r"it answered more than 100,000 bytes, where the list of a"),
+    ],
+)
+def test_a_body_without_end_is_read_up_to_its_limit(
+    server: Server, call: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LARGE_BYTES", 100_000)
+    monkeypatch.setattr(remote_failures, "LISTING_BYTES", 100_000)
+    server.always = "endless"
+    with pytest.raises(OSError, match=told):
+        call(client(), server)
+    assert server.sent < 32 << 20  # what the kernel's buffers take
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_failures, "LISTING_BYTES", 1000)
+    server.faults = ["fine", "endless"]
+    with pytest.raises(OSError, match="where the list of a folder's files was expected"):
+        client().files(server.url)
+    server.faults = ["fine", "endless"]
+    with pytest.raises(OSError, match="where the list of a folder's files was expected"):
+        client().glob(server.url + "/**/*.bin")
+
+
+def test_no_packed_answer_is_asked_for(server: Server) -> None:
+    server.files["zeros.bin"] = bytes(1 << 20)
+    server.always = "gzip"
+    assert client().whole([server.url + "/zeros.bin"]) == [bytes(1 << 20)]
+    assert server.ranges() == ["bytes=0-16777215"]
+    assert read(client(), server, (10, 100)) == [DATA[10:100]]
+
+
+@pytest.mark.parametrize("fault", ["page", "empty", "cut"])
+def test_a_bad_answer_with_status_200_is_not_kept(server: Server, fault: str, tmp_path: Path) -> None:
+    options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path}
+    server.faults = [fault]
+    bad = {"page": PAGE, "empty": b"", "cut": JPEG[: len(JPEG) // 2]}[fault]
+    assert client(**options).whole([server.url + "/c.jpg"]) == [bad]
+    for _ in range(2):
+        assert client(**options).whole([server.url + "/c.jpg"]) == [JPEG]
+    assert len(server.ranges()) == 2
 
 
 def test_nobody_listens() -> None:
@@ -143,9 +205,7 @@ def test_messages_show_no_secret(server: Server) -> None:
     assert "hidden" not in repr(Remote({"key": "hidden"}))
 
 
-def test_how_long_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = client()
-
+def test_how_long_it_waits() -> None:
     class Busy(Exception):
         status = 503
 
@@ -153,9 +213,9 @@ def test_how_long_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self) -> None:
             self.headers = {"Retry-After": "7"}
 
-    waits = [reader._wait(module.failure_of(Busy(), "s3://x/y", 1), "", attempt, Busy()) for attempt in range(1, 6)]
+    waits = [failure_of(Busy(), "s3://x/y", 1).wait_s(attempt) for attempt in range(1, 6)]
     assert all(0.5 <= wait / (0.25 * 2**n) <= 1 for n, wait in enumerate(waits))
-    assert 3.5 <= reader._wait(module.failure_of(Told(), "s3://x/y", 1), "", 1, Told()) <= 7
+    assert 3.5 <= failure_of(Told(), "s3://x/y", 1).wait_s(1) <= 7
 
 
 def test_files_are_looked_at_and_listed(server: Server) -> None:
@@ -164,8 +224,10 @@ def test_files_are_looked_at_and_listed(server: Server) -> None:
     server.version = "2"
     (second,) = reader.look([server.url + "/a.bin"])
     assert first.size == second.size == len(DATA)
-    assert 0 < first.version != second.version < 1 << 63
-    assert reader.files(server.url) == [("a.bin",) * 2, ("b.bin",) * 2, ("folder/c%20d.bin", "folder/c d.bin")]
+    assert 0 < first.mtime_ns != second.mtime_ns < 1 << 63
+    assert reader.files(server.url) == [
+        ("a.bin",) * 2, ("b.bin",) * 2, ("c.jpg",) * 2, ("folder/c%20d.bin", "folder/c d.bin")
+    ]  # fmt: skip
     assert reader.glob(f"{server.url}/*.bin") == [f"{server.url}/a.bin", f"{server.url}/b.bin"]
 
 
@@ -192,18 +254,17 @@ def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: P
     spans = [(10, 20), (131_000, 132_000), (299_990, 300_000)]
     for asked in (1, 0):  # all three blocks are neighbours
         server.asked.clear()
-        assert client(**options).read([part(server, *span) for span in spans]) == [DATA[b:e] for b, e in spans]
+        assert read(client(**options), server, *spans) == [DATA[b:e] for b, e in spans]
         assert len(server.ranges()) == asked
-    changed = part(server, 10, 20)._replace(version=2)
-    client(**options).read([changed])
+    read(client(**options), server, (10, 20), version=2)
     assert len(server.ranges()) == 1
     for asked in (1, 1):
-        assert client(**options).whole([server.url + "/b.bin"]) == [DATA[::-1]]
-        assert len(server.ranges("b.bin")) == asked
+        assert client(**options).whole([server.url + "/c.jpg"]) == [JPEG]
+        assert len(server.ranges("c.jpg")) == asked
 
 
 def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
-    file = RemoteFile(client(), f"{server.url}/a.bin")
+    file = client().look([f"{server.url}/a.bin"])[0]
     server.asked.clear()
     near = Windows(file)
     assert all(near.read_at(at, 512) == DATA[at : at + 512] for at in range(0, 299_000, 2000))
@@ -216,7 +277,7 @@ def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
 
 
 def test_a_file_object_seeks_and_takes_what_was_loaded(server: Server) -> None:
-    file = RemoteIO(RemoteFile(client(), f"{server.url}/a.bin"))
+    file = RemoteIO(client().look([f"{server.url}/a.bin"])[0])
     file.load([(100, 200), (250_000, 250_010)])
     server.asked.clear()
     assert (file.seek(150), file.read(50), file.tell()) == (150, DATA[150:200], 200)
@@ -263,5 +324,5 @@ def test_a_slow_answer_is_not_waited_for_twice_as_long(server: Server) -> None:
     server.always = "stall"
     start = time.monotonic()
     with pytest.raises(TimeoutError):
-        client(timeout_s=0.1, retries=1).read([part(server, n * 50_000, n * 50_000 + 5) for n in range(6)])
+        read(client(timeout_s=0.1, retries=1), server, *((n * 50_000, n * 50_000 + 5) for n in range(6)))
     assert time.monotonic() - start < 5
