@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from gpuload.datasets.cache.dataset import Cached
+from gpuload.datasets.cached import Cached
 from gpuload.order.permutation import Shuffle
 from gpuload.rng.philox import epoch_key
 

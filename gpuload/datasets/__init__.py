@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuload.datasets.cache.dataset import Cached
+    from gpuload.datasets.cached import Cached
     from gpuload.datasets.folder import ImageFiles, ImageFolder
     from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.stores.array import ArrayFile
@@ -33,7 +33,7 @@ __all__ = [
 
 _HOMES = {
     "ArrayFile": "stores.array",
-    "Cached": "cache.dataset",
+    "Cached": "cached",
     "Coco": "stores.coco",
     "DeviceCached": "resident",
     "FileList": "stores.filelist",

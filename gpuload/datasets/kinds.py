@@ -29,7 +29,7 @@ LOADERS: Final = {  # by module and name: what makes batches
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 TORCH: Final = "torch.utils.data.dataset"
-AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
+AROUND = ("gpuload.datasets.cached", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
 def check_dataset(dataset: Any) -> None:
@@ -81,7 +81,7 @@ def fetches_many(dataset: Any) -> bool:
         if type(dataset).__name__ == "StackDataset":
             inner = dataset.datasets
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
-    if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
+    if type(dataset).__module__ == "gpuload.datasets.cached":
         return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
     if type(dataset).__module__ == "gpuload.datasets.joined" and type(dataset).__name__ == "Joined":
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from gpuload.batches.assemble import Assembly
-from gpuload.datasets.cache.dataset import Cached
+from gpuload.datasets.cached import Cached
 from gpuload.datasets.resident import DeviceCached, datasets_in
 from gpuload.datasets.stores.store import Store
 from gpuload.decode.decoder import DECODERS

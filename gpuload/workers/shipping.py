@@ -144,8 +144,8 @@ class _Pickler(cloudpickle.Pickler):
         self._sharing[AuthenticationString] = _reduce_authkey
         if apart:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
-        elif (backing := sys.modules.get("gpuload.datasets.cache.backing")) is not None:
-            self._sharing[backing.Memory] = _reduce_memory
+        elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
+            self._sharing[cache_file.Memory] = _reduce_memory
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")

@@ -42,11 +42,17 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1], lambda data: data[:10], lambda data: data[:-9] + b"xxxxxxxxx"]
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:10],
+        lambda data: data[:-9] + b"xxxxxxxxx",
+        lambda data: data[:-16] + data[-8:] + data[-16:-8],
+    ],
 )
 def test_a_damaged_file_is_absent(tmp_path: Path, damage) -> None:
     disk = Disk(str(tmp_path), 10_000)
-    disk.put("key", bytes(100))
+    disk.put("key", bytes(range(104)))
     (file,) = files(tmp_path)
     file.write_bytes(damage(file.read_bytes()))
     assert disk.get("key") is None

@@ -1,32 +1,42 @@
-"""`Cached`: a dataset whose samples are kept, in memory or on disk that all workers share."""
+"""`Cached`: a dataset whose samples are kept, in memory or on disk that all workers share.
+
+A sample is kept as bytes: JSON that describes it, then the bytes of its images, arrays, tensors and texts of bytes.
+What is read may come from a disk that others write to: nothing is unpickled, and no class is named. Bytes that are no
+packed sample raise a ValueError. Runs in workers; torch is imported where a sample has tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.cache.backing import Folder, Memory
-from gpuload.datasets.cache.codec import pack, unpack
-from gpuload.datasets.cache.entries import Entries
-from gpuload.datasets.cache.layout import Shape
+from gpuload.datasets.cache_file import Entries, Folder, Memory, Shape
+from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import Joined, from_start, has_samples
-from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
+from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, forget, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import full_path
-from gpuload.datasets.sample import Encoded, Mask
-from gpuload.datasets.tree import flatten
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.stores.store import Store
+from gpuload.datasets.tree import dtype_of, flatten
 
-__all__ = ["CacheStatistics", "Cached"]
+__all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 LEAST_BYTES: Final = 1 << 20
 SETTLED_NS: Final = 100_000_000  # a file changed so shortly before it was read may have been changed while it was
+PLAIN: Final = (type(None), bool, int, float, str)
+NUMPY_KINDS: Final = "biufcUS"
+DECLARED: Final[dict[str, type]] = {"image": Image, "mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
+DETAILS: Final = {"image": ("layout",), "boxes": ("format", "canvas_hw")}  # what they hold in addition to an array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +105,10 @@ class Cached:
         if where == "memory":
             self._backing: Any = Memory(Shape(len(dataset), bytes_limit, os.urandom(16)))
         else:
-            folder = full_path(path or "")
-            self._backing = Folder(folder, Shape(len(dataset), bytes_limit, _identity(dataset, version)))
+            shape = Shape(len(dataset), bytes_limit, _identity(dataset, version))
+            self._backing = Folder(full_path(path or ""), shape)
         self._opened: tuple[int, Entries] | None = None
         self._before = self._entries.totals()
-        if where == "disk":
-            self._backing.ready()
 
     @property
     def _entries(self) -> Entries:
@@ -127,9 +135,11 @@ class Cached:
             began = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
                 found[number] = sample
-                stamps = _stamps(sample)
+                images = _images(sample)
+                stamps = _stamps(images)
                 packed = pack((stamps, sample))
-                if all(max(changed) < began for _, _, *changed in stamps):
+                # A page to log in, or half of a file, that a server gave once is not kept.
+                if all(max(changed) < began for _, _, *changed in stamps) and all(is_complete(i.data) for i in images):
                     entries.put(number, packed)
         return [found[number] for number in numbers]
 
@@ -151,6 +161,11 @@ class Cached:
     def blocks(self) -> np.ndarray | None:
         """Those of the dataset."""
         return natural_blocks(self.dataset)
+
+    def _forget(self, index: int) -> list[str]:
+        """See `gpuload.datasets.kinds.forget`."""
+        name = f"the cache in {self._backing.path!r}" if self.where == "disk" else "the cache in memory"
+        return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
     def __add__(self, other: Any) -> Joined:
         """This dataset and another map-style one after it."""
@@ -197,15 +212,16 @@ def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) 
 
 
 def _identity(dataset: Any, version: str | None) -> bytes:
-    """A key of what the dataset's samples depend on."""
+    """Return a key of what the dataset's samples depend on."""
     digest = hashlib.blake2b(f"{type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
     if version is not None:
         digest.update(str(version).encode())
     elif draws_nothing(dataset):
-        buffers: list[pickle.PickleBuffer] = []
-        digest.update(pickle.dumps(dataset, 5, buffer_callback=buffers.append))
-        for buffer in buffers:
-            digest.update(buffer.raw())
+        file, buffers = io.BytesIO(), []
+        pickler = _Identity(file, 5, buffer_callback=buffers.append)
+        pickler.dump(dataset)
+        for part in (file.getbuffer(), *(buffer.raw() for buffer in buffers), repr(pickler.stamps).encode()):
+            digest.update(part)
     else:
         raise TypeError(
             f"a cache on disk outlives the program, and nothing tells whether a {type(dataset).__name__} gives the "
@@ -214,8 +230,26 @@ def _identity(dataset: Any, version: str | None) -> bytes:
     return digest.digest()
 
 
+class _Identity(pickle.Pickler):
+    """Pickles a dataset to be compared, not to be loaded: with size and time of the files of all stores in it, and
+    without where other caches in it are."""
+
+    def __init__(self, file: Any, protocol: int, *, buffer_callback: Any) -> None:
+        super().__init__(file, protocol, buffer_callback=buffer_callback)
+        self.stamps: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Cached):
+            return Cached, (obj.dataset,)
+        if isinstance(obj, Store):
+            own: Any = vars(obj)
+            paths = [obj.path, own.get("_file"), *own.get("files", ())]
+            self.stamps += [_stamp(path) for path in paths if path]
+        return NotImplemented
+
+
 def _unpacked(number: int, packed: memoryview, found: dict[int, Any]) -> bool:
-    """Whether an entry is of the files as they are now; its sample goes to `found`."""
+    """Return whether an entry is of the files as they are now; its sample goes to `found`."""
     try:
         stamps, sample = unpack(packed)
         if any(_stamp(stamp[0]) != stamp for stamp in stamps):
@@ -226,13 +260,17 @@ def _unpacked(number: int, packed: memoryview, found: dict[int, Any]) -> bool:
     return True
 
 
-def _stamps(sample: Any) -> list[list[Any]]:
-    """The files that a sample's images are of: path, size, and when content and file were changed."""
+def _images(sample: Any) -> list[Encoded]:
     leaves: list[Any] = []
     flatten(sample, leaves)
     images = [leaf.array if isinstance(leaf, Mask) else leaf for leaf in leaves]
-    paths = {leaf.source for leaf in images if isinstance(leaf, Encoded) and leaf.source}
-    return [stamp for path in sorted(paths) if (stamp := _stamp(path)) is not None]
+    return [image for image in images if isinstance(image, Encoded)]
+
+
+def _stamps(images: list[Encoded]) -> list[list[Any]]:
+    """Return the files that images are of: path, size, and when content and file were changed."""
+    paths = sorted({image.source for image in images if image.source})
+    return [stamp for path in paths if (stamp := _stamp(path)) is not None]
 
 
 def _stamp(path: str) -> list[Any] | None:
@@ -241,3 +279,127 @@ def _stamp(path: str) -> list[Any] | None:
     except (OSError, ValueError):
         return None
     return [path, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+# -- samples as bytes -------------------------------------------------------------------------------------------------
+
+
+def pack(sample: Any) -> bytes:
+    """Return a sample as bytes.
+
+    Raises:
+        TypeError: it holds what is not kept; the message says where.
+    """
+    blobs: list[Any] = []
+    described = _described(sample, "", blobs)
+    head = json.dumps([described, [len(blob) for blob in blobs]]).encode()
+    return b"".join([len(head).to_bytes(4, "little"), head, *blobs])
+
+
+def unpack(data: memoryview) -> Any:
+    """Return the sample in these bytes; ValueError if they are none."""
+    try:
+        end = 4 + int.from_bytes(data[:4], "little")
+        described, lengths = json.loads(bytes(data[4:end]))
+        if sum(lengths) != len(data) - end:
+            raise ValueError("its parts are longer or shorter than it says")
+        return _made(described, _parts(data, end, lengths))
+    except (ValueError, TypeError, LookupError, StopIteration, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a packed sample: {error}") from error
+
+
+def _described(value: Any, where: str, blobs: list[Any]) -> Any:
+    """Return what JSON says of a value: plain ones as they are, others as [kind, …]; their bytes go to `blobs`."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        return [kind.__name__, [_described(part, f"{where}[{i}]", blobs) for i, part in enumerate(value)]]
+    if kind is dict:
+        for key in value:
+            if type(key) not in PLAIN:
+                raise TypeError(f"{where or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_KEPT}")
+        parts = [_described(part, f"{where}[{key!r}]", blobs) for key, part in value.items()]
+        return ["dict", list(value), parts]
+    if kind is Encoded:
+        blobs.append(value.data)
+        return ["encoded", value.mode, value.source]
+    if kind is bytes:
+        blobs.append(value)
+        return ["bytes"]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMPY_KINDS:
+        array = np.ascontiguousarray(value)
+        blobs.append(array.tobytes())
+        return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
+    if (kind.__module__, kind.__name__) == ("torch", "Tensor") and _is_plain(value):
+        blobs.append(_bytes_of(value))
+        return ["tensor", dtype_of(value), list(value.shape)]
+    for name, declared in DECLARED.items():
+        if kind is declared:
+            inner: Any = value
+            more = [getattr(inner, attribute) for attribute in DETAILS.get(name, ())]
+            return [name, _described(inner.array, where, blobs), *more]
+    place = f"{where} of the sample" if where else "the sample"
+    raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
+
+
+_KEPT = (
+    "expected tuples, lists and dicts of gpuload.Encoded, images, masks, boxes, keypoints, numbers, str, bytes, None, "
+    "numpy arrays of numbers and torch tensors on the CPU"
+)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is numbers in this machine's memory, and no more than that."""
+    special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    import torch
+
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _parts(data: memoryview, at: int, lengths: list[int]) -> Iterator[memoryview]:
+    for length in lengths:
+        if length < 0:
+            raise ValueError("a part of negative length")
+        yield data[at : at + length]
+        at += length
+
+
+def _made(described: Any, parts: Iterator[memoryview]) -> Any:
+    if not isinstance(described, list):
+        return described
+    kind, *rest = described
+    if kind in ("tuple", "list"):
+        made = [_made(part, parts) for part in rest[0]]
+        return tuple(made) if kind == "tuple" else made
+    if kind == "dict":
+        return dict(zip(rest[0], [_made(part, parts) for part in rest[1]], strict=True))
+    if kind == "encoded":
+        return Encoded(bytes(next(parts)), *rest)
+    if kind == "bytes":
+        return bytes(next(parts))
+    if kind in ("array", "number"):
+        dtype = np.dtype(rest[0])
+        if dtype.kind not in NUMPY_KINDS:
+            raise ValueError(f"an array of {dtype}")
+        array = np.frombuffer(bytearray(next(parts)), dtype).reshape(rest[1])
+        return array if kind == "array" else array[()]
+    if kind == "tensor":
+        return _tensor(bytearray(next(parts)), *rest)
+    return DECLARED[kind](_made(rest[0], parts), *rest[1:])
+
+
+def _tensor(data: bytearray, name: str, shape: list[int]) -> Any:
+    import torch
+
+    dtype = vars(torch).get(name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"a tensor of {name!r}")
+    try:
+        return torch.from_numpy(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+    except RuntimeError as error:
+        raise ValueError(f"a tensor of shape {shape}: {error}") from error

@@ -1,7 +1,9 @@
-"""`Cached`: the samples of the dataset, read once, shared by workers and runs, never of another version."""
+"""`Cached`: the samples of the dataset, read once, shared by workers and runs, never of another version; and samples as
+bytes and back."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -13,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import lacking
 import numpy as np
 import pytest
 import torch
 from descriptors import open_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matrix import matrix
 from stored import COUNT, LABELS, Held, equal, jpegs
+from tars import archive
+from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.cache import dataset as module
-from gpuload.datasets.cache.dataset import Cached
+from gpuload.datasets import cached as module
+from gpuload.datasets.cached import Cached, pack, unpack
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 
 LIMIT = 4 << 20
@@ -146,7 +154,7 @@ def test_a_file_that_was_changed_while_it_was_read_is_not_kept(folder: Path) -> 
 def test_a_cache_on_disk_is_there_for_the_next_run_and_for_no_other_version(folder: Path) -> None:
     program = """
         import sys, gpuload as gl
-        from gpuload.datasets.cache import dataset as module
+        from gpuload.datasets import cached as module
         module.SETTLED_NS = 0
         dataset = gl.Cached(gl.ImageFolder(sys.argv[1]), 4 << 20, where="disk", path=sys.argv[2])
         samples = dataset.__getitems__(range(len(dataset)))
@@ -181,6 +189,106 @@ def test_ranks_share_a_folder_and_others_are_refused(tmp_path: Path) -> None:
     assert (three.statistics().hits, three.statistics().bytes_allowed) == (1, 5 << 20)
     del three
     assert Cached(Counted(), LIMIT, version="2", **given).statistics().entries == 0
+
+
+WHOLE, STEPS = jpegs()[0], [T.Resize((8, 8))]
+
+
+@pytest.mark.parametrize("bad", [b"<!doctype html><title>Log in</title>", b"", WHOLE[: len(WHOLE) // 2], WHOLE[:-2]])
+def test_what_is_not_a_whole_image_is_not_kept(bad: bytes) -> None:
+    """As a server gives it now and then, with status 200."""
+    images = [(gl.Encoded(bad, source="https://host/0.jpg"), 0)]
+    dataset = Cached(images, LIMIT)
+    assert dataset[0][0].data == bad
+    images[0] = gl.Encoded(WHOLE, source="https://host/0.jpg"), 0
+    assert [dataset[0][0].data for _ in range(2)] == [WHOLE, WHOLE]
+    assert dataset.statistics().hits == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_decoded_is_dropped_and_the_cache_named(workers: int, tmp_path: Path) -> None:
+    class Repaired(Held):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return gl.Encoded(b"BM" + bytes(100)) if index == 5 and not os.path.exists(mark) else image, label
+
+    mark = str(tmp_path / "repaired")
+    inner = Cached(Repaired(jpegs(), LABELS), LIMIT)
+    dataset = Cached(inner, LIMIT, where="disk", path=tmp_path / "cache", version="1")
+    told = rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and is read anew the"
+    with gl.Loader(dataset, 4, num_workers=workers, device="cpu", on_error="skip", transforms=STEPS) as loader:
+        with pytest.warns(RuntimeWarning, match=told):
+            assert sum(len(labels) for _, labels in loader) == COUNT - 1
+        Path(mark).touch()
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in loader) == COUNT
+    assert [dataset.statistics().entries, inner.statistics().entries] == [COUNT, COUNT]
+
+
+def lmdb_store(path: Path, images: list[bytes]) -> Any:
+    lacking.require("lmdb")
+    import lmdb
+
+    with lmdb.open(str(path), subdir=False) as env, env.begin(write=True) as transaction:
+        for number, data in enumerate(images):
+            transaction.put(f"{number}".encode(), data)
+    return lambda: gl.LMDB(path)
+
+
+def hdf5_store(path: Path, images: list[bytes]) -> Any:
+    lacking.require("h5py")
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for number, data in enumerate(images):
+            file.require_dataset("images", (len(images),), h5py.vlen_dtype("uint8"))[number] = np.frombuffer(data, "u1")
+    return lambda: gl.HDF5(path, target=None)
+
+
+def parquet_store(path: Path, images: list[bytes]) -> Any:
+    lacking.require("pyarrow")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table({"image": [{"bytes": data, "path": ""} for data in images]}), path)
+    return lambda: gl.Parquet(path, target=None)
+
+
+def tar_store(path: Path, images: list[bytes]) -> Any:
+    archive(path, [(f"{number}.jpg", data) for number, data in enumerate(images)])
+    return lambda: gl.TarShards(path, fields=("jpg",))
+
+
+def array_store(path: Path, images: list[bytes]) -> Any:
+    np.save(path.with_suffix(".npy"), np.array([[list(data[-40:])] for data in images], np.uint8))
+    return lambda: gl.ArrayFile(path.with_suffix(".npy"), layout="data")
+
+
+@matrix(
+    store=[lmdb_store, hdf5_store, parquet_store, tar_store, array_store],
+    inside=["alone", "joined", "cached", "view"],
+    strength=1,
+)
+def test_a_store_that_was_written_anew_is_read_anew(store: Any, inside: str, tmp_path: Path) -> None:
+    around = {
+        "alone": lambda one: one,
+        "joined": lambda one: one + one,
+        "cached": lambda one: Cached(one, LIMIT),
+        "view": lambda one: torch.utils.data.Subset(one, range(len(one))),
+    }[inside]
+    images, found, hits = jpegs(), [], []
+    for order in (1, 1, -1):
+        path = tmp_path / "store"
+        if order == -1 or not found:
+            for file in tmp_path.glob("store*"):
+                file.unlink()
+            make = store(path, images[:4:2][::order])
+        dataset = Cached(around(make()), LIMIT, where="disk", path=tmp_path / "cache")
+        found.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
+        hits.append(dataset.statistics().hits)
+        del dataset
+    assert hits == [0, 2, 0]
+    assert found[0] == found[1] == found[2][::-1] != found[2]
 
 
 def test_it_is_as_the_dataset_for_all_else(folder: Path) -> None:
@@ -253,3 +361,157 @@ def test_a_fork_shares_it() -> None:
         os._exit(0 if np.array_equal(dataset[0], np.arange(5)) and dataset.statistics().hits == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert dataset.statistics().hits == 1
+
+
+# -- samples as bytes --------------------------------------------------------------------------------------------------
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.builds(gl.Encoded, st.binary(), st.sampled_from(["RGB", "L", "unchanged"]), st.none() | st.text())
+)
+SAMPLES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
+)
+
+
+def again(sample: Any) -> Any:
+    return unpack(memoryview(pack(sample)))
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(SAMPLES)
+def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
+    found = again(sample)
+    assert found == sample
+    assert repr(found) == repr(sample)  # types and the order of keys too
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.zeros((0, 4), np.float32),
+        np.array(["cat", "dog"]),
+        np.array([True, False]),
+        np.array(3.5),
+        np.float16(1.5),
+        np.int64(-3),
+        np.arange(12).reshape(3, 4).T,
+    ],
+)
+def test_arrays_keep_type_and_shape_and_may_be_written_to(array: Any) -> None:
+    found = again({"a": array})["a"]
+    assert type(found) is type(array)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert np.array_equal(found, array)
+    assert not isinstance(found, np.ndarray) or found.flags.writeable
+
+
+@pytest.mark.parametrize("channels", [1, 3, 13])
+def test_decoded_images_come_back(channels: int) -> None:
+    image = gl.Image(np.arange(6 * channels, dtype=np.uint16).reshape(channels, 2, 3), layout="CHW")
+    found = again({"image": image})["image"]
+    assert type(found) is gl.Image
+    assert found.hwc.dtype == np.uint16
+    assert np.array_equal(found.hwc, image.hwc)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6, dtype=torch.int16).reshape(2, 3),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        torch.zeros(0, 4),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([1 + 2j]),
+        torch.arange(12).reshape(3, 4).T,
+        torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    ],
+)
+def test_tensors_come_back_and_may_be_written_to(tensor: torch.Tensor) -> None:
+    found = again({"a": [tensor]})["a"][0]
+    assert (type(found), found.dtype, found.shape) == (torch.Tensor, tensor.dtype, tensor.shape)
+    assert torch.equal(found, tensor)
+    found[...] = 0  # no warning that its memory is read-only
+
+
+def test_targets_come_back() -> None:
+    mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
+    found = again((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
+    assert [type(part) for part in found] == [gl.Mask, gl.Boxes, gl.Keypoints, gl.Mask]
+    assert found[0].array == mask.array
+    assert found[1].format == "xywh"
+    assert np.array_equal(found[1].array, boxes.array)
+    assert np.array_equal(found[2].array, points.array)
+    assert np.array_equal(found[3].array, np.eye(3))
+
+
+class Own:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("sample", "error"),
+    [
+        (
+            (1, {"x": Own()}),
+            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached does not keep; expected",
+        ),
+        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached does not keep; expected"),
+        (
+            (torch.ones(2, requires_grad=True),),
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep",
+        ),
+        (
+            (torch.eye(2).to_sparse(),),
+            "[0] of the sample is a torch.Tensor, which gpuload.Cached does not keep; expected",
+        ),
+        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
+        ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; expected tuples, lists and dicts of gpuload.Encoded"),
+    ],
+)
+def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(error)):
+        pack(sample)
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(st.binary(max_size=60), SAMPLES)
+def test_bytes_that_are_no_sample_raise_a_value_error(junk: bytes, sample: Any) -> None:
+    packed = pack(sample)
+    for data in (junk, packed[:-1], packed + b"x", packed[: len(packed) // 2] + junk):
+        try:
+            unpack(memoryview(data))
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        ["tensor", "float32", [3]],
+        ["tensor", "save", [8]],
+        ["tensor", "float32", [-1, -1]],
+        ["tensor", "no", [8]],
+        ["array", "O", [1]],
+        ["array", "V8", [1]],
+        ["exec", "1"],
+        ["mask", 3],
+        ["array", "<f8", [1 << 40]],
+        [],
+        ["tuple"],
+    ],
+)
+def test_a_description_that_was_made_up_is_refused(described: Any) -> None:
+    head = json.dumps([described, [8]]).encode()
+    with pytest.raises(ValueError, match="not a packed sample"):
+        unpack(memoryview(len(head).to_bytes(4, "little") + head + bytes(8)))

@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuload.datasets.cache import entries as module
-from gpuload.datasets.cache.backing import Folder, Memory
-from gpuload.datasets.cache.entries import Entries
-from gpuload.datasets.cache.layout import PAGE, Shape
+from gpuload.datasets import cache_file as module
+from gpuload.datasets.cache_file import ENTRY, PAGE, Entries, Folder, Memory, Shape
 
 MIB = 1 << 20
 
@@ -59,7 +57,7 @@ def test_what_was_used_last_stays_and_the_limit_holds() -> None:
         found(cache, 7)
         assert cache.totals()["used"] <= MIB
         assert disk_bytes(cache) <= MIB + PAGE
-    kept = [number for number in range(400) if cache._tables.words[number]]
+    kept = [number for number in range(400) if cache._words[number]]
     assert kept[0] == 7
     assert kept[1:] == list(range(400 - len(kept) + 1, 400))
     assert len(kept) > 0.9 * MIB / (2 * PAGE)
@@ -76,21 +74,75 @@ def test_an_entry_that_is_damaged_is_never_given() -> None:
     cache = made()
     for place in (0, 16, 24, 32, 40, 4000, 5030):
         cache.put(5, content(5))
-        page = int(cache._tables.words[5]) >> 24
+        page = int(cache._words[5]) >> 24
         at = cache._shape.data_at + page * PAGE + place
         os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
         assert found(cache, 5) is None, place
         assert cache.totals()["entries"] == 0
 
 
+def test_pages_that_were_swapped_are_never_given() -> None:
+    cache = made()
+    cache.put(5, content(5, 4 * PAGE))
+    at = cache._shape.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
+    pages = os.pread(cache._fd, PAGE, at), os.pread(cache._fd, PAGE, at + PAGE)
+    os.pwrite(cache._fd, pages[1] + pages[0], at)
+    assert found(cache, 5) is None
+
+
+@pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
+def test_a_damaged_table_takes_no_memory_and_no_other_entry(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = made(limit=1 << 50)
+    for number in range(10):
+        cache.put(number, content(number))
+    cache._words[5] = word
+    asked, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
+    assert found(cache, 5) is None
+    assert max(asked) < 2 * PAGE
+    assert [found(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
+    totals = cache.totals()
+    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+
+
+@pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
+def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happens: str) -> None:
+    cache = made(400)
+    for number in range(100):
+        cache.put(number, content(number))
+    cache._words[50:60] = np.uint64((1 << 40) - 1 << 24 | 2)
+    cache._words[60:70] = np.uint64((1 << 24) - 1)
+    if happens == "a machine stops":
+        cache._head.dirty = 1
+        totals = cache.totals()
+        assert (totals["entries"], totals["used"], disk_bytes(cache)) == (80, 160 * PAGE, 160 * PAGE)
+    for number in range(100, 400):
+        cache.put(number, content(number))
+    totals = cache.totals()
+    assert totals["used"] == totals["entries"] * 2 * PAGE <= MIB
+    assert found(cache, 399) == content(399)
+
+
+def test_a_length_beyond_the_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = made(limit=1 << 50)
+    cache.put(5, content(5))
+    page = int(cache._words[5]) >> 24
+    huge = ((1 << 24) - 1) * PAGE - ENTRY.size
+    os.pwrite(cache._fd, ENTRY.pack(cache._shape.key, 5, huge, 0), cache._shape.data_at + page * PAGE)
+    cache._words[5] = page << 24 | (1 << 24) - 1
+    asked, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
+    assert found(cache, 5) is None
+    assert max(asked) < PAGE
+
+
 def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
     cache = made()
     cache.put(1, content(1, 9000))
     cache.put(2, content(2, 9000))
-    tables = cache._tables
-    tables.words[3] = tables.words[1]  # its bytes say that they are of sample 1
+    cache._words[3] = cache._words[1]  # its bytes say that they are of sample 1
     assert found(cache, 3) is None
-    start = cache._shape.data_at + (int(tables.words[2]) >> 24) * PAGE
+    start = cache._shape.data_at + (int(cache._words[2]) >> 24) * PAGE
     os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
     assert found(cache, 2) is None
 
@@ -150,21 +202,20 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 KILLED = """
     import os, signal, sys
-    from gpuload.datasets.cache import entries as module
-    from gpuload.datasets.cache.backing import Folder
-    from gpuload.datasets.cache.layout import Shape
+    from gpuload.datasets import cache_file as module
+    from gpuload.datasets.cache_file import Folder, Shape
 
     cache = module.Entries(Folder(sys.argv[1], Shape(100, 1 << 20, bytes(range(16))), held=False))
     when, kill = sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)
-    write, give_back = module._write, module.give_back
+    write = module._write
     if when == "half-written":
         module._write = lambda fd, data, offset: (write(fd, data[:5000], offset), kill())
     elif when == "written":
         module._write = lambda fd, data, offset: (write(fd, data, offset), kill())
     elif when == "evicting":
-        module.give_back = lambda *args: kill()
+        module._give_back = lambda *args: kill()
         with cache._locked():
-            cache._drop(3)
+            cache._remove([3])
     cache.put(50, bytes(20000))
 """
 
