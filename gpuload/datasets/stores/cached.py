@@ -3,8 +3,8 @@
 One file for each source, in ``$GPULOAD_CACHE``, else ``$XDG_CACHE_HOME/gpuload``, else ``~/.cache/gpuload``; without a
 home in ``gpuload-UID`` in the temporary folder, if that is this user's alone. A source that has changed gets a new one
 in its place. Layout: 16 bytes that say what it is, the length of a JSON header as u64, the header (what the source was;
-dtype, length and offset of each array), the arrays, each aligned to 64 bytes. A file is written under another name and
-then renamed, so a half-written one is never read. What cannot be kept is built anew each time.
+dtype, length, offset and CRC-32 of each array), the arrays, each aligned to 64 bytes. A file is written under another
+name and then renamed, so a half-written one is never read. A damaged one is built anew, as is what cannot be kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -23,7 +24,7 @@ import numpy as np
 
 __all__ = ["cache_folder", "cached"]
 
-MAGIC: Final = b"gpuload index 1\n"
+MAGIC: Final = b"gpuload index 2\n"
 LEAST_BYTES: Final = 1 << 20  # a smaller index is built as quickly as it is read
 ALIGN: Final = 64
 PART_BYTES: Final = 32 << 20  # of an array, read by one call
@@ -109,7 +110,9 @@ def _read(path: str, identity: Any) -> Arrays:
             raise ValueError(path)
         arrays: Arrays = {}
         parts: list[tuple[np.ndarray, int]] = []
-        for name, (dtype, count, offset) in header["arrays"].items():
+        for name, (dtype, count, offset, _) in header["arrays"].items():
+            if offset + count * np.dtype(dtype).itemsize > size:  # no memory for what a damaged header says
+                raise ValueError(path)
             arrays[name] = np.empty(count, np.dtype(dtype))
             own = arrays[name].view(np.uint8)
             parts += [(own[at : at + PART_BYTES], offset + at) for at in range(0, len(own), PART_BYTES)]
@@ -118,7 +121,7 @@ def _read(path: str, identity: Any) -> Arrays:
         else:  # a gigabyte takes one thread half a second
             with ThreadPoolExecutor(THREADS) as pool:
                 filled = list(pool.map(lambda part: _fill(file.fileno(), *part), parts))
-        if not all(filled):
+        if not all(filled) or any(_sum(arrays[name]) != entry[3] for name, entry in header["arrays"].items()):
             raise ValueError(path)
         return arrays
 
@@ -128,12 +131,16 @@ def _fill(descriptor: int, part: np.ndarray, offset: int) -> bool:
     return os.preadv(descriptor, [part.data], offset) == len(part)
 
 
+def _sum(array: np.ndarray) -> int:
+    return zlib.crc32(array.view(np.uint8))
+
+
 def _write(path: str, identity: Any, arrays: Arrays) -> None:
     header: dict[str, Any] = {"identity": identity, "size": 0, "arrays": {}}
     # The header's own length moves the offsets: room is left for it.
     at = _aligned(len(MAGIC) + 8 + len(json.dumps(header)) + 128 * (1 + len(arrays)))
     for name, array in arrays.items():
-        header["arrays"][name] = [array.dtype.str, len(array), at]
+        header["arrays"][name] = [array.dtype.str, len(array), at, _sum(array)]
         at = _aligned(at + array.nbytes)
     header["size"] = at
     text = json.dumps(header).encode()

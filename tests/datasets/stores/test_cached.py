@@ -50,15 +50,39 @@ def test_another_source_gets_its_own(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 2, "the new one takes the place of the old one"
 
 
-@pytest.mark.parametrize("damage", ["cut off", "empty", "header", "no header"])
+@pytest.mark.parametrize("damage", ["cut off", "empty", "header", "no header", "length", "swapped"])
 def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
     cached("/a", [1], build)
     (path,) = folder.iterdir()
     data = path.read_bytes()
-    changed = {"cut off": data[:-1], "empty": b"", "header": data[:40] + b"}" + data[41:], "no header": data[:17]}
+    at = data.index(bytes(range(64)))
+    changed = {
+        "cut off": data[:-1],
+        "empty": b"",
+        "header": data[:40] + b"}" + data[41:],
+        "no header": data[:17],
+        "length": data.replace(b'["|u1", 1000, ', b'["|u1", 9999, '),
+        "swapped": data[:at] + data[at + 8 : at + 16] + data[at : at + 8] + data[at + 16 :],
+    }
+    assert changed[damage] != data
     path.write_bytes(changed[damage])
     assert same(cached("/a", [1], lambda: build(7)), build(7))
     assert same(cached("/a", [1], refuse), build(7))
+
+
+def test_a_damaged_header_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached("/a", [1], build)
+    (path,) = folder.iterdir()
+    before = path.read_bytes()
+    after = before.replace(b'["|u1", 1000, ', b'["|u1", %d, ' % (1 << 36))
+    growth = len(after) - len(before)
+    length = int.from_bytes(before[16:24], "little") + growth
+    path.write_bytes(after[:16] + length.to_bytes(8, "little") + after[24:].replace(b"\0" * growth, b"", 1))
+    asked: list[int] = []
+    empty = np.empty
+    monkeypatch.setattr(np, "empty", lambda count, dtype=float: asked.append(count) or empty(count, dtype))
+    assert same(cached("/a", [1], lambda: build(7)), build(7))
+    assert max(asked, default=0) < 1 << 30
 
 
 def test_small_ones_and_those_without_a_place_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
