@@ -132,7 +132,7 @@ def _fill(descriptor: int, part: np.ndarray, offset: int) -> bool:
 
 
 def _sum(array: np.ndarray) -> int:
-    return zlib.crc32(array.view(np.uint8))
+    return zlib.crc32(array.view(np.uint8).data)
 
 
 def _write(path: str, identity: Any, arrays: Arrays) -> None:

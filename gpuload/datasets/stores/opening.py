@@ -79,9 +79,11 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
     """
     given = paths if isinstance(paths, list | tuple) else [paths]
     if any(map(is_url, given)):
-        from gpuload.datasets.stores.remote import remote_options
+        from gpuload.datasets.stores.remote import Remote
 
-        return remote_options(storage_options)
+        if isinstance(storage_options, Remote):
+            return storage_options
+        return Remote({} if storage_options is None else storage_options)
     if storage_options is not None:
         raise ValueError(
             f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(given), None)!r}"

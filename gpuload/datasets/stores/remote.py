@@ -46,7 +46,6 @@ __all__ = [
     "Windows",
     "client_of",
     "digest_of",
-    "remote_options",
 ]
 
 GAP_BYTES: Final = 256 << 10
@@ -118,15 +117,6 @@ class Remote:
 
 
 StorageOptions = Mapping[str, Any] | Remote | None
-
-
-def remote_options(given: StorageOptions) -> Remote:
-    """Return what ``storage_options=`` says.
-
-    Raises:
-        TypeError: it is neither a mapping nor a `Remote`.
-    """
-    return given if isinstance(given, Remote) else Remote({} if given is None else given)
 
 
 def digest_of(remote: Remote) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,6 +301,28 @@ def test_other_file_systems_are_read_by_threads() -> None:
         reader.look(["memory://test-client/none"])
     with pytest.raises(IsADirectoryError):
         reader.look(["memory://test-client"])
+
+
+def test_other_file_systems_have_a_time_limit_too() -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+    from fsspec.registry import register_implementation
+
+    go_on = threading.Event()
+
+    class Stalled(MemoryFileSystem):
+        protocol = "stalled"
+
+        def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+            go_on.wait(20)
+            return super().cat_file(path, start, end)
+
+    register_implementation("stalled", Stalled, clobber=True)
+    file = RemoteFile(client(timeout_s=0.1, retries=1), "stalled://a", 10, 1, 0)
+    try:
+        with pytest.raises(TimeoutError, match=r"no whole answer within .* s, in each of 2 attempts"):
+            file.read_at(0, 10)
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize(
