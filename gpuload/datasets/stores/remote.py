@@ -33,7 +33,7 @@ from gpuload.datasets import files
 from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote_cache import Disk
-from gpuload.datasets.stores.remote_failures import check_image, check_whole, failure_of, http_system, shown
+from gpuload.datasets.stores.remote_failures import check_image, check_whole, failure_of, http_system, s3_system, shown
 from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = [
@@ -63,6 +63,7 @@ ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
 )  # fmt: skip
+CHECKED: Final = {"http": http_system, "https": http_system, "s3": s3_system, "s3a": s3_system}
 EXTRAS: Final = {"http": "remote", "https": "remote", "s3": "s3", "gs": "gs", "hf": "hf"}
 
 
@@ -376,8 +377,9 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition("://")[0]
     fsspec = import_optional("fsspec.core", f"datasets at {scheme}://…", "remote")
     try:
-        if scheme in ("http", "https"):
-            return http_system()(**options)
+        if scheme in CHECKED:
+            system = CHECKED[scheme]()
+            return system(**{**system._get_kwargs_from_urls(url), **options})
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:
         remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install what it names"

@@ -3,8 +3,8 @@
 Every library behind fsspec has errors of its own. They are told apart by what they have in common (the HTTP status, the
 name of the class, the service's code), so that none of these libraries is imported here.
 
-Over HTTP, fsspec takes any answer, of any length, unpacks it, and leaves out folders that it cannot list: `http_system`
-does not.
+fsspec takes any answer over HTTP, of any length, unpacks it, and leaves out folders that it cannot list; s3fs takes
+other bytes than were asked for. `http_system` and `s3_system` do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from gpuload.datasets import files
 from gpuload.errors import DecodeError, visible
 
-__all__ = ["Failure", "check_image", "check_whole", "failure_of", "http_system", "shown"]
+__all__ = ["Failure", "check_image", "check_whole", "failure_of", "http_system", "s3_system", "shown"]
 
 LISTING_BYTES: Final = 1 << 28  # the longest page of links that is read
 FIRST_WAIT_S: Final = 0.25
@@ -198,8 +198,26 @@ def http_system() -> Any:
     return BoundedHTTP
 
 
+@functools.cache
+def s3_system() -> Any:
+    """Return s3fs's file system, with answers that are looked at before their body is taken."""
+    from s3fs import S3FileSystem
+
+    class CheckedS3(S3FileSystem):
+        async def _call_s3(self, method: str, *more: Any, **options: Any) -> Any:
+            answer = await super()._call_s3(method, *more, **options)
+            if "Range" in options and "Body" in answer:
+                status = answer["ResponseMetadata"]["HTTPStatusCode"]
+                limit = _limit_bytes(status, options["Range"], answer.get("ContentRange", ""))
+                if (nbytes := answer.get("ContentLength", 0)) > limit:
+                    raise _no_ranges(f"{nbytes:,} bytes", limit)
+            return answer
+
+    return CheckedS3
+
+
 def _limit_bytes(status: int, asked: str, answered: str) -> int:
-    """Return how many bytes an answer over HTTP may have, by its status, the Range that was asked for and its
+    """Return how many bytes an answer may have, by its status, the Range that was asked for and its
     Content-Range. Refuse another part of the file than was asked for."""
     span = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
     if span is None:

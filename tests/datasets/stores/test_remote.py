@@ -143,6 +143,25 @@ def test_other_bytes_than_asked_for_are_refused(server: Server, begin: int, told
 
 
 @pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("other", r"its answer is 'bytes 11-100/300000' where the bytes 10-99 were asked for"),
+        ("whole", r"it answered the whole file where 90 were asked for: it does not serve ranges"),
+        ("less", r"the answer has fewer bytes than it announced \(Short: bytes 10-54/300000 where"),
+    ],
+)
+def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) -> None:
+    lacking.require("s3fs")
+    server.files["bucket/a.bin"] = DATA
+    reader = client(options={"anon": True, "endpoint_url": server.url}, retries=0)
+    (file,) = reader.look(["s3://bucket/a.bin"])
+    assert file.read_at(10, 90) == DATA[10:100]
+    server.always = fault
+    with pytest.raises(OSError, match=told):
+        file.read_at(10, 90)
+
+
+@pytest.mark.parametrize(
     ("call", "told"),
     [
         (lambda reader, server: read(reader, server, (10, 100)), r"it answered more than 90 bytes where 90 were asked"),
