@@ -15,6 +15,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
@@ -146,7 +147,7 @@ class Cached:
     def statistics(self) -> CacheStatistics:
         """What all processes together have done since this was made, and what is in the cache."""
         now, before = self._entries.totals(), self._before
-        done = {name: now[name] - before[name] for name in ("hits", "first", "again", "evicted", "too_large")}
+        done = {name: now[name] - before[name] for name in now}
         return CacheStatistics(
             hits=done["hits"],
             misses=done["first"] + done["again"],
@@ -301,9 +302,9 @@ def unpack(data: memoryview) -> Any:
     try:
         end = 4 + int.from_bytes(data[:4], "little")
         described, lengths = json.loads(bytes(data[4:end]))
-        if sum(lengths) != len(data) - end:
+        if sum(lengths) != len(data) - end or min(lengths, default=0) < 0:
             raise ValueError("its parts are longer or shorter than it says")
-        return _made(described, _parts(data, end, lengths))
+        return _made(described, (data[begin:end] for begin, end in pairwise(accumulate(lengths, initial=end))))
     except (ValueError, TypeError, LookupError, StopIteration, RecursionError, OverflowError) as error:
         raise ValueError(f"not a packed sample: {error}") from error
 
@@ -359,14 +360,6 @@ def _bytes_of(tensor: Any) -> bytes:
     import torch
 
     return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _parts(data: memoryview, at: int, lengths: list[int]) -> Iterator[memoryview]:
-    for length in lengths:
-        if length < 0:
-            raise ValueError("a part of negative length")
-        yield data[at : at + length]
-        at += length
 
 
 def _made(described: Any, parts: Iterator[memoryview]) -> Any:
