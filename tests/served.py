@@ -22,8 +22,9 @@ class Server(ThreadingHTTPServer):
             "reset" (closed without an answer), "short" (half of the body), "less" (a whole answer of half the range),
             "whole" (without regard to the range), "cut" (the same, and half of the file, as if that were all), "other"
             (another part of the file than was asked for, and says so), "page" (status 200, and a page to log in),
-            "empty" (status 200, and nothing), "gzip" (packed, if the client takes that), "endless" (a body that has no
-            end), or "fine".
+            "empty" (status 200, and nothing), "gzip" (packed, if the client takes that), "packed" (whether it does or
+            not), "endless" (a body that has no end), "200" (the range, with that status, as rclone's S3 gives it), or
+            "fine".
         always: how all further ones end.
         asked: path, range and method of each request.
         most: how many were under way at one time.
@@ -108,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         status = 200
         if fault == "cut":
             span, data = "", data[: len(data) // 2]
-        if fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", ""):
+        if fault == "packed" or (fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", "")):
             span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
         if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
             begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
@@ -117,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "other":
                 begin, end = begin + 1, end + 1
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
-            data, status = data[begin:end], 206
+            data, status = data[begin:end], 200 if fault == "200" else 206
         self.reply(status, data, headers, cut=len(data) // 2 if fault == "short" else None, with_body=with_body)
 
     def reply(

@@ -16,10 +16,12 @@ import pytest
 from served import PAGE, Server, served
 from stored import jpegs
 
+import gpuload as gl
 from gpuload.datasets import files
 from gpuload.datasets.stores import remote as module
 from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO, Windows, client_of
+from gpuload.datasets.stores.remote_failures import check_image as check
 from gpuload.datasets.stores.remote_failures import failure_of
 
 lacking.require("aiohttp")
@@ -155,7 +157,8 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
     server.files["bucket/a.bin"] = DATA
     reader = client(options={"anon": True, "endpoint_url": server.url}, retries=0)
     (file,) = reader.look(["s3://bucket/a.bin"])
-    assert file.read_at(10, 90) == DATA[10:100]
+    for server.always in ("fine", "200"):
+        assert file.read_at(10, 90) == DATA[10:100]
     server.always = fault
     with pytest.raises(OSError, match=told):
         file.read_at(10, 90)
@@ -196,6 +199,19 @@ def test_no_packed_answer_is_asked_for(server: Server) -> None:
     assert client().whole([server.url + "/zeros.bin"]) == [bytes(1 << 20)]
     assert server.ranges() == ["bytes=0-16777215"]
     assert read(client(), server, (10, 100)) == [DATA[10:100]]
+
+
+def test_a_packed_answer_is_unpacked_up_to_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGE_BYTES", 100_000)
+    server.files |= {"zeros.jpg": JPEG[:3] + bytes(50 << 20), "zeros.bin": bytes(50 << 20)}
+    server.always = "packed"
+    joined: list[int] = []
+    monkeypatch.setattr(remote_failures, "check_image", lambda n, *given: joined.append(n) or check(n, *given))
+    with files.limited(1 << 20), pytest.raises(gl.DecodeError, match=r"zeros.jpg': the file has .* bytes, more than"):
+        client().whole([server.url + "/zeros.jpg"])
+    with pytest.raises(gl.DecodeError, match=r"zeros.bin': not an image that gpuload decodes"):
+        client().whole([server.url + "/zeros.bin"])
+    assert max(joined) < 4 << 20
 
 
 @pytest.mark.parametrize("fault", ["page", "empty", "cut"])
