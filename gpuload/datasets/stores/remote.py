@@ -63,7 +63,7 @@ ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
 )  # fmt: skip
-CHECKED: Final = {"http": http_system, "https": http_system, "s3": s3_system, "s3a": s3_system}
+CHECKED: Final = {"fsspec.implementations.http.HTTPFileSystem": http_system, "s3fs.core.S3FileSystem": s3_system}
 EXTRAS: Final = {"http": "remote", "https": "remote", "s3": "s3", "gs": "gs", "hf": "hf"}
 
 
@@ -377,8 +377,9 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition("://")[0]
     fsspec = import_optional("fsspec.core", f"datasets at {scheme}://…", "remote")
     try:
-        if scheme in CHECKED:
-            system = CHECKED[scheme]()
+        usual = None if "::" in scheme else fsspec.get_filesystem_class(scheme)  # or one that the user has registered
+        if usual is not None and (name := f"{usual.__module__}.{usual.__qualname__}") in CHECKED:
+            system = CHECKED[name]()
             return system(**{**system._get_kwargs_from_urls(url), **options})
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:

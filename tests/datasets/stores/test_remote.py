@@ -373,6 +373,19 @@ def test_options_are_checked(options: dict[str, Any], told: str) -> None:
         Remote(**options)
 
 
+def test_a_file_system_that_the_user_has_registered_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.http import HTTPFileSystem
+    from fsspec.registry import _registry
+
+    class Own(HTTPFileSystem):
+        async def _cat_file(self, url: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+            return JPEG
+
+    assert client()._place("http://host/x")[0].__class__.__name__ == "BoundedHTTP"
+    monkeypatch.setitem(_registry, "http", Own)
+    assert client().whole(["http://host/x.jpg"]) == [JPEG]
+
+
 def test_an_unknown_scheme_says_so() -> None:
     with pytest.raises(ValueError, match=r"'nonesuch://x/y' cannot be opened: Protocol not known"):
         client().whole(["nonesuch://x/y"])
