@@ -181,7 +181,7 @@ class Entries:
         close = weakref.finalize(self, os.close, self._fd)
         try:
             if backing.is_new:
-                self._prepare()
+                self._prepare(on_disk=bool(backing.path))
                 backing.ready()
             elif os.fstat(self._fd).st_size < self._shape.data_at or not self._is_ours():
                 raise ValueError(
@@ -200,12 +200,14 @@ class Entries:
             close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, on_disk: bool) -> None:
         """Make the file, or take it as another run has left it."""
         shape = self._shape
         if os.fstat(self._fd).st_size < shape.data_at or not self._is_ours():
             os.ftruncate(self._fd, 0)
-            os.posix_fallocate(self._fd, 0, shape.data_at)  # or a full disk would kill who writes to the mapping
+            os.ftruncate(self._fd, shape.data_at)
+            if on_disk:
+                os.posix_fallocate(self._fd, 0, shape.data_at)  # or a full disk would kill who writes to the mapping
             self._map()
             self._head.magic, self._head.samples, self._head.key_low, self._head.key_high = shape.identity
         self._head.limit = self._head.allowed = shape.limit_bytes

@@ -32,7 +32,7 @@ def found(cache: Entries, number: int) -> bytes | None:
 
 
 def disk_bytes(cache: Entries) -> int:
-    """What its file takes, without the table."""
+    """What its file takes, without a whole table."""
     return os.fstat(cache._fd).st_blocks * 512 - cache._shape.data_at
 
 
@@ -115,7 +115,8 @@ def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happ
     if happens == "a machine stops":
         cache._head.dirty = 1
         totals = cache.totals()
-        assert (totals["entries"], totals["used"], disk_bytes(cache)) == (80, 160 * PAGE, 160 * PAGE)
+        assert (totals["entries"], totals["used"]) == (80, 160 * PAGE)
+        assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
     totals = cache.totals()
