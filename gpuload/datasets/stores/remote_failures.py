@@ -9,6 +9,7 @@ other bytes than were asked for. `http_system` and `s3_system` do not.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -75,8 +76,9 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     """Return what went wrong with a request."""
     chain = list(_chain(error))
     classes = {cls.__name__ for one in chain for cls in type(one).__mro__}
-    status = next(filter(None, map(_status, chain)), None)
-    codes = set(filter(None, map(_code, chain)))
+    statuses, named, waits = zip(*map(_facts, chain), strict=True)
+    status, after_s = next(filter(None, statuses), None), next(filter(None, waits), None)
+    codes = set(filter(None, named))
     words = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:TEXT]
     refused = functools.partial(Failure, PermissionError, errno.EACCES)
     lost = functools.partial(Failure, ConnectionError, again=True)
@@ -95,7 +97,6 @@ def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
         return lost(errno.EIO, f"the answer has fewer bytes than it announced ({words})")
     if status == 429 or (status or 0) >= 500 or (status is None and codes & BUSY_CODES):
         code = f"{status or ''} {' '.join(codes)}".strip()
-        after_s = next(filter(None, map(_retry_after, chain)), None)
         return Failure(OSError, errno.EIO, f"the server answered {code}", again=True, after_s=after_s)
     if status is None and is_a(CLOSED):
         return lost(errno.ECONNRESET, f"the connection failed, or was closed early ({words})")
@@ -125,27 +126,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error, seen = error.__cause__ or (None if error.__suppress_context__ else error.__context__), seen + 1
 
 
-def _status(error: Any) -> int | None:
-    """Return the HTTP status in an error of aiohttp, botocore, requests or httpx."""
-    answer = getattr(error, "response", None)
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
-    status = status or getattr(answer, "status_code", None) or getattr(error, "status", None)
-    return status if type(status) is int and 400 <= status < 600 else None
-
-
-def _code(error: Any) -> str | None:
-    """Return the name that an S3-like service gives an error."""
-    answer = getattr(error, "response", None)
-    return str(answer.get("Error", {}).get("Code") or "") if isinstance(answer, dict) else None
-
-
-def _retry_after(error: Any) -> float | None:
-    """Return the seconds that a server asks to be left alone."""
-    headers = getattr(error, "headers", None) or getattr(getattr(error, "response", None), "headers", None)
-    try:
-        return float(headers["Retry-After"])  # pyright: ignore[reportOptionalSubscript]
-    except (TypeError, KeyError, ValueError):
-        return None
+def _facts(error: Any) -> tuple[int | None, str, float | None]:
+    """Return what an error of aiohttp, botocore, requests or httpx says: the HTTP status, the name that an S3-like
+    service gives the error, and for how many seconds the server asks to be left alone."""
+    answer: Any = getattr(error, "response", None)
+    headers: Any = getattr(error, "headers", None) or getattr(answer, "headers", None)
+    status, code, after_s = getattr(answer, "status_code", None) or getattr(error, "status", None), "", None
+    if isinstance(answer, dict):
+        code = str(answer.get("Error", {}).get("Code") or "")
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or status
+    with contextlib.suppress(TypeError, KeyError, ValueError):
+        after_s = float(headers["Retry-After"])
+    return (status if type(status) is int and 400 <= status < 600 else None), code, after_s
 
 
 class Unlisted(Exception):
