@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 import numpy as np
 
 from gpuload.datasets.bit_depth import too_deep
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
+from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target
 from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
 from gpuload.errors import DecodeError
 
@@ -24,7 +24,7 @@ __all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "is_image_array", "unfold
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
-NEVER_SAY_SO = NEVER_IMAGES | {np.ndarray}  # leaves that are no image by their type
+NEVER_SAY_SO = NEVER_IMAGES | META | {np.ndarray}  # leaves that are no image by their type
 Found = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 

@@ -19,7 +19,22 @@ from gpuload.datasets.stores.opening import named, read_whole, remote_for
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import StorageOptions
 
-__all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "check_mode", "read"]
+__all__ = [
+    "LEAVES",
+    "META",
+    "PIXELS",
+    "Boxes",
+    "Encoded",
+    "Image",
+    "Keypoints",
+    "Mask",
+    "Mode",
+    "Target",
+    "as_meta",
+    "check_mode",
+    "plain_meta",
+    "read",
+]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 MODES: Final = ("RGB", "L", "RGBA", "unchanged")
@@ -243,6 +258,48 @@ class Keypoints:
 
 Target = Mask | Boxes | Keypoints
 LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves, not containers
+
+
+class MetaDict(dict[Any, Any]):
+    """A dict that is one leaf: metadata, which a batch has as they are, in a list."""
+
+
+class MetaList(list[Any]):
+    """A list that is one leaf."""
+
+
+class MetaStr(str):
+    """A text among metadata."""
+
+
+class MetaInt(int):
+    """A whole number among metadata."""
+
+
+class MetaFloat(float):
+    """A number among metadata."""
+
+
+_META: Final[dict[type, Any]] = {dict: MetaDict, list: MetaList, str: MetaStr, int: MetaInt, float: MetaFloat}
+META: Final = frozenset(_META.values())
+
+
+def as_meta(value: Any) -> Any:
+    """Return a value that is collated to a list of the samples' values: equal, and of a subclass; others as they are.
+
+    So does what JSON says of a sample, which may be of another form in the next one.
+
+    Example:
+        >>> as_meta({"caption": None}), as_meta(None)
+        ({'caption': None}, None)
+    """
+    cls = _META.get(type(value))
+    return value if cls is None else cls(value)
+
+
+def plain_meta(value: Any) -> Any:
+    """Return the value that `as_meta` was given."""
+    return type(value).__base__(value) if type(value) in META else value
 
 
 def _deep(array: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES
+from gpuload.datasets.sample import LEAVES, META
 
 __all__ = [
     "LEAF",
@@ -46,7 +46,7 @@ __all__ = [
 
 LEAF = "*"
 VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
-PLAIN = frozenset({*VALUES, *LEAVES})  # leaves by their type alone
+PLAIN = frozenset({*VALUES, *LEAVES, *META})  # leaves by their type alone
 # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
 # "dataclass", and "clip": frames, one leaf each, that become one tensor.
 Structure = Any

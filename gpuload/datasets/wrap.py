@@ -12,8 +12,6 @@ from __future__ import annotations
 import copy
 import errno
 import operator
-import os
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, SupportsIndex
 
@@ -21,14 +19,14 @@ import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_other_classes
-from gpuload.datasets.coco import CocoTargets, as_lists, chosen, image_path, unknown_categories, unmatched
+from gpuload.datasets.coco import WrappedCoco, chosen
 from gpuload.datasets.files import read_file
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.errors import one_line
 
-__all__ = ["WrappedCoco", "WrappedFolder", "WrappedRows", "wrap"]
+__all__ = ["WrappedFolder", "WrappedRows", "wrap"]
 
 FOLDER: Final = "torchvision.datasets.folder"
 COCO: Final = "torchvision.datasets.coco"
@@ -186,58 +184,6 @@ class WrappedFolder(ImageFileDataset):
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"
-
-
-class WrappedCoco(ImageFileDataset):
-    """What `wrap` makes of a CocoDetection: yields ``(Encoded, target)``; of CocoCaptions, with a list of captions.
-
-    Attributes:
-        ids: the id of each image in the annotation file.
-        paths: the absolute path of each image: a sequence that makes each str when it is asked for.
-        targets: the target of each image: a sequence that makes each when it is asked for.
-        target_transform: what is applied to a target before it is yielded, or None.
-    """
-
-    def __init__(self, dataset: Any, mode: Mode, annotations: Any, crowds: bool) -> None:
-        self.mode = mode
-        self.ids = pack_labels(dataset.ids)
-        images = [dataset.coco.imgs[key] for key in dataset.ids]
-        names = [
-            image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
-        ]
-        self.paths = Paths.below(os.path.abspath(dataset.root), names)
-        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
-        self._name = type(dataset).__name__
-        source = f"{self._name}({self.root!r})"
-        self._warn(unmatched(dataset.coco.anns.values(), "image_id", dataset.coco.imgs, source))
-        targets = [dataset._load_target(key) for key in dataset.ids]
-        if not crowds:
-            targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
-        if annotations == "raw" or (annotations is None and self.target_transform is not None):
-            self.targets = as_lists(targets)
-        elif self.target_transform is None:
-            self.targets = CocoTargets(targets, self.ids, images, annotations)
-            every = [annotation for own in targets for annotation in own]
-            self._warn(unknown_categories(every, dataset.coco.cats.values(), source))
-        else:
-            raise TypeError(
-                f"annotations={annotations!r} makes targets of the annotations, but the dataset's target_transform "
-                "takes them as they are; leave one of the two out"
-            )
-
-    def _warn(self, remark: str) -> None:
-        if remark:
-            warnings.warn(remark, stacklevel=5)  # where the user calls `wrap`
-
-    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        number = self._from_start(index)
-        target = self.targets[number]
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return self._encoded(number), target
-
-    def __repr__(self) -> str:
-        return f"wrap({self._name}({self.root!r}): {len(self)} images)"
 
 
 class WrappedRows:
