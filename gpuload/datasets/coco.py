@@ -120,7 +120,7 @@ class Coco(_CocoImages):
         remote = remote_for([images, annotations], storage_options)
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
-        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file")
+        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)
         asked = (root, names, crowds)
         arrays = cached(
             self.annotations,

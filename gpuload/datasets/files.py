@@ -22,6 +22,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_PIXELS",
     "allows",
+    "byte_limit",
     "check_expanded",
     "check_pixels",
     "check_size",
@@ -157,6 +158,11 @@ def _check_large(descriptor: int, size: int, path: str) -> None:
     start = os.pread(descriptor, 32, 0)
     if sniff(start) is None:
         raise _refused(no_image(start, size), path)
+
+
+def byte_limit() -> int | None:
+    """Return how many bytes are allowed, by `check_size`; None: any number."""
+    return _max_bytes.get()
 
 
 def allows(nbytes: int) -> bool:

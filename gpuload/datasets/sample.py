@@ -281,7 +281,8 @@ class MetaFloat(float):
 
 
 _META: Final[dict[type, Any]] = {dict: MetaDict, list: MetaList, str: MetaStr, int: MetaInt, float: MetaFloat}
-META: Final = frozenset(_META.values())
+_PLAIN: Final = {cls: base for base, cls in _META.items()}
+META: Final = frozenset(_PLAIN)
 
 
 def as_meta(value: Any) -> Any:
@@ -299,7 +300,8 @@ def as_meta(value: Any) -> Any:
 
 def plain_meta(value: Any) -> Any:
     """Return the value that `as_meta` was given."""
-    return type(value).__base__(value) if type(value) in META else value
+    base = _PLAIN.get(type(value))
+    return value if base is None else base(value)
 
 
 def _deep(array: np.ndarray) -> np.ndarray:

@@ -161,7 +161,7 @@ class FileList(ImageFileDataset):
         if self.classes is not None and target is None:
             raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
         between = _checked_delimiter(delimiter)
-        file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it")
+        file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it", streams=True)
         folder = os.path.dirname(file) if root is None else absolute(root)
         is_parquet = file.endswith(".parquet")
         between = between or ("\t" if file.endswith((".tsv", ".txt")) else ",")
