@@ -398,6 +398,8 @@ def _clip(frames: Sequence[Any]) -> Any:
 
 
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
+    if name and any(value is None for value in column):
+        return f"collate_fn=gpuload.keep({name!r}) keeps values as they are, in a list, None among them"
     if isinstance(column[0], os.PathLike):
         return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
     if other := next(filter(None, map(remedy_for, column)), None):

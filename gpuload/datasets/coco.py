@@ -49,9 +49,8 @@ OF_COCO: Final = "gpuload.Coco(…, targets={!r})"
 class _CocoImages(ImageFileDataset):
     """Images with a target each, made when it is asked for."""
 
-    ids: Any
-    targets: Any
-    target_transform: Callable[[Any], Any] | None = None
+    if TYPE_CHECKING:
+        targets: Any
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
         number = self._from_start(index)
@@ -59,8 +58,6 @@ class _CocoImages(ImageFileDataset):
 
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
-        if self.target_transform is not None:
-            return image, self.target_transform(target)
         return image, as_meta(target) if type(target) is list else target
 
 
@@ -171,7 +168,7 @@ class WrappedCoco(_CocoImages):
             image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
         ]
         self.paths = Paths.below(os.path.abspath(dataset.root), names)
-        self.target_transform = getattr(dataset.transforms, "target_transform", None)
+        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
         remarks = [unmatched(dataset.coco.anns.values(), "image_id", dataset.coco.imgs, source)]
@@ -190,6 +187,11 @@ class WrappedCoco(_CocoImages):
             )
         for remark in filter(None, remarks):
             warnings.warn(remark, stacklevel=4)  # where the user calls `wrap`
+
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
+        if self.target_transform is None:
+            return super()._with(number, image)
+        return image, self.target_transform(self.targets[number])
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"

@@ -28,6 +28,7 @@ __all__ = [
     "Image",
     "Keypoints",
     "Mask",
+    "MetaValue",
     "Mode",
     "Target",
     "as_meta",
@@ -280,9 +281,18 @@ class MetaFloat(float):
     """A number among metadata."""
 
 
+class MetaValue:
+    """Any object as one leaf among metadata."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 _META: Final[dict[type, Any]] = {dict: MetaDict, list: MetaList, str: MetaStr, int: MetaInt, float: MetaFloat}
 _PLAIN: Final = {cls: base for base, cls in _META.items()}
-META: Final = frozenset(_PLAIN)
+META: Final = frozenset({*_PLAIN, MetaValue})
 
 
 def as_meta(value: Any) -> Any:
@@ -299,7 +309,9 @@ def as_meta(value: Any) -> Any:
 
 
 def plain_meta(value: Any) -> Any:
-    """Return the value that `as_meta` was given."""
+    """Return the value that `as_meta`, or `MetaValue`, was given."""
+    if type(value) is MetaValue:
+        return value.value
     base = _PLAIN.get(type(value))
     return value if base is None else base(value)
 

@@ -197,6 +197,15 @@ def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_ta
         gl.wrap(theirs, annotations=["masks"])
 
 
+def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
+    theirs = made()
+    options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+    with gl.Loader(gl.wrap(theirs, annotations="raw"), 4, **options) as loader:
+        ((_, annotations),) = loader
+    assert annotations == [theirs._load_target(key) for key in IDS]
+    assert type(annotations[0]) is list
+
+
 def test_crowds_can_be_left_out(made: Make) -> None:
     theirs = made()
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]

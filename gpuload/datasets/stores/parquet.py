@@ -8,6 +8,7 @@ that are asked for together are taken from it together.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 from collections import OrderedDict
@@ -19,7 +20,7 @@ import numpy as np
 from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import without_litter
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
 from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, naming, stamp
@@ -48,7 +49,8 @@ class Parquet(Store):
             Files of a pattern or folder are sorted by name.
         image: the column of images' bytes; ``"image.bytes"`` is the field of a column of structs, Hugging Face's
             layout.
-        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays.
+        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays; structs,
+            maps and other lists are metadata: null is None there, and a batch has a list of the rows' values.
         columns: further columns. Then a sample is a dict of all: the image (its key is the column's name without
             ``.bytes``), the target, and these. No other columns are read.
         mode: what the pixels become, see `Encoded`.
@@ -183,7 +185,7 @@ class Parquet(Store):
         values: dict[str, Any] = {}
         for name, column in columns.items():
             value = column[row]
-            if not value.is_valid:
+            if not value.is_valid and not _is_meta(value.type):
                 self._refuse_null(name, which, group, row)
             values[name] = value
         data = values[self.image].as_py()
@@ -328,11 +330,23 @@ def _leaf(table: Any, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as a sample has it: lists of numbers as arrays."""
+    """A value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
     found = value.as_py()
-    if isinstance(found, list):
-        with contextlib.suppress(NotImplementedError):
-            dtype = np.dtype(value.type.value_type.to_pandas_dtype())
-            if dtype.kind in "biuf":
-                return np.array(found, dtype)
-    return found
+    if _is_meta(value.type):
+        return as_meta(found)
+    if not isinstance(found, list):
+        return found
+    dtype = np.dtype(value.type.value_type.to_pandas_dtype())
+    return as_meta(found) if None in found and dtype.kind != "f" else np.array(found, dtype)
+
+
+@functools.cache
+def _is_meta(kind: Any) -> bool:
+    """Whether values of an Arrow type are metadata: nested, and no lists of numbers."""
+    if not kind.num_fields:
+        return False
+    if not hasattr(kind, "value_type"):
+        return True
+    with contextlib.suppress(NotImplementedError):
+        return np.dtype(kind.value_type.to_pandas_dtype()).kind not in "biuf"
+    return True

@@ -15,6 +15,7 @@ from torch import nn
 
 import gpuload as gl
 from gpuload.datasets.cache.codec import pack, unpack
+from gpuload.datasets.sample import as_meta
 
 LEAVES = (
     st.none()
@@ -132,6 +133,13 @@ class Own:
 def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:
     with pytest.raises(TypeError, match=re.escape(error)):
         pack(sample)
+
+
+@pytest.mark.parametrize("value", [{"a": [None]}, [1], "x", 3, 0.5, None])
+def test_metadata_stay_metadata(value: Any) -> None:
+    found = unpack(memoryview(pack((1, as_meta(value)))))[1]
+    assert found == value
+    assert type(found) is type(as_meta(value))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.datasets.files import limited
 from gpuload.datasets.stores import parquet as module
 from gpuload.datasets.stores.parquet import Parquet
@@ -326,3 +327,19 @@ def test_where_rows_are_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch
         Parquet(tmp_path, target="class")
     written(tmp_path / "0.parquet", table().slice(3), 2)
     assert len(Parquet(tmp_path)) == 2 * COUNT - 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_columns_come_as_a_list_of_objects(tmp_path: Path, workers: int) -> None:
+    structs = [None if n == 3 else {"who": "Ann" if n % 2 else None, "n": n} for n in range(COUNT)]
+    texts = [["x"] * (n % 3) for n in range(COUNT)]
+    pairs = [[("k", n)] for n in range(COUNT)]
+    more = table(struct=structs, texts=texts, map=arrow.array(pairs, arrow.map_(arrow.string(), arrow.int64())))
+    dataset = Parquet(written(tmp_path / "a.parquet", more), columns=("struct", "texts", "map"))
+    options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+    with gl.Loader(dataset, 4, **options) as loader:
+        batches = list(loader)
+    for name, expected in (("struct", structs), ("texts", texts), ("map", pairs)):
+        assert [value for batch in batches for value in batch[name]] == expected
+    assert {type(value) for batch in batches for value in batch["struct"]} == {dict, type(None)}
