@@ -357,7 +357,7 @@ class Pass:
             raise Ended from None
         except Exception as error:
             failed = error
-            if inspect.isgenerator(self._iterator):
+            if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
         if self._next >= self._start.samples:
             self._taken[self._next] = (sample, failed)

@@ -1,4 +1,4 @@
-"""Padding and keeping: what a batch of arrays of different sizes becomes, in nestings of every kind; and what is refused."""
+"""Padding and keeping: what a batch of arrays of different sizes becomes, in nestings of every kind; what is not."""
 
 from __future__ import annotations
 
