@@ -495,8 +495,8 @@ def _remark(values: list[Any], numbers: Sequence[int], source: Source, target: s
     return (
         f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
         f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{more}: so all became names of classes, and "
-        "labels are their places among the sorted names, in which '10' comes before '9'. Correct the cell, or leave its "
-        "row out; if they are names, list them in classes="
+        "labels are their places among the sorted names, in which '10' comes before '9'. Correct the cell, or leave "
+        "its row out; if they are names, list them in classes="
     )
 
 

@@ -25,8 +25,7 @@ from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import Shard
-from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
-from gpuload.datasets.stores.tar.shards import open_shards
+from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import is_replaceable
 
