@@ -14,9 +14,8 @@ import numpy as np
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
-from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import scanned
+from gpuload.datasets.scan import Paths, full_path, scanned
 from gpuload.datasets.stores.opening import is_url, named, read_whole
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import numpy as np
 from gpuload.datasets.base import ImageFileDataset, existing_folder, pack_labels
 from gpuload.datasets.files import check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
+from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.errors import one_line

@@ -17,10 +17,16 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has none
+    resource = None
+
 __all__ = [
     "EXTENSIONS",
     "MAX_BYTES",
     "MAX_PIXELS",
+    "Disk",
     "allows",
     "byte_limit",
     "check_expanded",
@@ -277,3 +283,24 @@ def sniff(data: bytes) -> str | None:
         brands = _brands(data)
         return None if brands & set(HEIF) and not brands & {b"avif", b"avis"} else "AVIF"
     return "PPM" if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" else None
+
+
+class Disk:
+    """What this thread has had read from disks of this machine, also where it named something to be read ahead.
+
+    Of network file systems the kernel counts nothing.
+    """
+
+    def __init__(self) -> None:
+        self._blocks = _blocks()
+
+    def was_read(self) -> bool:
+        """Whether there was anything since it was asked last."""
+        before, self._blocks = self._blocks, _blocks()
+        return self._blocks != before
+
+
+def _blocks() -> int:
+    if resource is None:
+        return 0
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock

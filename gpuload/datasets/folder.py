@@ -1,7 +1,7 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
 A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It holds no
-open files and no list of objects: paths are one byte buffer (`gpuload.datasets.paths`), labels an integer array. Ten
+open files and no list of objects: paths are one byte buffer (`gpuload.datasets.scan`), labels an integer array. Ten
 million ImageNet-like paths with their labels take 360 MB.
 """
 
@@ -17,9 +17,8 @@ from gpuload.datasets.base import ImageFileDataset, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import Scanner
+from gpuload.datasets.scan import Paths, Scanner
 from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:

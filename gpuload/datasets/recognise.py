@@ -15,8 +15,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 import numpy as np
 
-from gpuload.datasets.bit_depth import too_deep
-from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target
+from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, too_deep
 from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
 from gpuload.errors import DecodeError
 

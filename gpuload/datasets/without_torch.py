@@ -15,8 +15,8 @@ import numpy as np
 
 from gpuload.datasets.base import pack_labels
 from gpuload.datasets.files import will_read
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, read
+from gpuload.datasets.scan import Paths
 
 __all__ = ["FolderCopy", "SubsetCopy", "without_torch"]
 

@@ -2,7 +2,7 @@
 
 Runs in the main process; the result is copied to the workers, which read. Neither library is imported here: their
 classes are recognised by name. Of a torchvision dataset only the data is kept, in few buffers: paths packed
-(`gpuload.datasets.paths`), labels as an array, COCO's annotations as JSON (`gpuload.datasets.coco`). So workers import
+(`gpuload.datasets.scan`), labels as an array, COCO's annotations as JSON (`gpuload.datasets.coco`). So workers import
 no torch for it, and share one copy. Hugging Face's are in `gpuload.datasets.hugging_face`.
 """
 
@@ -19,8 +19,8 @@ from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.coco import WrappedCoco, chosen
 from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
 from gpuload.datasets.kinds import check_dataset, is_iterable
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.scan import Paths
 from gpuload.errors import one_line
 
 __all__ = ["WrappedFolder", "wrap"]

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.disk import Disk
+from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.datasets.tables import Found, picked
 from gpuload.datasets.tree import flatten

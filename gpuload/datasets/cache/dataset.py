@@ -19,8 +19,8 @@ from gpuload.datasets.cache.layout import Shape
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import full_path
 from gpuload.datasets.sample import Encoded, Mask
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.tree import flatten
 
 __all__ = ["CacheStatistics", "Cached"]

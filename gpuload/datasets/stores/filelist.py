@@ -29,8 +29,8 @@ import numpy as np
 from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming, stamp, value_of

@@ -25,8 +25,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
 from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, stamp, value_of

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuload.datasets.files import KINDS
 from gpuload.datasets.joined import Joined, from_start, has_samples
-from gpuload.datasets.paths import full_path
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 

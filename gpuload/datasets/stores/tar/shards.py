@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuload.datasets.litter import without_litter
-from gpuload.datasets.paths import full_path
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, is_url, open_file, scope_of
 from gpuload.datasets.stores.store import stamp
 from gpuload.datasets.stores.tar import index as index_file
@@ -312,7 +312,7 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
             raise TypeError(f"shards are given as paths, got {pattern!r} ({type(pattern).__name__})")
         for name in expand(os.fsdecode(pattern)):
             if is_url(name):
-                found += _at_url(name, remote)
+                found += _listed(name, remote)
                 continue
             path = full_path(name)
             if os.path.lexists(path):
@@ -338,7 +338,7 @@ def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
     return [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
 
 
-def _at_url(name: str, remote: Remote | None) -> list[str]:
+def _listed(name: str, remote: Remote | None) -> list[str]:
     if "*" not in name:  # what else is a wildcard elsewhere may stand in a URL
         return [name]
     if not (matches := without_litter(client(remote).glob(name), name)):
