@@ -62,8 +62,12 @@ class ImageFileDataset:
     def _fetched(self, paths: list[str]) -> list[bytes]:
         return read_whole(paths, self._remote)
 
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        number = self._from_start(index)
+        return self._with(number, self._encoded(number))
+
     def _with(self, number: int, image: Encoded) -> Any:
-        """The sample of an image; as ``self[number]`` gives it."""
+        """The sample of an image."""
         raise NotImplementedError
 
     @property

@@ -52,10 +52,6 @@ class _CocoImages(ImageFileDataset):
     if TYPE_CHECKING:
         targets: Any
 
-    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        number = self._from_start(index)
-        return self._with(number, self._encoded(number))
-
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
         return image, as_meta(target) if type(target) is list else target

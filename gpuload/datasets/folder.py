@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -141,10 +141,6 @@ class ImageFolder(ImageFileDataset):
         """The samples, under torchvision's other name."""
         return self.samples
 
-    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, int]:
-        number = self._from_start(index)
-        return self._encoded(number), int(self.labels[number])
-
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, int]:
         return image, int(self.labels[number])
 
@@ -208,9 +204,6 @@ class ImageFiles(ImageFileDataset):
 
         found = self._scanned(scanner, folder, ["files", endings, follow_links], scan)
         self.paths = Paths(folder, found["data"], found["offsets"])
-
-    def __getitem__(self, index: SupportsIndex) -> Encoded:
-        return self._encoded(self._from_start(index))
 
     def _with(self, number: int, image: Encoded) -> Encoded:
         return image

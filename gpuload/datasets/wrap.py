@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Literal, SupportsIndex
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -177,14 +177,13 @@ class WrappedFolder(ImageFileDataset):
         self.target_transform: Callable[[Any], Any] | None = dataset.target_transform
         self._name = type(dataset).__name__
 
-    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
-        number = self._from_start(index)
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
         if isinstance(self.targets, np.ndarray):
             target = int(target)
         if self.target_transform is not None:
             target = self.target_transform(target)
-        return self._encoded(number), target
+        return image, target
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images in {len(self.classes)} classes)"

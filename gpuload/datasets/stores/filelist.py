@@ -22,7 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -220,10 +220,6 @@ class FileList(ImageFileDataset):
     def targets(self) -> Any:
         """The labels, under torchvision's name."""
         return self.labels
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        number = self._from_start(index)
-        return self._with(number, self._encoded(number))
 
     def _with(self, number: int, image: Encoded) -> Any:
         if isinstance(self.labels, dict):
