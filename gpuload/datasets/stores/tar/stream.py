@@ -9,6 +9,7 @@ in the buffer begins; from there on what was in the buffer is read again.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import warnings
 import zlib
@@ -39,6 +40,7 @@ __all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
 
 AT_ONCE: Final = 512  # draws made together
 LOOKED_BACK: Final = 1 << 16
+UNPACKED_BY: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # from Python 3.14 on
 PIECE: Final = 1 << 20  # bytes that are read or passed over together
 
 
@@ -131,7 +133,7 @@ class TarPass:
         while self._buffer.has_room:
             raw = self._read()  # may raise: the next call goes on
             if raw is None:
-                self._buffer.end()
+                self._buffer.ended = True
                 self._left_out.log(self._shards)
             else:
                 self._buffer.put(raw)
@@ -228,7 +230,9 @@ class TarPass:
 
     def state_dict(self) -> dict[str, Any]:
         """How far it has come: small, and plain numbers."""
-        oldest = min((raw.place for raw in self._buffer.content()), key=lambda place: place.number, default=self._last)
+        oldest = min(
+            (raw.place for raw in self._buffer.slots if raw), key=lambda place: place.number, default=self._last
+        )
         return {
             "shards": self._shards_sum(),
             "share": self._share,
@@ -271,7 +275,7 @@ class TarPass:
             raise ValueError(
                 f"the shards have fewer samples than the state says ({self._next.number} of {read}): were they changed?"
             )
-        self._buffer.refill([found.get(number) for number in slots])
+        self._buffer.slots = [found.get(number) for number in slots]
 
     def _shards_sum(self) -> int:
         """Of their names, in the order in which this pass reads them: the folder may be another."""
@@ -299,6 +303,7 @@ class ShuffleBuffer:
         share, shares: whose draws these are: another share has others.
 
     Attributes:
+        slots: the items, None where one was taken.
         given: how many items were taken.
         ended: there are no more to read.
     """
@@ -307,44 +312,36 @@ class ShuffleBuffer:
         self.given = 0
         self.ended = False
         self._capacity, self._key, self._share, self._shares = capacity, key, share, shares
-        self._slots: list[Any] = []
+        self.slots: list[Any] = []
         self._hole: int | None = None  # the slot that the last one was taken from
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
     @property
     def has_room(self) -> bool:
         """Whether an item, or the end, is expected before the next one can be taken."""
-        return not self.ended and (self._hole is not None or len(self._slots) < self._capacity)
+        return not self.ended and (self._hole is not None or len(self.slots) < self._capacity)
 
     def put(self, item: Any) -> None:
         """Put in the next item that was read."""
         if self._hole is None:
-            self._slots.append(item)
+            self.slots.append(item)
         else:
-            self._slots[self._hole], self._hole = item, None
-
-    def end(self) -> None:
-        """Say that there are no more."""
-        self.ended = True
+            self.slots[self._hole], self._hole = item, None
 
     def take(self) -> Any:
         """The next item in the shuffled order; None if there is none."""
-        _close(self._slots, self._hole)
+        _close(self.slots, self._hole)
         self._hole = None
-        if not self._slots:
+        if not self.slots:
             return None
-        self._hole = self._draw(self.given, len(self._slots))
+        self._hole = self._draw(self.given, len(self.slots))
         self.given += 1
-        item, self._slots[self._hole] = self._slots[self._hole], None
+        item, self.slots[self._hole] = self.slots[self._hole], None
         return item
-
-    def content(self) -> Iterator[Any]:
-        """The items in it."""
-        return (item for item in self._slots if item is not None)
 
     def restore(self, given: int, read: int, ended: bool) -> list[int]:
         """Set it to where it is after so many items were given and read. Returns the number of the item in each of its
-        slots, counted as they were read, -1 for none: `refill` takes these."""
+        slots, counted as they were read, -1 for none; `slots` has to become these."""
         self.given, self.ended, self._hole = given, ended, None
         refills = min(max(0, given - 1), max(0, read - self._capacity))
         numbers = self._after(refills, min(self._capacity, read))
@@ -354,10 +351,6 @@ class ShuffleBuffer:
         if self._hole is not None:
             numbers[self._hole] = -1
         return numbers
-
-    def refill(self, items: Sequence[Any]) -> None:
-        """Put items into the slots, as `restore` has named them."""
-        self._slots = list(items)
 
     def _after(self, refills: int, slots: int) -> list[int]:
         """Which items are in the slots after so many were replaced: in each the one that replaced the last."""
@@ -471,24 +464,11 @@ class Sequential:
 
 
 def _unpacked(kind: str, file: Any, path: str) -> Any:
-    if kind == "gzip":
-        import gzip
-
-        return gzip.GzipFile(fileobj=file)
-    if kind == "bzip2":
-        import bz2
-
-        return bz2.BZ2File(file)
-    if kind == "xz":
-        import lzma
-
-        return lzma.LZMAFile(file)
     try:
-        from compression import zstd  # from Python 3.14 on # pyright: ignore[reportMissingImports]
-
-        return zstd.ZstdFile(file)
+        return importlib.import_module(UNPACKED_BY[kind]).open(file)
     except ModuleNotFoundError:
-        pass
+        if kind != "zstd":
+            raise
     try:
         import zstandard  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

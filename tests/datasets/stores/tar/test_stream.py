@@ -279,7 +279,7 @@ def ordered(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
         while buffer.has_room:
             item = next(source, None)
             if item is None:
-                buffer.end()
+                buffer.ended = True
             else:
                 buffer.put(item)
         if (item := buffer.take()) is None:
@@ -298,7 +298,7 @@ def test_what_comes_out_is_what_went_in_and_can_be_restored_anywhere(capacity: i
         read = min(count, capacity + given - 1) if given else 0
         buffer = made()
         slots = buffer.restore(given, read, given > 0 and given + capacity > count + 1)
-        buffer.refill([None if number < 0 else number for number in slots])
+        buffer.slots = [None if number < 0 else number for number in slots]
         assert ordered(buffer, iter(range(read, count))) == out[given:], given
 
 
