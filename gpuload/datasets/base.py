@@ -15,13 +15,27 @@ from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import Paths, full_path, scanned
+from gpuload.datasets.scan import Lazy, Paths, full_path, scanned
 from gpuload.datasets.stores.opening import is_url, named, read_whole
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote
 
-__all__ = ["ImageFileDataset", "existing_folder", "pack_labels"]
+__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels"]
+
+
+class LabelledPaths(Lazy[tuple[str, Any]]):
+    """Pairs of a path and a label, in a few arrays that all workers share."""
+
+    def __init__(self, paths: Paths, labels: Any) -> None:
+        self.paths, self.labels = paths, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _entry(self, number: int) -> tuple[str, Any]:
+        label = self.labels[number]
+        return self.paths[number], int(label) if isinstance(self.labels, np.ndarray) else label
 
 
 class ImageFileDataset:

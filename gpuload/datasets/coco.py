@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import operator
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,7 +22,7 @@ from gpuload.datasets.base import ImageFileDataset, existing_folder, pack_labels
 from gpuload.datasets.files import check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
-from gpuload.datasets.scan import Paths
+from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.errors import one_line
@@ -261,7 +260,7 @@ def _is_category(one: dict[str, Any]) -> bool:
     return isinstance(one.get("id"), int | str) and "name" in one
 
 
-class CocoTargets(Sequence[Any]):
+class CocoTargets(Lazy[Any]):
     """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`.
 
     Args:
@@ -275,6 +274,8 @@ class CocoTargets(Sequence[Any]):
         ValueError: an annotation or image lacks something, or a box has a negative size; the message names it, and
             says what to do.
     """
+
+    _entries = "targets"
 
     def __init__(
         self,
@@ -323,9 +324,7 @@ class CocoTargets(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.lists)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _entry(self, index: int) -> dict[str, Any]:
         objects, image_id = self.lists[index], self.ids[index]
         boxes = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -629,8 +628,10 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class JsonLists(Sequence[Any]):
+class JsonLists(Lazy[Any]):
     """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
+
+    _entries = "targets"
 
     def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
         self.data, self.offsets = data, offsets
@@ -645,13 +646,8 @@ class JsonLists(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i, n = operator.index(index), len(self)
-        if not -n <= i < n:
-            raise IndexError(f"index {i} is out of range: there are {n} targets")
-        start, end = self.offsets[i % n : i % n + 2].tolist()
+    def _entry(self, number: int) -> Any:
+        start, end = self.offsets[number : number + 2].tolist()
         return json.loads(self.data[start:end].tobytes())
 
 

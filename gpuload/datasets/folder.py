@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset, existing_folder
+from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.names import dataset_arguments
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from gpuload.datasets.stores.remote.options import Remote, StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
-
-
-class _Samples(Sequence[tuple[str, int]]):
-    """Paths and labels in pairs, each made when it is asked for."""
-
-    def __init__(self, paths: Paths, labels: np.ndarray) -> None:
-        self._paths, self._labels = paths, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(zip(self._paths[index], self._labels[index].tolist(), strict=True))
-        return self._paths[index], int(self._labels[index])
 
 
 class ImageFolder(ImageFileDataset):
@@ -134,7 +119,7 @@ class ImageFolder(ImageFileDataset):
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(path, label)`` of each image: a sequence that makes each pair when it is asked for."""
-        return _Samples(self.paths, self.labels)
+        return LabelledPaths(self.paths, self.labels)
 
     @property
     def imgs(self) -> Sequence[tuple[str, int]]:

@@ -22,13 +22,15 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from gpuload.datasets.litter import STARTS, LeftOut, is_litter
 
-__all__ = ["Paths", "Scanner", "full_path", "scanned"]
+__all__ = ["Lazy", "Paths", "Scanner", "full_path", "scanned"]
+
+Entry = TypeVar("Entry")
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
@@ -212,7 +214,29 @@ def full_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(full)
 
 
-class Paths(Sequence[str]):
+class Lazy(Sequence[Entry]):
+    """A sequence that makes each entry when it is asked for: `_entry` of its number, 0 ≤ number < length."""
+
+    _entries = "paths"  # what errors call them
+
+    def _entry(self, number: int) -> Entry:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        count = len(self)
+        if isinstance(index, slice):
+            return [self._entry(i) for i in range(*index.indices(count))]
+        number = operator.index(index)
+        if not -count <= number < count:
+            raise IndexError(f"index {number} is out of range: there are {count} {self._entries}")
+        return self._entry(number % count)
+
+
+class Paths(Lazy[str]):
     """The paths of a dataset: a sequence that makes each str when it is asked for.
 
     Args:
@@ -262,18 +286,8 @@ class Paths(Sequence[str]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i, n = operator.index(index), len(self.offsets) - 1
-        if not -n <= i < n:
-            raise IndexError(f"index {i} is out of range: there are {n} paths")
-        i %= n
-        start, end = self.offsets[i : i + 2].tolist()
+    def _entry(self, number: int) -> str:
+        start, end = self.offsets[number : number + 2].tolist()
         return self._prefix + str(self.data[start:end].data, *ENCODING)
 
     def __eq__(self, other: object) -> bool:

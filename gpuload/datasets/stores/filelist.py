@@ -14,7 +14,6 @@ import csv
 import io
 import json
 import math
-import operator
 import os
 import re
 import warnings
@@ -30,7 +29,7 @@ from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import Paths
+from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
 from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming, stamp, value_of
@@ -54,7 +53,7 @@ DIGITS: Final = 20  # of the longest int64, with its sign
 FEWEST: Final = 4  # cells, of which one is a stray
 
 
-class NumberedPaths(Sequence[str]):
+class NumberedPaths(Lazy[str]):
     """Paths that are made of their numbers, each when it is asked for.
 
     Args:
@@ -75,13 +74,8 @@ class NumberedPaths(Sequence[str]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        i = operator.index(index)
-        if not -self._length <= i < self._length:
-            raise IndexError(f"index {i} is out of range: there are {self._length} paths")
-        return os.path.join(self.root, self.pattern.format(index=self.start + i % self._length))
+    def _entry(self, number: int) -> str:
+        return os.path.join(self.root, self.pattern.format(index=self.start + number))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NumberedPaths) and vars(self) == vars(other)

@@ -137,8 +137,9 @@ class HDF5(Store):
                 raise self._elsewhere(name)
             if found.shape:
                 return found
-        names = sorted(_datasets_in(file))
-        shown = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "") or "none"
+        names, are_all = _datasets_in(file)
+        shown = ", ".join([*map(repr, sorted(names)), *(() if are_all else ["…"])]) if names else "none"
+        shown += "" if are_all or names else f" among the {LOOKED_AT:,} objects that were looked at"
         none = ", or target=None" if argument == "target" else ""
         raise ValueError(
             f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
@@ -238,17 +239,16 @@ def _h5py() -> Any:
     return import_optional("h5py", "HDF5", "hdf5")
 
 
-def _datasets_in(file: Any) -> list[str]:
-    """Return the names of datasets, the uppermost first: at most one more than are shown, of the objects that are
-    looked at."""
+def _datasets_in(file: Any) -> tuple[list[str], bool]:
+    """Return names of datasets, the uppermost first, as many as are shown; and whether there are no others."""
     names: list[str] = []
     groups, left = deque([("", file)]), LOOKED_AT
-    while groups and left > 0:
+    while groups:
         above, group = groups.popleft()
         for name in group:
             left -= 1
-            if left < 0 or len(names) > SHOWN:
-                return names
+            if left < 0 or len(names) == SHOWN:
+                return names, False
             if group.id.links.get_info(name.encode()).type != _h5py().h5l.TYPE_HARD:
                 continue
             item = group[name]
@@ -256,4 +256,4 @@ def _datasets_in(file: Any) -> list[str]:
                 groups.append((f"{above}{name}/", item))
             elif isinstance(item, _h5py().Dataset):
                 names.append(f"{above}{name}")
-    return names
+    return names, True

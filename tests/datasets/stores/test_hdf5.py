@@ -213,7 +213,10 @@ def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, mon
         HDF5(tmp_path / "a.h5")
     assert len(looked) < 50
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 5)
-    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001'\. Say which"):
+    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Say which"):
+        HDF5(tmp_path / "a.h5")
+    monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 1)
+    with pytest.raises(ValueError, match=r"it has none among the 1 objects that were looked at\. Say which"):
         HDF5(tmp_path / "a.h5")
 
 
