@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload import exporters, transforms
     from gpuload.batches.assemble import BatchInfo
-    from gpuload.batches.pad import Padded, pad, pad_collate
+    from gpuload.batches.pad import Padded, keep, pad, pad_collate
     from gpuload.datasets import (
         HDF5,
         LMDB,
@@ -92,6 +92,7 @@ _HOMES = {
     "WorkerError": "gpuload.errors",
     "exporters": "gpuload.exporters",
     "get_worker_info": "gpuload.datasets.worker",
+    "keep": "gpuload.batches.pad",
     "pack": "gpuload.packing.pack",
     "pad": "gpuload.batches.pad",
     "pad_collate": "gpuload.batches.pad",
@@ -140,6 +141,7 @@ __all__ = [
     "__version__",
     "exporters",
     "get_worker_info",
+    "keep",
     "pack",
     "pad",
     "pad_collate",

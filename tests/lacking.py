@@ -40,6 +40,7 @@ PACKAGES = {
     "nvidia.dali": "nvidia.dali",
     "nvidia.nvimgcodec": "nvidia.nvimgcodec",
     "OpenCV": "cv2",
+    "pandas": "pandas",
     "parameterized": "parameterized",
     "prometheus_client": "prometheus_client",
     "pyarrow": "pyarrow",

@@ -59,7 +59,7 @@ WITHIN_FUNCTIONS = {
     ("gpuload.transforms.composite", "gpuload.transforms.custom"): "as above",
     ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, for URLs alone",
     ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "threads, hashes and tempfile, where an index is kept",
-    ("gpuload.datasets.wrap", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
+    ("gpuload.datasets.hugging_face", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
     ("gpuload.packing.manifest", "gpuload.datasets"): "only who opens a packed set needs the kinds of datasets",
     ("gpuload.packing.job", "gpuload.packing.stores"): "what writes a store is imported by those who write one",
     ("gpuload.stage.dali.backend", "gpuload.stage.dali.*"): "DALI is an optional library",

@@ -35,8 +35,8 @@ from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import cpu_model
+from gpuload.datasets import coco
 from gpuload.datasets.scan import Scanner
-from gpuload.datasets.stores import coco
 from gpuload.datasets.stores.tar.shards import SUFFIX
 
 __all__ = ["CASES", "MOST_BYTES", "MOST_S", "main"]

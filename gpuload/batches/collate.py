@@ -24,6 +24,7 @@ from torch.utils.data import default_collate, default_convert
 from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
 from gpuload.datasets.recognise import is_image_array
+from gpuload.datasets.sample import META, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
@@ -294,8 +295,8 @@ def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: s
 
 
 def unwrapped(value: Any) -> Any:
-    """Return a value as the dataset gave it."""
-    return value.tensor() if isinstance(value, TensorBits) else value
+    """Return a value as the dataset gave it, metadata as plain objects."""
+    return value.tensor() if isinstance(value, TensorBits) else plain_meta(value)
 
 
 def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callable[[Any], Any] = unwrapped) -> list[Any]:
@@ -317,13 +318,17 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
-        return list(map(unwrapped, column.values) if TensorBits in set(map(type, column.values)) else column.values)
-    return [_cell(columns, finished, row, leaf) for row, leaf in enumerate(leaves)]
+        return list(map(_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
+    return [_cell(columns, finished, row, leaf, _tensor) for row, leaf in enumerate(leaves)]
 
 
-def _cell(columns: Columns, finished: Finished, row: int, leaf: int) -> Any:
+def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrapped) -> Any:
     cells = finished.cells[row]
-    return cells[leaf] if leaf in cells else unwrapped(columns.values[leaf].get(row))
+    return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
+
+
+def _tensor(value: Any) -> Any:
+    return value.tensor() if isinstance(value, TensorBits) else value
 
 
 def _of_each_view(columns: Columns, finished: Finished, leaves: list[int]) -> list[list[Any]]:
@@ -346,7 +351,10 @@ def _shown(outline: Outline, structure: Structure) -> str:
 
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
-    if set(map(type, column)) == {int}:  # labels; default_collate takes longer
+    kinds = set(map(type, column))
+    if not kinds.isdisjoint(META) or kinds == {type(None)}:
+        return list(map(plain_meta, column))
+    if kinds == {int}:  # labels; default_collate takes longer
         with contextlib.suppress(OverflowError):
             return to_device(torch.from_numpy(np.array(column, np.int64)))
     try:
@@ -390,6 +398,8 @@ def _clip(frames: Sequence[Any]) -> Any:
 
 
 def _remedy(column: Sequence[Any], name: str, shapes: Sequence[Any]) -> str:
+    if name and any(value is None for value in column):
+        return f"collate_fn=gpuload.keep({name!r}) keeps values as they are, in a list, None among them"
     if isinstance(column[0], os.PathLike):
         return "return gpuload.read(path) for an image file, else str(path); gpuload.ImageFiles reads whole folders"
     if other := next(filter(None, map(remedy_for, column)), None):

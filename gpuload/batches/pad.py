@@ -1,4 +1,5 @@
-"""Collation by padding: arrays of different sizes become one tensor, with their sizes and the share of padding.
+"""Collation by padding: arrays of different sizes become one tensor, with their sizes and the share of padding; and by
+keeping: metadata of any form become a list.
 
 Runs wherever a loader collates: in the main process, or in a worker of gpuload or of torch's DataLoader. Workers import
 this module, so it imports torch only when there is something to collate. It holds no state.
@@ -7,13 +8,14 @@ this module, so it imports torch only when there is something to collate. It hol
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpuload.datasets.sample import META, MetaValue, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
@@ -32,7 +34,7 @@ from gpuload.errors import CollateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Padded", "pad", "pad_collate", "remedy_for"]
+__all__ = ["Padded", "keep", "pad", "pad_collate", "remedy_for"]
 
 Shape = tuple[int | None, ...]
 
@@ -72,12 +74,49 @@ def pad(
         >>> images.shape, captions.data.tolist(), captions.sizes.tolist()
         (torch.Size([2, 3, 8, 8]), [[5, 6, -1], [7, 8, 9]], [[2], [3]])
     """
-    if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
-        raise TypeError(
-            f"pad() takes the names of the leaves that it pads, as in pad('caption') or pad(1), got {names}"
-        )
+    _check_names("pad", "leaves that it pads", "pad('caption') or pad(1)", names)
     _check(to, value)
     return partial(pad_collate, only=tuple(map(str, names)), to=to, value=value)
+
+
+def keep(*names: str | int, collate_fn: Callable[[Sequence[Any]], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
+    """Make a `collate_fn` that keeps the fields of these names as they are: a batch has a list of the samples' objects.
+
+    As in ``gl.Loader(dataset, 32, collate_fn=gl.keep("meta"))``, for dicts and lists that differ from sample to sample,
+    or are None. Metadata of `TarShards`, `Parquet` and `Coco` come so by themselves.
+
+    Args:
+        names: as for `pad`: ``"meta"``, ``"target.meta"``; ``1`` for what stands second in a tuple.
+        collate_fn: what puts all other fields together: ``gl.pad("caption")``, say. Default: as `default_collate` does.
+
+    Raises:
+        TypeError: no name is given, or `collate_fn` cannot be called.
+        ValueError: from what it makes, a sample has no field of that name.
+
+    Example:
+        >>> samples = [{"x": 1, "meta": {"who": "Ann"}}, {"x": 2, "meta": None}]
+        >>> keep("meta")(samples)
+        {'x': tensor([1, 2]), 'meta': [{'who': 'Ann'}, None]}
+    """
+    _check_names("keep", "fields that it keeps", "keep('meta') or keep(1)", names)
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"keep(collate_fn=…) must be callable or None, got {collate_fn!r}")
+    return partial(_keep, names=tuple(map(str, names)), collate_fn=collate_fn or partial(pad_collate, only=()))
+
+
+def _keep(samples: Sequence[Any], *, names: Collection[str], collate_fn: Callable[[Sequence[Any]], Any]) -> Any:
+    folded = []
+    for row, sample in enumerate(samples):
+        unfolded: list[Any] = []
+        structure, leaves = _fold(flatten(sample, unfolded), unfolded, names, MetaValue)
+        there = [name for name, leaf in zip(names_of(structure), leaves, strict=True) if type(leaf) is MetaValue]
+        if missing := [name for name in names if name not in there]:
+            raise ValueError(
+                f"keep() names the field {missing[0]!r}, but sample {row} of the batch has none; its fields are "
+                f"{', '.join(map(repr, names_of(structure)))}"
+            )
+        folded.append(unflatten(structure, leaves))
+    return collate_fn(folded)
 
 
 def pad_collate(
@@ -150,6 +189,11 @@ def pad_collate(
     return assembled(structure, leaf, keep_tuples=False)
 
 
+def _check_names(function: str, what: str, example: str, names: Sequence[Any]) -> None:
+    if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
+        raise TypeError(f"{function}() takes the names of the {what}, as in {example}, got {names}")
+
+
 def _check(to: Any, value: Any) -> None:
     for what, sizes in _by_name("to", to):
         if sizes is not None and not (isinstance(sizes, tuple | list) and all(map(_is_size, sizes))):
@@ -183,7 +227,7 @@ def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure,
         leaves: list[Any] = []
         structure = flatten(sample, leaves)
         if lists:
-            structure = _fold_lists(structure, iter(leaves), lists, (), leaves := [])
+            structure, leaves = _fold(structure, leaves, lists, _Numbers, ("list", "tuple"))
         rows.append(leaves)
         first = first or structure
         if structure != first:
@@ -195,20 +239,29 @@ def _columns(samples: Sequence[Any], lists: Collection[str]) -> tuple[Structure,
     return first, list(zip(*rows, strict=True))
 
 
-def _fold_lists(
-    node: Structure, unfolded: Iterator[Any], lists: Collection[str], path: tuple[str, ...], leaves: list[Any]
-) -> Structure:
-    """Return a structure in which the lists of these names are leaves, and append its leaves to `leaves`."""
-    if node == LEAF:
-        leaves.append(next(unfolded))
-        return LEAF
-    kind, cls, keys, children = node
-    if kind in ("list", "tuple") and ".".join(path) in lists:
-        leaves.append(_Numbers(unflatten(node, unfolded)))
-        return LEAF
-    paths = ((*path, label) for label in labels_of(node))
-    folded = [_fold_lists(child, unfolded, lists, inner, leaves) for child, inner in zip(children, paths, strict=True)]
-    return kind, cls, keys, tuple(folded)
+def _fold(
+    structure: Structure,
+    unfolded: Sequence[Any],
+    names: Collection[str],
+    leaf_of: Callable[[Any], Any],
+    kinds: Collection[str] | None = None,
+) -> tuple[Structure, list[Any]]:
+    """Return a structure, and its leaves, in which what has one of these names is one leaf, made by `leaf_of`: if it is
+    a container of these kinds; None: whatever it is."""
+    given, leaves = iter(unfolded), []
+
+    def fold(node: Structure, path: tuple[str, ...]) -> Structure:
+        if ".".join(path) in names and (kinds is None or (node != LEAF and node[0] in kinds)):
+            leaves.append(leaf_of(unflatten(node, given)))
+            return LEAF
+        if node == LEAF:
+            leaves.append(next(given))
+            return LEAF
+        kind, cls, keys, children = node
+        paths = ((*path, label) for label in labels_of(node))
+        return kind, cls, keys, tuple(map(fold, children, paths))
+
+    return fold(structure, ()), leaves
 
 
 def _pad(column: Sequence[Any], name: str, to: Shape | None, value: float) -> Padded:
@@ -320,6 +373,8 @@ def remedy_for(value: Any) -> str | None:
 def _collate(column: Any, name: str, only: Collection[str] | None) -> Any:
     from torch.utils.data import default_collate
 
+    if not META.isdisjoint(map(type, column)):
+        return list(map(plain_meta, column))
     try:
         return default_collate(column)
     except (TypeError, RuntimeError, ValueError) as error:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import Finished, unwrapped
-from gpuload.datasets.box_formats import from_xyxy, to_xyxy
-from gpuload.datasets.sample import Boxes, Keypoints, Mask
+from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload_together

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from gpuload.cli.console import fail, make_console, progress, say
-from gpuload.datasets.stores.tar.patterns import find_shards
-from gpuload.datasets.stores.tar.shards import open_shards
+from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 
 __all__ = ["run"]
 

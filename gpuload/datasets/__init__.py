@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload.datasets.cached import Cached
+    from gpuload.datasets.coco import Coco
     from gpuload.datasets.folder import ImageFiles, ImageFolder
     from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.stores.array import ArrayFile
-    from gpuload.datasets.stores.coco import Coco
     from gpuload.datasets.stores.filelist import FileList
     from gpuload.datasets.stores.hdf5 import HDF5
     from gpuload.datasets.stores.lmdb import LMDB
@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "ArrayFile": "stores.array",
     "Cached": "cached",
-    "Coco": "stores.coco",
+    "Coco": "coco",
     "DeviceCached": "resident",
     "FileList": "stores.filelist",
     "HDF5": "stores.hdf5",

@@ -14,15 +14,28 @@ import numpy as np
 from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.litter import LeftOut
-from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import scanned
+from gpuload.datasets.scan import Lazy, Paths, full_path, scanned
 from gpuload.datasets.stores.opening import client, is_url, named, read_whole
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["ImageFileDataset", "existing_folder", "pack_labels"]
+__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels"]
+
+
+class LabelledPaths(Lazy[tuple[str, Any]]):
+    """Pairs of a path and a label, in a few arrays that all workers share."""
+
+    def __init__(self, paths: Paths, labels: Any) -> None:
+        self.paths, self.labels = paths, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _entry(self, number: int) -> tuple[str, Any]:
+        label = self.labels[number]
+        return self.paths[number], int(label) if isinstance(self.labels, np.ndarray) else label
 
 
 class ImageFileDataset:
@@ -67,8 +80,12 @@ class ImageFileDataset:
     def _fetched(self, paths: list[str]) -> list[bytes]:
         return read_whole(paths, self._remote)
 
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        number = self._from_start(index)
+        return self._with(number, self._encoded(number))
+
     def _with(self, number: int, image: Encoded) -> Any:
-        """The sample of an image; as ``self[number]`` gives it."""
+        """The sample of an image."""
         raise NotImplementedError
 
     @property

@@ -25,8 +25,8 @@ from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import Joined, from_start, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, forget, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import full_path
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, as_meta, plain_meta
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.tree import dtype_of, flatten
 
@@ -314,6 +314,8 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
     kind = type(value)
     if kind in PLAIN:
         return value
+    if kind in META:
+        return ["meta", _described(plain_meta(value), where, blobs)]
     if kind is tuple or kind is list:
         return [kind.__name__, [_described(part, f"{where}[{i}]", blobs) for i, part in enumerate(value)]]
     if kind is dict:
@@ -371,6 +373,8 @@ def _made(described: Any, parts: Iterator[memoryview]) -> Any:
         return tuple(made) if kind == "tuple" else made
     if kind == "dict":
         return dict(zip(rest[0], [_made(part, parts) for part in rest[1]], strict=True))
+    if kind == "meta":
+        return as_meta(_made(rest[0], parts))
     if kind == "encoded":
         return Encoded(bytes(next(parts)), *rest)
     if kind == "bytes":

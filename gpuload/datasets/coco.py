@@ -1,44 +1,267 @@
-"""COCO's annotations: kept as JSON in one buffer, and made into targets each time they are asked for.
+"""COCO: a folder of images with a file of annotations (`Coco`), and torchvision's datasets of them (`WrappedCoco`).
 
-The main process chooses and checks them, workers parse them and make the targets. No torch; pycocotools is imported
-where the first polygon becomes a mask.
+The main process reads and checks annotations once, without pycocotools or torchvision, and packs them as JSON in one
+buffer; for COCO's own files that takes many seconds, so what comes of it is kept for the next time. Workers parse the
+annotations of one image and make its target each time it is asked for; pycocotools is imported where the first polygon
+becomes a mask. No torch.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import operator
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.sample import Boxes, Keypoints, Mask
+from gpuload.datasets.base import ImageFileDataset, existing_folder, pack_labels
+from gpuload.datasets.files import check_expanded, check_pixels
+from gpuload.datasets.names import dataset_arguments
+from gpuload.datasets.sample import Boxes, Encoded, Keypoints, Mask, Mode, as_meta, check_mode
+from gpuload.datasets.scan import Lazy, Paths
+from gpuload.datasets.stores.opening import is_url, open_stream, remote_for, scope_of
+from gpuload.datasets.stores.store import existing_file, stamp
 from gpuload.errors import one_line
 
-__all__ = [
-    "CocoTargets",
-    "JsonLists",
-    "as_lists",
-    "chosen",
-    "image_path",
-    "is_in",
-    "unknown_categories",
-    "unmatched",
-    "whole",
-]
+if TYPE_CHECKING:
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
+__all__ = ["Coco", "CocoTargets", "WrappedCoco", "chosen"]
+
+INDEX: Final = 3  # which form an index has; one of another form is built anew
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 JSON: Final = frozenset({str, int, float, bool, type(None)})
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
 NUMBERS: Final = (int, float, np.integer, np.floating)
 LARGEST: Final = float(np.finfo(np.float32).max)
-HOW: Final = "gpuload.wrap(dataset, annotations={!r})"  # how a user chooses
+CORNERS: Final = 6  # numbers of the smallest polygon, x and y of three points
+WHOLE: Final = "a whole number that fits into 64 bits"
+# How a user chooses targets.
+OF_WRAP: Final = "gpuload.wrap(dataset, annotations={!r})"
+OF_COCO: Final = "gpuload.Coco(…, targets={!r})"
 
 
-class CocoTargets(Sequence[Any]):
-    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`. Also those of `gpuload.datasets.stores.coco`.
+class _CocoImages(ImageFileDataset):
+    """Images with a target each, made when it is asked for."""
+
+    if TYPE_CHECKING:
+        targets: Any
+
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
+        target = self.targets[number]
+        return image, as_meta(target) if type(target) is list else target
+
+
+class Coco(_CocoImages):
+    """Images with boxes, labels, masks and keypoints, from COCO's JSON.
+
+    Yields ``(Encoded, target)``, the target as `gpuload.wrap` makes it of torchvision's CocoDetection: a dict with
+    ``"boxes"``, ``"labels"``, ``"image_id"``, and what else the annotations have. Images come in the order of their
+    ids, annotations of one in the file's order; images without annotations have targets too, with no objects. Masks of
+    polygons need pycocotools when they are made.
+
+    Args:
+        images: the folder of images.
+        annotations: the JSON file.
+        targets: which of ``"masks"`` and ``"keypoints"`` to make, default those that the annotations have; ``()`` for
+            neither; ``"raw"``: the list of annotations as the file has it.
+        crowds: False leaves out annotations of crowds (``iscrowd``).
+        mode: what the pixels become, see `Encoded`.
+        storage_options: of a folder or file at a URL, what fsspec takes, or a `Remote`.
+
+    Attributes:
+        ids: the id of each image in the file.
+        paths: the full path of each image: a sequence that makes each str when it is asked for.
+        targets: the target of each image: a sequence that makes each when it is asked for.
+        categories: the name of each category, by its id.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+        ValueError: the file is not COCO's format; a file name leads out of the folder; a box is missing or has a
+            negative size. The message names the image or annotation.
+
+    Warns:
+        UserWarning: annotations belong to no image or category, or have polygons of fewer than three points, which
+            are left out of their masks.
+
+    While reading, FileNotFoundError names an image that is listed but not there, ValueError a bad polygon, DecodeError
+    masks that are larger than `Decode` allows.
+    """
+
+    @dataset_arguments
+    def __init__(
+        self,
+        images: str | os.PathLike[str],
+        annotations: str | os.PathLike[str],
+        *,
+        targets: Literal["raw"] | Collection[str] | None = None,
+        crowds: bool = True,
+        mode: Mode = "RGB",
+        storage_options: StorageOptions = None,
+    ) -> None:
+        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
+
+        if not isinstance(crowds, bool):
+            raise TypeError(f"crowds must be True or False, got {crowds!r}")
+        names = chosen(targets, "targets")
+        self.mode: Mode = check_mode(mode)
+        remote = remote_for([images, annotations], storage_options)
+        root = existing_folder(images)
+        self._remote = remote if is_url(root) else None
+        self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)
+        asked = (root, names, crowds)
+        arrays = cached(
+            self.annotations,
+            [INDEX, *stamp(self.annotations, remote), *scope_of(remote), *asked],
+            lambda: _index(self.annotations, *asked, remote),
+        )
+        short = json.loads(arrays["short"].tobytes())
+        self.ids = arrays["ids"]
+        self.paths = Paths(root, arrays["paths"], arrays["path_offsets"])
+        self.categories: dict[int, str] = dict(short.pop("categories"))
+        for remark in short.pop("remarks"):
+            warnings.warn(remark, stacklevel=3)
+        self.targets = JsonLists(arrays["lists"], arrays["list_offsets"])
+        if names != "raw":
+            sizes = arrays["sizes_hw"].reshape(-1, 2)
+            self.targets = CocoTargets.again(ids=self.ids, sizes_hw=sizes, lists=self.targets, how=OF_COCO, **short)
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
+        try:
+            return super().__getitem__(index)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"image {self.ids[self._from_start(index)]} of {self.annotations!r} is not in the folder; copy it "
+                "there, or leave it out of the file",
+                error.filename,
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Coco({self.root!r}: {len(self)} images)"
+
+
+class WrappedCoco(_CocoImages):
+    """What `gpuload.datasets.wrap.wrap` makes of a CocoDetection; of CocoCaptions, with a list of captions.
+
+    Attributes:
+        ids: the id of each image in the annotation file.
+        paths: the absolute path of each image: a sequence that makes each str when it is asked for.
+        targets: the target of each image: a sequence that makes each when it is asked for.
+        target_transform: what is applied to a target before it is yielded, or None.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode, annotations: Any, crowds: bool) -> None:
+        self.mode = mode
+        self.ids = pack_labels(dataset.ids)
+        images = [dataset.coco.imgs[key] for key in dataset.ids]
+        names = [
+            image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
+        ]
+        self.paths = Paths.below(os.path.abspath(dataset.root), names)
+        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
+        self._name = type(dataset).__name__
+        source = f"{self._name}({self.root!r})"
+        remarks = [unmatched(dataset.coco.anns.values(), "image_id", dataset.coco.imgs, source)]
+        targets = [dataset._load_target(key) for key in dataset.ids]
+        if not crowds:
+            targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
+        if annotations == "raw" or (annotations is None and self.target_transform is not None):
+            self.targets = as_lists(targets)
+        elif self.target_transform is None:
+            self.targets = CocoTargets(targets, self.ids, images, annotations)
+            remarks += self.targets.remarks(targets, dataset.coco.cats.values(), source)
+        else:
+            raise TypeError(
+                f"annotations={annotations!r} makes targets of the annotations, but the dataset's target_transform "
+                "takes them as they are; leave one of the two out"
+            )
+        for remark in filter(None, remarks):
+            warnings.warn(remark, stacklevel=4)  # where the user calls `wrap`
+
+    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
+        if self.target_transform is None:
+            return super()._with(number, image)
+        return image, self.target_transform(self.targets[number])
+
+    def __repr__(self) -> str:
+        return f"wrap({self._name}({self.root!r}): {len(self)} images)"
+
+
+def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
+    """Return what a file says, checked, in arrays; what is short as JSON."""
+    listed, objects, categories = _parts(path, remote)
+    listed.sort(key=lambda image: image["id"])
+    own: dict[int, list[Any]] = {image["id"]: [] for image in listed}
+    if len(own) < len(listed):
+        twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
+        raise ValueError(f"{path!r} lists two images with the id {twice!r}; an id names one image")
+    remarks = [unmatched(objects, "image_id", own, repr(path))]
+    for one in objects:
+        if is_in(one.get("image_id"), own) and (crowds or not one.get("iscrowd")):
+            own[one["image_id"]].append(one)
+    # A URL is no path, but what goes on after it is checked like one.
+    folder = root if not is_url(root) else "/" + root.partition("://")[2]
+    paths = Paths.below(folder, [image_path(image["file_name"], image["id"], folder) for image in listed])
+    short: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
+    arrays = {"ids": np.array(list(own), np.int64), "paths": paths.data, "path_offsets": paths.offsets}
+    if names == "raw":
+        lists: Any = as_lists(own.values())
+    else:
+        targets = CocoTargets(list(own.values()), list(own), listed, names, how=OF_COCO)
+        remarks += targets.remarks(list(own.values()), categories, repr(path))
+        lists = targets.lists
+        short |= {"names": targets.names, "points": targets.points, "more": targets.more}
+        arrays["sizes_hw"] = targets.sizes_hw.ravel()
+    short["remarks"] = list(filter(None, remarks))
+    arrays |= {"lists": lists.data, "list_offsets": lists.offsets}
+    return {**arrays, "short": np.frombuffer(json.dumps(short).encode(), np.uint8)}
+
+
+def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return images, annotations and categories of a file."""
+    try:
+        with open_stream(path, remote) as file:
+            found = json.loads(file.read().decode("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path!r} is no JSON, or is cut off: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("images", "annotations")):
+        raise ValueError(
+            f"{path!r} has no lists of images and annotations; expected COCO's format, as in instances_val2017.json"
+        )
+    for image in found["images"]:
+        if (
+            not isinstance(image, dict)
+            or type(image.get("id")) is not int
+            or not is_whole(image["id"])  # more than 64 bits
+            or not isinstance(image.get("file_name"), str)
+        ):
+            raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {repr(image)[:200]}")
+    for kind in ("annotations", "categories"):
+        for one in found.get(kind) or ():
+            if not isinstance(one, dict) or (kind == "categories" and not _is_category(one)):
+                raise ValueError(f"one of the {kind} of {path!r} is {repr(one)[:200]}, which is not COCO's format")
+    categories = found.get("categories") or []
+    names: dict[Any, Any] = {}
+    for one in categories:
+        if names.setdefault(one["id"], one["name"]) != one["name"]:
+            raise ValueError(
+                f"{path!r} has two categories with the id {one['id']!r}, {names[one['id']]!r} and {one['name']!r}; an "
+                "id names one category"
+            )
+    return found["images"], found["annotations"], categories
+
+
+def _is_category(one: dict[str, Any]) -> bool:
+    return isinstance(one.get("id"), int | str) and "name" in one
+
+
+class CocoTargets(Lazy[Any]):
+    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`.
 
     Args:
         annotations: of each image, as the file has them.
@@ -52,6 +275,8 @@ class CocoTargets(Sequence[Any]):
             says what to do.
     """
 
+    _entries = "targets"
+
     def __init__(
         self,
         annotations: Sequence[Any],
@@ -59,43 +284,47 @@ class CocoTargets(Sequence[Any]):
         images: Iterable[Any],
         names: Collection[str] | None,
         *,
-        how: str = HOW,
+        how: str = OF_WRAP,
     ) -> None:
         self.how = how
         every = [annotation for own in annotations for annotation in own]
         had = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in every)]
         self.names = had if names is None else [name for name in FIELDS if name in names]
         for field in ("bbox", "category_id"):
-            _check(every, field, self._raw())
+            _check_there(every, field, self._raw())
         _check_boxes(every, self._raw())
-        _check_whole(every, "category_id", self._raw())
+        _check(every, "category_id", is_whole, WHOLE, self._raw())
         if "masks" in self.names:
-            _check(every, "segmentation", self._without("masks"))
+            _check_there(every, "segmentation", self._without("masks"))
         self.ids = ids
         self.sizes_hw = np.array([self._size(image) for image in images], np.int32).reshape(-1, 2)
         self.points = self._count_points(every) if "keypoints" in self.names else 0
         # A file may lack these two for all objects or for some (or have null there): then no target has them.
         self.more = [name for name in ("area", "iscrowd") if all(one.get(name) is not None for one in every)]
-        if "area" in self.more:
-            _check_area(every, self._raw())
-        if "iscrowd" in self.more:
-            _check_whole(every, "iscrowd", self._raw())
+        for field, is_right, expected in (("area", _is_number, "a number"), ("iscrowd", is_whole, WHOLE)):
+            if field in self.more:
+                _check(every, field, is_right, expected, self._raw())
         kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
         self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
 
     @classmethod
     def again(cls, **parts: Any) -> CocoTargets:
-        """Those with these attributes, which were checked when they were made."""
+        """Make those with these attributes, which were checked when they were made first."""
         targets = cls.__new__(cls)
         vars(targets).update(parts)
         return targets
 
+    def remarks(self, annotations: Sequence[Any], categories: Iterable[Any], source: str) -> list[str]:
+        """Return what to warn of: categories that are not there, polygons that cover nothing."""
+        every = [annotation for own in annotations for annotation in own]
+        ids = {label: None for one in categories if (label := whole(one.get("id"))) is not None}
+        unknown = unmatched(every, "category_id", ids, source, key=whole) if ids else ""
+        return [unknown, _small_polygons(every, source) if "masks" in self.names else ""]
+
     def __len__(self) -> int:
         return len(self.lists)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _entry(self, index: int) -> dict[str, Any]:
         objects, image_id = self.lists[index], self.ids[index]
         boxes = np.array([one["bbox"] for one in objects], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -109,10 +338,7 @@ class CocoTargets(Sequence[Any]):
             if name in self.more:
                 target[name] = np.array([one[name] for one in objects], dtype)
         if "masks" in self.names:
-            masks = np.zeros((len(objects), height, width), np.uint8)
-            for mask, one in zip(masks, objects, strict=True):
-                mask[...] = _mask(one, height, width, self.how)
-            target["masks"] = Mask(masks)
+            target["masks"] = Mask(self._masks(objects, target["image_id"], height, width))
         if "keypoints" in self.names:
             nothing = [0] * (3 * self.points)  # COCO's own way to say that none is labelled
             points = np.array([one.get("keypoints") or nothing for one in objects], np.float32)
@@ -120,6 +346,16 @@ class CocoTargets(Sequence[Any]):
             target["keypoints"] = Keypoints(np.ascontiguousarray(points[..., :2]))
             target["visibility"] = points[..., 2].astype(np.int64)
         return target
+
+    def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
+        """Return the masks of an image, n×H×W. Height and width are what a file says, so they are limited."""
+        name, remedy = f"the COCO image {image_id!r}", f", or {self._without('masks')}"
+        check_pixels(height, width, f"{name}, by the size in its file of annotations,", remedy)
+        check_expanded(len(objects) * height * width, f"the array of the {len(objects)} masks of {name}", remedy)
+        masks = np.zeros((len(objects), height, width), np.uint8)
+        for mask, one in zip(masks, objects, strict=True):
+            mask[...] = _mask(one, height, width, self.how)
+        return masks
 
     def _without(self, name: str) -> str:
         """How to leave one of the names out."""
@@ -173,10 +409,19 @@ def chosen(annotations: Any, called: str = "annotations") -> Any:
     return tuple(annotations)
 
 
-def _check(annotations: Iterable[Any], field: str, remedy: str) -> None:
+def _check_there(annotations: Iterable[Any], field: str, remedy: str) -> None:
     for annotation in annotations:
         if annotation.get(field) in (None, [], ""):
             raise ValueError(f"the COCO annotation {annotation.get('id')!r} has no {field}; {remedy}")
+
+
+def _check(annotations: Iterable[Any], field: str, is_right: Callable[[Any], bool], expected: str, remedy: str) -> None:
+    for annotation in annotations:
+        if not is_right(annotation[field]):
+            raise ValueError(
+                f"the COCO annotation {annotation.get('id')!r} has the {field} {_short(annotation[field])}, expected "
+                f"{expected}; {remedy}"
+            )
 
 
 def _check_boxes(annotations: Sequence[Any], remedy: str) -> None:
@@ -197,22 +442,9 @@ def _check_boxes(annotations: Sequence[Any], remedy: str) -> None:
             )
 
 
-def _check_area(annotations: Iterable[Any], remedy: str) -> None:
-    for annotation in annotations:
-        if not _is_number(annotation["area"]):
-            raise ValueError(
-                f"the COCO annotation {annotation.get('id')!r} has the area {_short(annotation['area'])}, expected a "
-                f"number; {remedy}"
-            )
-
-
-def _check_whole(annotations: Iterable[Any], field: str, remedy: str) -> None:
-    for annotation in annotations:
-        if whole(annotation[field]) is None:
-            raise ValueError(
-                f"the COCO annotation {annotation.get('id')!r} has the {field} {_short(annotation[field])}, expected a "
-                f"whole number that fits into 64 bits; {remedy}"
-            )
+def is_whole(value: Any) -> bool:
+    """Return whether `whole` takes a value."""
+    return whole(value) is not None
 
 
 def whole(value: Any) -> int | None:
@@ -278,11 +510,26 @@ def unmatched(
     return f"{len(strays):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
 
 
-def unknown_categories(annotations: Collection[Any], categories: Iterable[Any], source: str) -> str:
-    """Return what to warn of if some annotations have a category that is not there, as `unmatched` does; nothing if
-    the file has no categories at all."""
-    ids = {label: None for one in categories if (label := whole(one.get("id"))) is not None}
-    return unmatched(annotations, "category_id", ids, source, key=whole) if ids else ""
+def _small_polygons(annotations: Collection[Any], source: str) -> str:
+    """Return what to warn of if polygons have fewer than three points; else nothing."""
+    small = [annotation for annotation in annotations if _polygons(annotation["segmentation"])[1]]
+    if not small:
+        return ""
+    empty = sum(not _polygons(annotation["segmentation"])[0] for annotation in small)
+    return (
+        f"{len(small):,} of the {len(annotations):,} annotations of {source} have polygons of fewer than three points, "
+        f"which cover nothing and are left out; {empty:,} of them have no other, and an empty mask: the first is "
+        f"annotation {_short(small[0].get('id'))}. Correct the polygons, or leave such annotations out of the file"
+    )
+
+
+def _polygons(segmentation: Any) -> tuple[Any, bool]:
+    """Return the polygons that may have an area, and whether there are others, of fewer than three points; anything
+    else than a list as it is."""
+    if not isinstance(segmentation, list):
+        return segmentation, False
+    polygons = [one for one in segmentation if not isinstance(one, list | tuple) or len(one) >= CORNERS]
+    return polygons, len(polygons) < len(segmentation)
 
 
 def is_in(value: Any, ids: Collection[Any]) -> bool:
@@ -318,11 +565,13 @@ def image_path(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
 
 
 def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
-    """The mask of an object, uint8 H×W: from polygons, or from run lengths (RLE), packed as text or not.
+    """Return the mask of an object, uint8 H×W: from polygons, or from run lengths (RLE), packed as text or not.
 
     Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
     """
-    given, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
+    given, name = _polygons(annotation["segmentation"])[0], f"the COCO annotation {annotation.get('id')!r}"
+    if given == []:
+        return np.zeros((height, width), np.uint8)
     if isinstance(given, list):
         for polygon in given:
             if not _is_list(polygon):
@@ -330,7 +579,7 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
                     f"{name} has the polygon {_short(polygon)}, expected a list of numbers below {FARTHEST}, in a list "
                     "of such polygons"
                 )
-            if len(polygon) < 6 or len(polygon) % 2:
+            if len(polygon) % 2:
                 raise ValueError(
                     f"{name} has a polygon of {len(polygon)} numbers, but one is x and y of at least three points"
                 )
@@ -361,9 +610,11 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
 
 
 def _unpacked(text: str | bytes) -> np.ndarray:
-    """Run lengths from COCO's text: six bits a character, from 48 on. Five of these are of a number, lowest first; the
-    sixth says that more follow; the highest of a number is its sign. From the fourth on, a number is a difference to
-    the last but one."""
+    """Return run lengths from COCO's text.
+
+    It has six bits a character, from 48 on. Five of these are of a number, lowest first; the sixth says that more
+    follow; the highest of a number is its sign. From the fourth on, a number is a difference to the last but one.
+    """
     values = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(~values & 32)
     if not len(ends) or (values < 0).any() or (values > 63).any() or ends[-1] != len(values) - 1:
@@ -377,8 +628,10 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class JsonLists(Sequence[Any]):
+class JsonLists(Lazy[Any]):
     """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
+
+    _entries = "targets"
 
     def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
         self.data, self.offsets = data, offsets
@@ -393,18 +646,13 @@ class JsonLists(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i, n = operator.index(index), len(self)
-        if not -n <= i < n:
-            raise IndexError(f"index {i} is out of range: there are {n} targets")
-        start, end = self.offsets[i % n : i % n + 2].tolist()
+    def _entry(self, number: int) -> Any:
+        start, end = self.offsets[number : number + 2].tolist()
         return json.loads(self.data[start:end].tobytes())
 
 
 def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
-    """Values as JSON if that gives them back as they are; else (the user put other things there) as a list."""
+    """Return values as JSON if that gives them back as they are; else (the user put other things there) as a list."""
     targets = list(targets)
     if not _is_json(targets):
         return targets
@@ -412,7 +660,7 @@ def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
 
 
 def _is_json(values: Collection[Any]) -> bool:
-    """Whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
+    """Return whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
     kinds = set(map(type, values))
     if kinds <= JSON:
         return True

@@ -1,7 +1,8 @@
 """Reading image files: whole, regular files alone, none that is too large, and large ones only if they begin as images.
 
-Runs where datasets do. `limited` sets how large a file may be while a loader's samples are read (`Decode.max_bytes`);
-elsewhere, and in threads that a dataset starts, it is `MAX_BYTES`.
+Runs where datasets do. `limited` sets how large a file, and what is made of data beside images, may be while a loader's
+samples are read (`Decode.max_bytes` and `max_pixels`); elsewhere, and in threads that a dataset starts, the limits are
+`MAX_BYTES` and `MAX_PIXELS`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows has none
+    resource = None
+
 __all__ = [
     "EXTENSIONS",
     "MAX_BYTES",
+    "MAX_PIXELS",
+    "Disk",
     "allows",
+    "byte_limit",
+    "check_expanded",
+    "check_pixels",
     "check_size",
     "is_complete",
     "limited",
@@ -33,6 +44,7 @@ __all__ = [
 # Those of image files, as torchvision has them, so that both number the same files alike.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
+MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
 KINDS: Final[dict[int, str]] = {
@@ -78,16 +90,18 @@ OTHERS: Final[tuple[tuple[bytes, str], ...]] = (
 HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 
 _max_bytes: ContextVar[int | None] = ContextVar("gpuload_max_bytes", default=MAX_BYTES)
+_max_pixels: ContextVar[int | None] = ContextVar("gpuload_max_pixels", default=MAX_PIXELS)
 
 
 @contextlib.contextmanager
-def limited(max_bytes: int | None) -> Iterator[None]:
-    """Let `read_file` take files of up to this many bytes; None for any."""
-    token = _max_bytes.set(max_bytes)
+def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
+    """Let datasets take files of up to so many bytes, and masks of so many pixels; None for any."""
+    bytes_token, pixels_token = _max_bytes.set(max_bytes), _max_pixels.set(max_pixels)
     try:
         yield
     finally:
-        _max_bytes.reset(token)
+        _max_pixels.reset(pixels_token)
+        _max_bytes.reset(bytes_token)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -153,6 +167,11 @@ def _check_large(descriptor: int, size: int, path: str) -> None:
         raise _refused(no_image(start, size), path)
 
 
+def byte_limit() -> int | None:
+    """Return how many bytes are allowed, by `check_size`; None: any number."""
+    return _max_bytes.get()
+
+
 def allows(nbytes: int) -> bool:
     """Whether so many bytes are allowed, by `check_size`."""
     limit = _max_bytes.get()
@@ -170,8 +189,42 @@ def check_size(nbytes: int, *source: str) -> None:
         raise _refused(too_large(nbytes, _max_bytes.get() or 0), "".join(source))
 
 
-def _refused(complaint: str, path: str) -> DecodeError:
-    error = DecodeError(f"{path!r}: {complaint}")
+def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
+    """Refuse what a few bytes of a file say is large, before memory is taken for it.
+
+    Args:
+        nbytes: the bytes of memory that it takes.
+        what: the part of the file, such as ``"row group 3"``.
+        remedy: what else helps, behind a comma.
+        path: of the file, for the message; None: `what` says enough.
+
+    Raises:
+        DecodeError: it is larger than `Decode.max_bytes`.
+    """
+    if not allows(nbytes):
+        raise _refused(
+            f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={_max_bytes.get():,}: perhaps a "
+            f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
+            path,
+        )
+
+
+def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
+    """Refuse a size that data other than an image's own header says.
+
+    Raises:
+        DecodeError: it has more pixels than `Decode.max_pixels`.
+    """
+    limit = _max_pixels.get()
+    if limit is not None and height * width > limit:
+        raise DecodeError(
+            f"{what} has {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels={limit:,}: perhaps a "
+            f"decompression bomb; if it is not, pass Loader(decode=Decode(max_pixels=…)){remedy}"
+        )
+
+
+def _refused(complaint: str, path: str | None) -> DecodeError:
+    error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
     return error
 
@@ -245,3 +298,24 @@ def is_complete(data: bytes) -> bool:
             return len(data) >= 8 + int.from_bytes(data[4:8], "little")
         case kind:
             return kind is not None
+
+
+class Disk:
+    """What this thread has had read from disks of this machine, also where it named something to be read ahead.
+
+    Of network file systems the kernel counts nothing.
+    """
+
+    def __init__(self) -> None:
+        self._blocks = _blocks()
+
+    def was_read(self) -> bool:
+        """Whether there was anything since it was asked last."""
+        before, self._blocks = self._blocks, _blocks()
+        return self._blocks != before
+
+
+def _blocks() -> int:
+    if resource is None:
+        return 0
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock

@@ -1,7 +1,7 @@
 """Image files in folders, with the folder as the label (`ImageFolder`) or without labels (`ImageFiles`).
 
 A dataset scans its folder once, in the main process, and is copied to the workers, which read the files. It holds no
-open files and no list of objects: paths are one byte buffer (`gpuload.datasets.paths`), labels an integer array. Ten
+open files and no list of objects: paths are one byte buffer (`gpuload.datasets.scan`), labels an integer array. Ten
 million ImageNet-like paths with their labels take 360 MB.
 """
 
@@ -9,38 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset, existing_folder
+from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import Scanner
+from gpuload.datasets.scan import Paths, Scanner
 from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
-
-
-class _Samples(Sequence[tuple[str, int]]):
-    """Paths and labels in pairs, each made when it is asked for."""
-
-    def __init__(self, paths: Paths, labels: np.ndarray) -> None:
-        self._paths, self._labels = paths, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(zip(self._paths[index], self._labels[index].tolist(), strict=True))
-        return self._paths[index], int(self._labels[index])
 
 
 class ImageFolder(ImageFileDataset):
@@ -135,16 +119,12 @@ class ImageFolder(ImageFileDataset):
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(path, label)`` of each image: a sequence that makes each pair when it is asked for."""
-        return _Samples(self.paths, self.labels)
+        return LabelledPaths(self.paths, self.labels)
 
     @property
     def imgs(self) -> Sequence[tuple[str, int]]:
         """The samples, under torchvision's other name."""
         return self.samples
-
-    def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, int]:
-        number = self._from_start(index)
-        return self._encoded(number), int(self.labels[number])
 
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, int]:
         return image, int(self.labels[number])
@@ -209,9 +189,6 @@ class ImageFiles(ImageFileDataset):
 
         found = self._scanned(scanner, folder, ["files", endings, follow_links], scan)
         self.paths = Paths(folder, found["data"], found["offsets"])
-
-    def __getitem__(self, index: SupportsIndex) -> Encoded:
-        return self._encoded(self._from_start(index))
 
     def _with(self, number: int, image: Encoded) -> Encoded:
         return image

@@ -1,4 +1,8 @@
-"""The types of a sample's leaves: images, and *targets* (masks, boxes, keypoints), which move with their image.
+"""The types of a sample's leaves: images, and *targets* (masks, boxes, keypoints), which move with their image; and
+metadata.
+
+A box is four numbers in pixels, measured from the top left corner of the image: ``"xyxy"`` left, top, right, bottom;
+``"xywh"`` left, top, width, height; ``"cxcywh"`` centre, width, height.
 
 A *sample*, what a dataset yields, is a tree of tuples, lists and dicts. Imported by workers; no torch, no Pillow.
 """
@@ -12,18 +16,51 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.box_formats import BoxFormat, format_name
 from gpuload.datasets.files import read_file
 from gpuload.datasets.stores.opening import named, read_whole, remote_for
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
 
-__all__ = ["LEAVES", "PIXELS", "Boxes", "Encoded", "Image", "Keypoints", "Mask", "Mode", "Target", "check_mode", "read"]
+__all__ = [
+    "FORMATS",
+    "LEAVES",
+    "META",
+    "PIXELS",
+    "BoxFormat",
+    "Boxes",
+    "Encoded",
+    "Image",
+    "Keypoints",
+    "Mask",
+    "MetaValue",
+    "Mode",
+    "Target",
+    "as_meta",
+    "check_mode",
+    "format_name",
+    "from_xyxy",
+    "plain_meta",
+    "read",
+    "to_xyxy",
+    "too_deep",
+]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 MODES: Final = ("RGB", "L", "RGBA", "unchanged")
 PIXELS: Final = ("uint8", "uint16", "float32")  # the dtypes of images
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+FORMATS: Final = ("xyxy", "xywh", "cxcywh")
+# Pillow's modes of more than 8 bits, all with one number for each pixel (it reduces colours to 8 bits itself). It opens
+# no format of up to 8 bits in one of them.
+DEEP: Final[dict[str, str]] = {
+    "I;16": "16 bits a pixel",
+    "I;16L": "16 bits a pixel",
+    "I;16B": "16 bits a pixel",
+    "I;16N": "16 bits a pixel",
+    "I": "32-bit integers",
+    "F": "32-bit floats",
+}
 
 
 def check_mode(mode: Mode) -> Mode:
@@ -245,6 +282,61 @@ Target = Mask | Boxes | Keypoints
 LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves, not containers
 
 
+class MetaDict(dict[Any, Any]):
+    """A dict that is one leaf: metadata, which a batch has as they are, in a list."""
+
+
+class MetaList(list[Any]):
+    """A list that is one leaf."""
+
+
+class MetaStr(str):
+    """A text among metadata."""
+
+
+class MetaInt(int):
+    """A whole number among metadata."""
+
+
+class MetaFloat(float):
+    """A number among metadata."""
+
+
+class MetaValue:
+    """Any object as one leaf among metadata."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_META: Final[dict[type, Any]] = {dict: MetaDict, list: MetaList, str: MetaStr, int: MetaInt, float: MetaFloat}
+_PLAIN: Final = {cls: base for base, cls in _META.items()}
+META: Final = frozenset({*_PLAIN, MetaValue})
+
+
+def as_meta(value: Any) -> Any:
+    """Return a value that is collated to a list of the samples' values: equal, and of a subclass; others as they are.
+
+    So does what JSON says of a sample, which may be of another form in the next one.
+
+    Example:
+        >>> as_meta({"caption": None}), as_meta(None)
+        ({'caption': None}, None)
+    """
+    cls = _META.get(type(value))
+    return value if cls is None else cls(value)
+
+
+def plain_meta(value: Any) -> Any:
+    """Return the value that `as_meta`, or `MetaValue`, was given."""
+    if type(value) is MetaValue:
+        return value.value
+    base = _PLAIN.get(type(value))
+    return value if base is None else base(value)
+
+
 def _deep(array: np.ndarray) -> np.ndarray:
     """The pixels of an image that are not uint8."""
     if array.dtype.name not in PIXELS:
@@ -311,3 +403,58 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
     if (remote := remote_for(path, storage_options)) is not None:
         return Encoded(read_whole([os.fspath(path)], remote)[0], "RGB", named(os.fspath(path)))
     return Encoded(read_file(path), "RGB", os.fspath(path))
+
+
+def format_name(name: str, value: Any) -> BoxFormat:
+    """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
+    found = value if isinstance(value, str) else getattr(value, "value", value)
+    found = found.lower() if isinstance(found, str) else found
+    if found in ("xywhr", "cxcywhr", "xyxyxyxy"):
+        raise ValueError(
+            f"{name} is {value!r}, but rotated boxes are not supported; give one of {', '.join(map(repr, FORMATS))}"
+        )
+    if found not in FORMATS:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
+    return found  # pyright: ignore[reportReturnType]
+
+
+def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
+    """Boxes (n, 4) as left, top, right, bottom: int64 if boxes and edges are integers (half a width may not be), else
+    float64. Edges of float32 boxes are rounded to float32, as torchvision's are: with more digits, a box that ends at
+    the image's border would reach beyond it."""
+    whole = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
+    boxes = boxes.astype(np.int64 if whole else boxes.dtype if boxes.dtype == np.float32 else np.float64)
+    if box_format == "cxcywh":
+        boxes[:, :2] -= boxes[:, 2:] / 2
+    if box_format != "xyxy":
+        boxes[:, 2:] += boxes[:, :2]
+    return boxes if whole else boxes.astype(np.float64)
+
+
+def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """Boxes of left, top, right, bottom as `box_format`, in `dtype`."""
+    boxes = boxes.copy()
+    if box_format != "xyxy":
+        boxes[:, 2:] -= boxes[:, :2]
+    if box_format == "cxcywh":
+        whole = np.issubdtype(boxes.dtype, np.integer)
+        boxes[:, :2] += boxes[:, 2:] // 2 if whole else boxes[:, 2:] / 2
+    return boxes.astype(dtype)
+
+
+def too_deep(what: str, mode: str, way: str = "gpuload.Image(array)") -> str | None:
+    """Why `what`, of this Pillow mode, cannot be an image of 8 bits, and what to do; None if it can. `way`: what to
+    write for the values as they are.
+
+    Example:
+        >>> too_deep("this PNG", "RGB")
+        >>> too_deep("this PNG", "I;16").partition(",")[0]
+        "this PNG holds 16 bits a pixel (Pillow mode 'I;16')"
+    """
+    if mode not in DEEP:
+        return None
+    return (
+        f"{what} holds {DEEP[mode]} (Pillow mode {mode!r}), which Pillow would clip to 8; for its values as they are "
+        f"yield {way}, of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, yield a "
+        "gpuload.Mask"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES
+from gpuload.datasets.sample import LEAVES, META
 
 __all__ = [
     "LEAF",
@@ -46,7 +46,7 @@ __all__ = [
 
 LEAF = "*"
 VALUES = frozenset({int, float, bool, str, bytes, type(None), np.ndarray})
-PLAIN = frozenset({*VALUES, *LEAVES})  # leaves by their type alone
+PLAIN = frozenset({*VALUES, *LEAVES, *META})  # leaves by their type alone
 # LEAF, or (kind, type or None, keys or None, children): nested tuples, hashable. Kinds are "tuple", "list", "dict",
 # "dataclass", and "clip": frames, one leaf each, that become one tensor.
 Structure = Any
@@ -296,9 +296,12 @@ def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> 
             f"{', '.join(repr(key) for key in these if key not in those) or 'none'} in the {which} alone"
             for these, those, which in ((ours, theirs, "first"), (theirs, ours, "second"))
         ]
-        return f" (the keys of {name} differ: {parts[0]}, {parts[1]})"
+        hint = f"; collate_fn=gpuload.keep({name}) keeps dicts of any form, in a list" if path else ""
+        return f" (the keys of {name} differ: {parts[0]}, {parts[1]}{hint})"
     if len(ours) != len(theirs):
-        hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers" if path and one[0] == "list" else ""
+        hint = ""
+        if path and one[0] == "list":
+            hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers, gpuload.keep({name}) keeps any list"
         return f" ({name} has the length {len(ours)} in the first, {len(theirs)} in the second{hint})"
     children = zip(ours, one[3], other[3], strict=True)
     return next(filter(None, (difference(own, its, (*path, label)) for label, own, its in children)), "")

@@ -13,10 +13,10 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.base import pack_labels
+from gpuload.datasets.base import LabelledPaths, pack_labels
 from gpuload.datasets.files import will_read
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, read
+from gpuload.datasets.scan import Paths
 
 __all__ = ["FolderCopy", "SubsetCopy", "without_torch"]
 
@@ -92,22 +92,6 @@ class SubsetCopy:
         self.dataset.will_need([self.indices[index] for index in indices])
 
 
-class PackedSamples(Sequence[tuple[str, Any]]):
-    """Pairs of a path and a label, in a few arrays that all workers share."""
-
-    def __init__(self, paths: Paths, targets: Any) -> None:
-        self.paths, self.targets = paths, targets
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        path, target = self.paths[index], self.targets[index]
-        return path, int(target) if isinstance(self.targets, np.ndarray) else target
-
-
 def _packed(samples: list[Any]) -> Sequence[Any]:
     """Pack pairs; samples that are anything else stay a list."""
     if not all(type(sample) is tuple and len(sample) == 2 and type(sample[0]) is str for sample in samples):
@@ -119,5 +103,5 @@ def _packed(samples: list[Any]) -> Sequence[Any]:
     with contextlib.suppress(UnicodeEncodeError):
         inner = [os.fsencode(name[len(prefix) :]) for name in names]
         paths = Paths.pack(folder, [(b"".join(inner), np.fromiter(map(len, inner), np.int64, len(inner)))])
-        return PackedSamples(paths, pack_labels([target for _, target in samples]))
+        return LabelledPaths(paths, pack_labels([target for _, target in samples]))
     return samples

@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.datasets.bit_depth import too_deep
-from gpuload.datasets.sample import Encoded, Mode
+from gpuload.datasets.sample import Encoded, Mode, too_deep
 from gpuload.decode.cut import cuts
 from gpuload.decode.grid import Cut
 from gpuload.decode.header import (

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from gpuload.datasets.files import MAX_BYTES
+from gpuload.datasets.files import MAX_BYTES, MAX_PIXELS
 
 __all__ = ["Decode", "Scale", "device_rows"]
 
@@ -65,7 +65,7 @@ class Decode:
     device_memory: int = 1 << 30
     scale: Scale = "exact"
     exif: bool = False
-    max_pixels: int | None = 178_956_970
+    max_pixels: int | None = MAX_PIXELS
     max_scans: int | None = 256
     max_scan_pixels: int | None = 1 << 31
     max_bytes: int | None = MAX_BYTES

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.bit_depth import too_deep
-from gpuload.datasets.sample import Encoded, Image
+from gpuload.datasets.sample import Encoded, Image, too_deep
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import PROGRESSIVE, Header, JpegHeader, ends, read_header, read_orientation, scan_markers
 from gpuload.decode.options import Decode

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
-from gpuload.datasets.paths import full_path
+from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError, import_optional
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import manifest as set_manifest

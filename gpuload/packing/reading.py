@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Final
 
-from gpuload.datasets.disk import Disk
+from gpuload.datasets.files import Disk
 from gpuload.errors import DecodeError
 
 __all__ = ["AT_ONCE", "each_sample"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.paths import full_path
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import open_file
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import build

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpuload.datasets.box_formats import to_xyxy
-from gpuload.datasets.sample import Boxes
+from gpuload.datasets.sample import Boxes, to_xyxy
 from gpuload.datasets.tree import LEAF, Structure, places_of
 from gpuload.errors import ErrorRecord, visible
 from gpuload.order.place import IterablePlace

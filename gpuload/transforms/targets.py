@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.datasets.box_formats import format_name
+from gpuload.datasets.sample import format_name
 from gpuload.transforms.arguments import finite, is_sequence, label_getter, whole
 from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints

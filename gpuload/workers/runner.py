@@ -198,7 +198,7 @@ class ChunkRunner:
             reply = self._row_copier.fill(chunk, counters)
             if reply is not None:
                 return reply
-        with self._guarded(), limited(self.job.decode.max_bytes):
+        with self._guarded(), limited(self.job.decode.max_bytes, self.job.decode.max_pixels):
             if not self._read(chunk):
                 return chunk.refusal(Status.UNWANTED)
             start = clock()

@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.box_formats import to_xyxy
 from gpuload.datasets.files import EXTENSIONS
-from gpuload.datasets.recognise import fewer_frames, find_leaves, unfold_clips
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target
-from gpuload.datasets.strays import find_strays
+from gpuload.datasets.recognise import fewer_frames, find_leaves, find_strays, unfold_clips
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target, to_xyxy
 from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.disk import Disk
+from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.datasets.tables import Found, picked
 from gpuload.datasets.tree import flatten
@@ -357,7 +357,7 @@ class Pass:
             raise Ended from None
         except Exception as error:
             failed = error
-            if inspect.isgenerator(self._iterator):
+            if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
         if self._next >= self._start.samples:
             self._taken[self._next] = (sample, failed)

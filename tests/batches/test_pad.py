@@ -1,4 +1,4 @@
-"""Padding: what a batch of arrays of different sizes becomes, in nestings of every kind, and what is refused how."""
+"""Padding and keeping: what a batch of arrays of different sizes becomes, in nestings of every kind; what is not."""
 
 from __future__ import annotations
 
@@ -273,8 +273,8 @@ def test_importing_it_imports_no_torch() -> None:
         (
             [(1, {"a": 2}), (1, {"b": 2})],
             "sample 0 of the batch is (·, {'a': ·}), but sample 1 is (·, {'b': ·}) (the keys of '1' differ: 'a' in the "
-            "first alone, 'b' in the second alone): all samples of a batch must have the same structure; let the "
-            "dataset return one form",
+            "first alone, 'b' in the second alone; collate_fn=gpuload.keep('1') keeps dicts of any form, in a list): "
+            "all samples of a batch must have the same structure; let the dataset return one form",
         ),
         (
             [[1, 2], [1]],
@@ -427,3 +427,58 @@ def test_what_pad_cannot_do() -> None:
 def test_no_samples() -> None:
     with pytest.raises(ValueError, match=exactly("pad_collate() got no samples; a batch has at least one")):
         pad_collate([])
+
+
+class Described:
+    """Pictures with what somebody said of each: dicts of several forms, or None."""
+
+    said: tuple[Any, ...] = ({"who": "Ann", "tags": ["a", "b"]}, None, {"who": None}, [1, [2]])
+
+    def __len__(self) -> int:
+        return len(self.said)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "image": gl.Image(np.full((8, 8, 3), index, np.uint8)),
+            "meta": self.said[index],
+            "tokens": list(range(index + 1)),
+            "inner": {"id": index, "meta": [index] * index},
+        }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kept_fields_come_as_a_list_of_objects(workers: int) -> None:
+    collate = gl.keep("meta", "inner.meta", collate_fn=gl.pad("tokens"))
+    with gl.Loader(Described(), 4, num_workers=workers, device="cpu", collate_fn=collate) as loader:
+        (batch,) = loader
+    assert batch["image"].shape == (4, 3, 8, 8)
+    assert batch["meta"] == list(Described.said)
+    assert [type(value) for value in batch["meta"]] == [dict, type(None), dict, list]
+    assert batch["inner"]["meta"] == [[n] * n for n in range(4)]
+    assert batch["inner"]["id"].tolist() == [0, 1, 2, 3]
+    assert batch["tokens"].sizes.tolist() == [[1], [2], [3], [4]]
+
+
+def test_kept_fields_of_a_tuple_have_numbers() -> None:
+    numbers, told = gl.keep(1)([(3, {"a": 1}), (4, (5,))])
+    assert numbers.tolist() == [3, 4]
+    assert told == [{"a": 1}, (5,)]
+    assert pickle.loads(pickle.dumps(gl.keep("a")))([{"a": None}]) == {"a": [None]}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: gl.keep(), TypeError, "keep() takes the names of the fields that it keeps, as in keep('meta') or"),
+        (lambda: gl.keep("a", collate_fn=3), TypeError, "keep(collate_fn=…) must be callable or None, got 3"),
+        (
+            lambda: gl.keep("meta")([{"meta": 1}, {"mete": 1, "x": {"y": 2}}]),
+            ValueError,
+            "keep() names the field 'meta', but sample 1 of the batch has none; its fields are 'mete', 'x.y'",
+        ),
+    ],
+)
+def test_what_keep_cannot_do(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        call()

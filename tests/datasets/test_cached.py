@@ -32,6 +32,7 @@ from gpuload import transforms as T
 from gpuload.datasets import cached as module
 from gpuload.datasets.cached import Cached, pack, unpack
 from gpuload.datasets.kinds import draws_nothing, fetches_many
+from gpuload.datasets.sample import as_meta
 
 LIMIT = 4 << 20
 SETTLED_S = module.SETTLED_NS / 1e9
@@ -481,6 +482,13 @@ class Own:
 def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:
     with pytest.raises(TypeError, match=re.escape(error)):
         pack(sample)
+
+
+@pytest.mark.parametrize("value", [{"a": [None]}, [1], "x", 3, 0.5, None])
+def test_metadata_stay_metadata(value: Any) -> None:
+    found = unpack(memoryview(pack((1, as_meta(value)))))[1]
+    assert found == value
+    assert type(found) is type(as_meta(value))
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""Targets of COCO's annotations: torchvision's own, as its wrapper for transforms makes them; and what is refused."""
+"""COCO: targets as torchvision's wrapper for transforms makes them; annotations read without it; what is refused."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +20,13 @@ from hypothesis import strategies as st
 from originals import torchvision
 from pictures import smooth_image
 from PIL import Image as PILImage
+from stored import check_loader, jpegs
 from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.coco import _unpacked
+from gpuload.datasets.coco import Coco, _unpacked
+from gpuload.datasets.stores import cached as cached_module
 
 
 def exactly(text: str) -> str:
@@ -194,6 +197,15 @@ def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_ta
         gl.wrap(theirs, annotations=["masks"])
 
 
+def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
+    theirs = made()
+    options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+    with gl.Loader(gl.wrap(theirs, annotations="raw"), 4, **options) as loader:
+        ((_, annotations),) = loader
+    assert annotations == [theirs._load_target(key) for key in IDS]
+    assert type(annotations[0]) is list
+
+
 def test_crowds_can_be_left_out(made: Make) -> None:
     theirs = made()
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
@@ -285,7 +297,6 @@ def test_images_without_a_size_are_named(made: Make) -> None:
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ([[1, 2, 3, 4]], "the COCO annotation 102 has a polygon of 4 numbers, but one is x and y of at least three"),
         ([[1, 2, 3, 4, 5, 6, 7]], "the COCO annotation 102 has a polygon of 7 numbers"),
         (
             [[1, 2, 1e9, 4, 5, 6]],
@@ -341,3 +352,430 @@ def test_packed_run_lengths_are_read_as_pycocotools_packs_them(lengths: list[int
 
     packed = mask.frPyObjects({"counts": lengths, "size": [1, sum(lengths)]}, 1, sum(lengths))
     assert _unpacked(packed["counts"]).tolist() == lengths
+
+
+# Read without torchvision.
+
+FILE_IDS = [7, 3, 11, 5, 9, 2, 4, 6, 8, 10, 12, 14]  # of the images, in the file's order; image 5 has no annotation
+
+
+def content() -> dict[str, Any]:
+    """Two objects in each image but one; runs as masks, which need no pycocotools."""
+    images = [
+        {"id": key, "file_name": f"{key}.jpg", "height": 24 + 8 * (number % 2), "width": 32}
+        for number, key in enumerate(FILE_IDS)
+    ]
+    annotations = []
+    for number, image in enumerate(images * 2):
+        if image["id"] == 5:
+            continue
+        height, width = image["height"], image["width"]
+        runs = {
+            "counts": [height * (number % 5), 3 * height, height * (width - 3 - number % 5)],
+            "size": [height, width],
+        }
+        annotations.append(
+            {
+                "id": 100 + number,
+                "image_id": image["id"],
+                "category_id": number % 4,
+                "bbox": [number, 1, 5, 4.5],
+                "area": 22.5,
+                "iscrowd": int(number == 2),
+                "segmentation": runs,
+                "keypoints": [number, 2, 2, 0, 0, 0],
+            }
+        )
+    return {"images": images, "annotations": annotations, "categories": [{"id": n, "name": f"c{n}"} for n in range(4)]}
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Callable[..., Coco]:
+    """Makes a dataset of annotations, changed by a function."""
+    for key, data in zip(FILE_IDS, jpegs(), strict=True):
+        (tmp_path / f"{key}.jpg").write_bytes(data)
+
+    def make(change: Callable[[dict], Any] = lambda found: None, **options: Any) -> Coco:
+        found = content()
+        change(found)
+        (tmp_path / "annotations.json").write_text(json.dumps(found))
+        return Coco(tmp_path, tmp_path / "annotations.json", **options)
+
+    return make
+
+
+def test_images_come_by_their_ids_with_or_without_annotations(coco: Callable[..., Coco], tmp_path: Path) -> None:
+    dataset = coco()
+    assert dataset.ids.tolist() == sorted(FILE_IDS)
+    assert len(dataset) == len(FILE_IDS)
+    assert dataset.categories == {0: "c0", 1: "c1", 2: "c2", 3: "c3"}
+    image, target = dataset[1]
+    assert image == gl.Encoded(jpegs()[FILE_IDS.index(3)], "RGB", f"{tmp_path}/3.jpg")
+    assert target["image_id"] == 3
+    assert target["boxes"].array.tolist() == [[1, 1, 6, 5.5], [13, 1, 18, 5.5]]
+    assert target["labels"].tolist() == [1, 1]
+    assert (target["masks"].array.shape, target["masks"].array[0].sum()) == ((2, 32, 32), 3 * 32)
+    assert target["keypoints"].array.tolist() == [[[1, 2], [0, 0]], [[13, 2], [0, 0]]]
+    empty = dataset[sorted(FILE_IDS).index(5)][1]
+    assert (empty["boxes"].array.shape, empty["masks"].array.shape) == ((0, 4), (0, 32, 32))
+    assert repr(dataset) == f"Coco('{tmp_path}': 12 images)"
+
+
+def test_what_targets_are(coco: Callable[..., Coco]) -> None:
+    assert set(coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
+    raw = coco(targets="raw")
+    assert raw[1][1] == [one for one in content()["annotations"] if one["image_id"] == 3]
+    place = sorted(FILE_IDS).index(11)
+    assert [len(coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
+    with pytest.raises(
+        ValueError, match=r"^targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"
+    ):
+        coco(targets=("boxes",))
+    with pytest.raises(TypeError, match=r"^crowds must be True or False, got 1$"):
+        coco(crowds=1)
+
+
+@pytest.mark.slow
+def test_the_samples_are_those_of_torchvisions_dataset(coco: Callable[..., Coco], tmp_path: Path) -> None:
+    lacking.require("pycocotools")
+    from originals import torchvision
+
+    dataset = coco()
+    wrapped = gl.wrap(torchvision().datasets.CocoDetection(tmp_path, str(tmp_path / "annotations.json")))
+    assert len(dataset) == len(wrapped)
+    for (image, target), (other, expected) in zip(dataset, wrapped, strict=True):
+        assert image == other
+        assert target.keys() == expected.keys()
+        for name, value in target.items():
+            mine, theirs = (getattr(one, "array", one) for one in (value, expected[name]))
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.processes
+def test_batches_are_those_of_the_images(coco: Callable[..., Coco]) -> None:
+    dataset = coco()
+
+    class Plain:
+        """Its images with a number for a target, as batches are compared here."""
+
+        def __len__(self) -> int:
+            return len(dataset)
+
+        def __getitem__(self, index: int) -> Any:
+            image, target = dataset[index]
+            return image, target["boxes"].array.sum()
+
+    images = [jpegs()[FILE_IDS.index(key)] for key in sorted(FILE_IDS)]
+    check_loader(Plain(), images, [target["boxes"].array.sum() for _, target in dataset])
+    boxes = [batch[1] for batch in gl.Loader(dataset, 5, num_workers=0, device="cpu", ragged="list")]
+    assert [target["image_id"] for targets in boxes for target in targets] == sorted(FILE_IDS)
+
+
+def test_annotations_are_kept_for_the_next_time(
+    coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(one: Coco, other: Coco) -> bool:
+        pairs = zip(one, other, strict=True)
+        return all(a == b and json.dumps(told(c)) == json.dumps(told(d)) for (a, c), (b, d) in pairs)
+
+    def told(target: Any) -> Any:
+        return {name: getattr(value, "array", np.array(value)).tolist() for name, value in target.items()}
+
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+    for options in ({}, {"targets": ("masks",)}, {"crowds": False}):
+        first = coco(**options)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpuload.datasets.coco._parts", None)
+            again = Coco(tmp_path, tmp_path / "annotations.json", **options)
+        assert alike(first, again)
+        assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
+    raw = coco(targets="raw").targets
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuload.datasets.coco._parts", None)
+        assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
+    assert len(coco(without_the_last)) == len(FILE_IDS) - 1, "the file is another one"
+
+
+def without_the_last(found: dict) -> None:
+    image = found["images"].pop()
+    found["annotations"] = [one for one in found["annotations"] if one["image_id"] != image["id"]]
+
+
+@pytest.mark.processes
+def test_it_needs_neither_torchvision_nor_pycocotools(coco: Callable[..., Coco], tmp_path: Path) -> None:
+    coco()
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'torchvision', 'pycocotools'])\n"
+        "from gpuload.datasets import Coco\n"
+        "print(len(Coco(sys.argv[1], sys.argv[2])[0][1]['masks'].array))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "annotations.json")]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "2\n"
+
+
+def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> None:
+    dataset = coco()
+    (tmp_path / "3.jpg").unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        dataset[1]
+    assert str(caught.value) == (
+        f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or leave it out of "
+        f"the file: '{tmp_path}/3.jpg'"
+    )
+    assert dataset[0][1]["image_id"] == 2
+
+
+RAW_COCO = "keep the annotations as they are, with gpuload.Coco(…, targets='raw')"
+
+
+@pytest.mark.parametrize("box", [[3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5]])
+def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[float]) -> None:
+    message = (
+        f"the COCO annotation 101 of image 3 has the box {box}, expected left, top, width and height, neither of them "
+        f"negative; mend the file, or {RAW_COCO}"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        coco(lambda found: found["annotations"][1].update(bbox=box))
+
+
+@pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [[1, 2], [1, 2, 3, 4, 5]]])
+def test_an_instance_whose_polygons_cover_nothing_has_an_empty_mask(
+    coco: Callable[..., Coco], polygons: list[Any]
+) -> None:
+    text = (
+        r"^1 of the 22 annotations of .* have polygons of fewer than three points, which cover nothing and are left "
+        r"out; 1 of them have no other, and an empty mask: the first is annotation 101\. Correct the polygons, or "
+        r"leave such annotations out of the file$"
+    )
+    with pytest.warns(UserWarning, match=text) as caught:
+        dataset = coco(change_of("annotations", 1, segmentation=polygons))
+    assert caught[0].filename == __file__
+    masks = dataset[1][1]["masks"].array
+    assert [bool(mask.any()) for mask in masks] == [False, True]
+    assert len(coco(change_of("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
+
+
+@pytest.mark.parametrize(
+    ("size", "objects", "message"),
+    [
+        (
+            (40_000, 40_000),
+            1,
+            "the COCO image 3, by the size in its file of annotations, has 40,000×40,000 = 1,600,000,000 pixels, more "
+            "than max_pixels=178,956,970: perhaps a decompression bomb; if it is not, pass Loader(decode=Decode("
+            "max_pixels=…)), or leave masks out, with gpuload.Coco(…, targets=('keypoints',))",
+        ),
+        (
+            (13_000, 12_000),
+            7,
+            "the array of the 8 masks of the COCO image 3 takes 1,248,000,000 bytes of memory, more than "
+            "max_bytes=1,073,741,824: perhaps a decompression bomb; if it is not, pass Loader(decode=Decode("
+            "max_bytes=…)), or leave masks out, with gpuload.Coco(…, targets=('keypoints',))",
+        ),
+    ],
+)
+def test_masks_that_a_few_bytes_make_large_are_refused_before_memory_is_taken(
+    coco: Callable[..., Coco], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], objects: int, message: str
+) -> None:
+    def change(content: dict) -> None:
+        content["images"][1].update(height=size[0], width=size[1])
+        first = content["annotations"][1]
+        first["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
+        content["annotations"] += [{**first, "id": 1000 + number} for number in range(objects - 1)]
+
+    dataset = coco(change)
+    monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
+    with pytest.raises(gl.DecodeError, match=exactly(message)):
+        dataset[1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_limits_of_masks_are_those_of_the_loader(coco: Callable[..., Coco], workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "decode": gl.Decode(max_pixels=100)}
+    with gl.Loader(coco(), 4, **options) as loader, pytest.raises(gl.SampleError) as caught:
+        next(iter(loader))
+    assert "by the size in its file of annotations, has 32×24 = 768 pixels, more than max_pixels=100" in str(
+        caught.value
+    ) or "has 32×32 = 1,024 pixels, more than max_pixels=100" in str(caught.value)
+
+
+def twice(found: dict) -> None:
+    found["images"][4]["id"] = found["images"][1]["id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found["annotations"][1].pop("bbox"), f"the COCO annotation 101 has no bbox; {RAW_COCO}"),
+        (
+            lambda found: found["annotations"][1].pop("segmentation"),
+            "the COCO annotation 101 has no segmentation; leave masks out, with gpuload.Coco(…, targets=('keypoints',",
+        ),
+        (twice, "lists two images with the id 3; an id names one image"),
+        (
+            lambda found: found.pop("annotations"),
+            "has no lists of images and annotations; expected COCO's format, as in",
+        ),
+        (lambda found: found["images"][1].pop("file_name"), "lacks an integer id or a file_name: {'id': 3, 'height'"),
+        (lambda found: found["annotations"].append(3), "one of the annotations of "),
+        (lambda found: found["images"][1].update(file_name="../3.jpg"), "file name '../3.jpg', which leads out of"),
+    ],
+)
+def test_files_that_are_not_cocos_format(coco: Callable[..., Coco], change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        coco(change)
+
+
+def test_a_file_that_is_cut_off_or_missing(coco: Callable[..., Coco], tmp_path: Path) -> None:
+    coco()
+    path = tmp_path / "annotations.json"
+    path.write_text(path.read_text()[:500])
+    with pytest.raises(ValueError, match=r"annotations.json' is no JSON, or is cut off: "):
+        Coco(tmp_path, path)
+    with pytest.raises(FileNotFoundError, match=r"none.json' does not exist; expected COCO's annotations, a JSON file"):
+        Coco(tmp_path, tmp_path / "none.json")
+
+
+def change_of(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
+    """Sets fields of one entry of a kind, or of all; those of functions to what these make of the entry's own."""
+
+    def change(found: dict) -> None:
+        for one in found[kind] if number is None else [found[kind][number]]:
+            for name, value in fields.items():
+                one[name] = value(one[name]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("image_id", str, "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of"),
+        ("image_id", lambda key: f"{key}.jpg", "annotation 100 has the image_id '7.jpg', but the ids of images are 2"),
+        ("image_id", None, "annotation 100 has the image_id None, but the ids of images are 2, 3, 4, …"),
+        ("category_id", lambda key: key + 10, "annotation 105 has the category_id 11, but the ids of categories are 0"),
+    ],
+)
+def test_annotations_none_of_which_belongs_to_anything_are_refused(
+    coco: Callable[..., Coco], tmp_path: Path, field: str, value: Any, told: str
+) -> None:
+    kinds = {"image_id": "images", "category_id": "categories"}[field]
+    text = f"none of the 22 annotations of '{tmp_path}/annotations.json' belongs to one of its {kinds}: {told}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        coco(change_of("annotations", None, **{field: value}))
+
+
+@pytest.mark.parametrize("targets", [None, "raw"])
+def test_annotations_of_no_image_are_counted(
+    coco: Callable[..., Coco], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any
+) -> None:
+    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
+
+    def change(found: dict) -> None:
+        found["annotations"][0]["image_id"] = "7"
+        found["annotations"][3]["image_id"] = [3]
+
+    text = (
+        f"2 of the 22 annotations of '{tmp_path}/annotations.json' belong to none of its images, and are left out: "
+        "annotation 100 has the image_id '7', but the ids of images are 2, 3, 4, …. Write the id of one of the images "
+        "there, or leave such annotations out of the file"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        dataset = coco(change, targets=targets)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        again = Coco(tmp_path, tmp_path / "annotations.json", targets=targets)
+    assert caught[0].filename == __file__
+    assert len(again) == len(dataset) == len(FILE_IDS)
+    lengths = [len(target if targets else target["labels"]) for _, target in dataset]
+    assert sum(lengths) == 20
+
+
+def test_joined_files_whose_categories_differ_are_warned_of(coco: Callable[..., Coco]) -> None:
+    one, two = coco(targets=()), coco(change_of("categories", 2, name="dog"), targets=())
+    with pytest.warns(UserWarning, match=r"the label 2 is 'c2' in the first and 'dog' in the second\. Give both"):
+        _ = one + two
+    fewer = coco(lambda found: found["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
+    assert len(one + fewer) == 2 * len(FILE_IDS), "an id more is no contradiction"
+
+
+def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> None:
+    text = (
+        r"^1 of the 22 annotations of .* belong to none of its categories: annotation 101 has the category_id 9, but "
+        r"the ids of categories are 0, 1, 2, …\. Write the id"
+    )
+    with pytest.warns(UserWarning, match=text):
+        dataset = coco(change_of("annotations", 1, category_id=9))
+    assert dataset[1][1]["labels"].tolist() == [9, 1]
+    assert len(coco(lambda found: found.pop("categories"))) == len(FILE_IDS), "without categories, ids are all there is"
+    assert coco(change_of("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            change_of("annotations", 1, category_id=2**70),
+            "the COCO annotation 101 has the category_id 1180591620717411303424, expected a whole number that fits "
+            f"into 64 bits; {RAW_COCO}",
+        ),
+        (change_of("annotations", 1, category_id=1.5), "the COCO annotation 101 has the category_id 1.5, expected a"),
+        (change_of("annotations", 1, category_id="cat"), "the COCO annotation 101 has the category_id 'cat', expected"),
+        (change_of("annotations", 1, iscrowd=2**70), "the COCO annotation 101 has the iscrowd 118059162071741130342"),
+        (
+            change_of("annotations", 1, area="large"),
+            f"annotation 101 has the area 'large', expected a number; {RAW_COCO}",
+        ),
+        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has the box ['1', '2', '3', '4'], e"),
+        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has the box 5, expected left, top"),
+        (change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]), "annotation 101 of image 3 has the box [nan, 1, 2"),
+        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has the box [1e+300, 1, 2"),
+        (change_of("annotations", 1, keypoints=["a"] * 6), "the COCO annotation 101 has the keypoints ['a', 'a', 'a',"),
+        (
+            change_of("annotations", 1, keypoints=5),
+            "the COCO annotation 101 has the keypoints 5, expected a list of nu",
+        ),
+        (change_of("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
+        (change_of("images", 1, file_name="a\0.jpg"), "image 3 has the file name 'a\\x00.jpg', which no file can have"),
+        (change_of("images", 1, file_name="\ud800.jpg"), "image 3 has the file name '\\ud800.jpg', which no file can"),
+        (change_of("categories", 1, id=[1]), "one of the categories of"),
+        (change_of("categories", 1, id=0), "has two categories with the id 0, 'c0' and 'c1'; an id names one category"),
+    ],
+)
+def test_entries_that_hold_something_else_are_named(coco: Callable[..., Coco], change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        coco(change)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"x": 1}, "has the segmentation {'x': 1}, expected polygons, or run lengths as counts and size: 'counts'"),
+        (5, "has the segmentation 5, expected polygons, or run lengths as counts and size: "),
+        (
+            {"counts": ["a"], "size": [24, 32]},
+            "has the segmentation {'counts': ['a'], 'size': [24, 32]}, expected poly",
+        ),
+        ({"counts": 5, "size": [24, 32]}, "has the segmentation {'counts': 5, 'size': [24, 32]}, expected polygons"),
+        ([1, 2, 3, 4, 5, 6], "has the polygon 1, expected a list of numbers below 1048576, in a list of such polygons"),
+        ([["a"] * 6], "has the polygon ['a', 'a', 'a', 'a', 'a', 'a'], expected a list of numbers"),
+        ([[10**400] * 6], "has a polygon that reaches beyond 1048576 pixels, or holds NaN"),
+    ],
+)
+def test_masks_of_something_else_are_named(coco: Callable[..., Coco], segmentation: Any, message: str) -> None:
+    dataset = coco(change_of("annotations", 1, segmentation=segmentation))
+    with pytest.raises(ValueError, match=f"^{re.escape(f'the COCO annotation 101 {message}')}"):
+        dataset[1]
+
+
+def test_null_is_as_if_the_field_were_not_there(coco: Callable[..., Coco]) -> None:
+    target = coco(change_of("annotations", 1, area=None, iscrowd=None))[0][1]
+    assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
+
+
+def test_boxes_know_the_size_that_the_file_says(coco: Callable[..., Coco]) -> None:
+    assert coco()[1][1]["boxes"].canvas_hw == (32, 32)
+    assert coco(change_of("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None

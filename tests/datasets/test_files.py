@@ -13,12 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import lacking
 import pytest
 from descriptors import open_below
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets.files import MAX_BYTES, limited, read_file, sniff, will_read
+from gpuload.datasets import files
+from gpuload.datasets.files import MAX_BYTES, Disk, limited, read_file, sniff, will_read
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
 
@@ -243,3 +245,30 @@ def test_a_ctrl_c_loses_no_descriptor(tmp_path: Path, what: str) -> None:
         assert open_below(tmp_path) == 0, call
         call += 1
     assert call > 3
+
+
+# Whether something was read from a disk since it was asked last
+
+
+def test_what_the_page_cache_has_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(1 << 20))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        found = Disk()
+        for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_DONTNEED):
+            os.posix_fadvise(descriptor, 0, 0, advice)
+            os.pread(descriptor, 1 << 20, 0)
+            was_read = found.was_read()
+            assert not (was_read and advice == os.POSIX_FADV_NORMAL)
+    finally:
+        os.close(descriptor)
+    assert not found.was_read(), "it is told once"
+    if not was_read:
+        lacking.skip("a disk")
+
+
+def test_where_nothing_is_counted_nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "resource", None)
+    assert not Disk().was_read()

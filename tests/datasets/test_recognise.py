@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
+import warnings
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image as PILImage
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.datasets.recognise import find_leaves, unfold_clips
 from gpuload.datasets.tree import describe, flatten, unflatten
 
@@ -142,3 +146,202 @@ def test_frames_of_clips_become_leaves_of_their_own():
 def test_an_image_of_four_axes_is_a_clip():
     assert gl.Image(CLIP).hwc.shape == (5, 20, 30, 3)
     assert gl.Image(CLIP.transpose(0, 3, 1, 2), layout="CHW").hwc.shape == (5, 20, 30, 3)
+
+
+# One warning of leaves that belong to the image by size or name but stay as they are, or of masks as images
+
+
+RGB = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+LEVELS = RGB[..., 0]
+BOXES = np.array([[1, 2, 10, 12], [3, 4, 9, 9]], np.float32)
+MOVES = "stays as it is while the transforms move the image's pixels; if it"
+FLIP, COLOUR = [T.RandomHorizontalFlip()], [T.ColorJitter(0.4)]
+Pair = namedtuple("Pair", ["image", "gt_mask"])
+
+
+def png(array, mode: str) -> gl.Encoded:
+    file = io.BytesIO()
+    PILImage.fromarray(array).convert(mode).save(file, "PNG")
+    return gl.Encoded(file.getvalue())
+
+
+def jpeg(array) -> gl.Encoded:
+    file = io.BytesIO()
+    PILImage.fromarray(array).save(file, "JPEG")
+    return gl.Encoded(file.getvalue())
+
+
+def pillow(mode: str) -> PILImage.Image:
+    return PILImage.fromarray(RGB).convert(mode)
+
+
+class Same:
+    def __init__(self, sample, samples: int = 40) -> None:
+        self.sample, self.samples = sample, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index):
+        return self.sample
+
+
+def told(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
+    """The warnings of some epochs."""
+    options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        gl.Loader(Same(sample), 8, transforms=transforms, **options) as loader,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+    assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
+    return [str(one.message) for one in caught]
+
+
+TOLD = {
+    "a mask": (
+        (RGB, LEVELS),
+        f"sample[1], uint8 array 20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(array)",
+    ),
+    "a mask by name": (
+        {"image": RGB, "mask": LEVELS.astype(np.int64)},
+        f'sample["mask"], int64 array 20×30 of the image\'s size, {MOVES} is a mask, return gpuload.Mask(array)',
+    ),
+    "a mask that was read as a picture": (
+        {"image": RGB, "mask": RGB},
+        f'sample["mask"], uint8 array 20×30×3 of the image\'s size, {MOVES} is a mask, return '
+        "gpuload.Mask(array[..., 0])",
+    ),
+    "masks beside bytes": (
+        Pair(jpeg(RGB), torch.zeros(7, 20, 30, dtype=torch.bool)),
+        f"sample.gt_mask, bool tensor 7×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
+    ),
+    "boxes": (
+        (RGB, {"boxes": BOXES, "labels": np.arange(2)}),
+        f'sample[1]["boxes"], float32 array 2×4, {MOVES} belongs to the image, return '
+        "gpuload.Boxes(array, format='xyxy')",
+    ),
+    "lists of boxes": (
+        {"bboxes": BOXES.tolist(), "image": RGB},
+        f"sample[\"bboxes\"], a list, {MOVES} belongs to the image, return gpuload.Boxes(boxes, format='xyxy')",
+    ),
+    "keypoints": (
+        {"image": RGB, "keypoints": torch.zeros(2, 17, 3)},
+        f'sample["keypoints"], float32 tensor 2×17×3, {MOVES} belongs to the image, return '
+        "gpuload.Keypoints(tensor[..., :2])",
+    ),
+    "both": (
+        {"image": RGB, "mask": LEVELS, "boxes": BOXES},
+        f"return gpuload.Boxes(array, format='xyxy'); sample[\"mask\"], uint8 array 20×30 of the image's size, {MOVES}",
+    ),
+    "floats of three channels": (
+        (gl.Image(RGB), RGB.astype(np.float32)),
+        f"sample[1], float32 array 20×30×3 of the image's size, {MOVES} is a mask, return gpuload.Mask(array[..., 0]); "
+        "if it is an image, gpuload.Image(array)",
+    ),
+    "a second image": (
+        (gl.Image(RGB), torch.from_numpy(RGB).permute(2, 0, 1)),
+        f"sample[1], uint8 tensor 3×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor); if it "
+        "is an image, gpuload.Image(tensor, layout='CHW')",
+    ),
+    "a clip of its size": (
+        (gl.Image(RGB), np.stack([RGB, RGB])),
+        f"sample[1], uint8 array 2×20×30×3 of the image's size, {MOVES}",
+    ),
+    "three masks": (
+        (RGB, torch.zeros(3, 20, 30, dtype=torch.bool)),
+        f"sample[1], bool tensor 3×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
+    ),
+    "many": ((jpeg(RGB), [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_does_not_move_with_the_image_is_told_with_its_remedy(kind):
+    sample, text = TOLD[kind]
+    [said] = told(sample, FLIP)
+    assert text in said
+
+
+@pytest.mark.parametrize("transforms", [FLIP, COLOUR, []])
+@pytest.mark.parametrize(
+    ("sample", "place", "mode"),
+    [
+        ((pillow("RGB"), pillow("P")), "sample[1]", "P"),
+        ({"a": pillow("1"), "b": pillow("RGB")}, 'sample["a"]', "1"),
+        ((pillow("RGB"), pillow("L")), "sample[1]", "L"),
+        ((jpeg(RGB), png(RGB, "P")), "sample[1]", "P"),
+        ((jpeg(RGB), png(RGB, "L")), "sample[1]", "L"),
+        ({"image": pillow("L"), "mask": pillow("L")}, 'sample["mask"]', "L"),
+        ({"image": jpeg(RGB), "masks": [png(RGB, "RGB")]}, 'sample["masks"][0]', "RGB"),
+    ],
+)
+def test_a_picture_that_looks_like_a_mask_is_told_whatever_is_applied(sample, place, mode, transforms):
+    [said] = told(sample, transforms)
+    assert said == (
+        f"{place}, of Pillow's mode '{mode}', is taken as a photograph, and its values as colours; if it is a mask, "
+        "return gpuload.Mask(picture)"
+    )
+
+
+SILENT = {
+    "targets": ({"image": RGB, "mask": gl.Mask(LEVELS), "boxes": gl.Boxes(BOXES)}, FLIP),
+    "numbers": ((RGB, 3, "a", np.arange(4), np.zeros((2, 4)), torch.zeros(20)), FLIP),
+    "images that say so": ((gl.Image(RGB), gl.Image(RGB)), FLIP),
+    "a list of frames": (([RGB, RGB], 1), FLIP),
+    "a clip": ((np.stack([RGB, RGB]), 1), FLIP),
+    "a mask, and colours alone": ({"image": RGB, "mask": LEVELS, "boxes": BOXES}, COLOUR),
+    "another image, and colours alone": ((gl.Image(RGB), RGB[..., :1]), COLOUR),
+    "an array of another size": ((gl.Image(RGB), np.zeros((9, 9, 3), np.uint8)), FLIP),
+    "no transforms": ((RGB, RGB, LEVELS), []),
+    "grey photographs": ((pillow("L"), pillow("L")), FLIP),
+    "a grey JPEG": ((jpeg(RGB), jpeg(LEVELS)), FLIP),
+    "a palette beside another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
+    "a palette by itself": ((pillow("P"), 1), FLIP),
+    "a mode that was asked for": ((jpeg(RGB), gl.Encoded(png(RGB, "L").data, mode="L")), FLIP),
+}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_nothing_is_told_where_nothing_is_wrong(kind):
+    assert told(*SILENT[kind]) == []
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [T.Resize((8, 8))],
+        [T.Pad(2)],
+        [T.RandomRotation(9)],
+        [T.RandAugment()],
+        [T.RandomApply(FLIP)],
+        [T.ElasticTransform()],
+    ],
+)
+def test_all_that_moves_pixels_counts(transforms):
+    assert len(told((RGB, LEVELS), transforms)) == 1
+
+
+@pytest.mark.processes
+def test_it_is_told_once_for_a_loader_whatever_its_workers_find():
+    assert len(told((RGB, LEVELS), FLIP, epochs=3, num_workers=2, persistent_workers=False)) == 1
+
+
+def test_it_is_told_although_the_first_samples_have_none():
+    class Later(Same):
+        def __getitem__(self, index):
+            return {"image": gl.Image(RGB), "mask": LEVELS if index == 9 else None}
+
+    with (
+        gl.Loader(Later(None), 2, transforms=FLIP, num_workers=0, device="cpu", collate_fn=list) as loader,
+        pytest.warns(RuntimeWarning, match="Mask"),
+    ):
+        list(loader)
+
+
+def test_it_is_told_although_the_first_chunk_did_not_fit():
+    large = np.zeros((900, 900, 3), np.uint8)
+    assert len(told((large, large[..., 0]), FLIP)) == 1

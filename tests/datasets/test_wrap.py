@@ -32,7 +32,7 @@ from gpuload import transforms as T
 
 TAKES = (
     "gpuload.wrap() takes torchvision's ImageFolder, DatasetFolder, CocoDetection and CocoCaptions, Hugging Face's "
-    "datasets.Dataset, and torch's Subset and ConcatDataset of these"
+    "datasets.Dataset and IterableDataset, and torch's Subset and ConcatDataset of these"
 )
 OWN = "For any other dataset, return gpuload.read(path) instead of the image from a __getitem__ of your own"
 
@@ -545,13 +545,16 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
 
 
 def test_other_datasets_of_theirs_are_refused(hf: ModuleType, rows: Any) -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(())
+
     message = (
-        "got a datasets.iterable_dataset.IterableDataset, an iterable dataset, which needs no wrap(): pass it to "
-        "gpuload.Loader as it is. To leave decoding to gpuload, let it yield gpuload.Encoded(bytes) instead of images; "
-        "gpuload.wrap() is for datasets with a length, as load_dataset() without streaming=True gives them"
+        ", an iterable dataset, which needs no wrap(): pass it to gpuload.Loader as it is. To leave decoding to "
+        "gpuload, let it yield gpuload.Encoded(bytes) instead of images"
     )
-    with pytest.raises(TypeError, match=exactly(message)):
-        gl.wrap(rows.to_iterable_dataset())
+    with pytest.raises(TypeError, match=f"{re.escape(message)}$"):
+        gl.wrap(Stream())
     message = (
         "got a datasets.dataset_dict.DatasetDict, which holds several datasets; wrap one of them, as in "
         "gpuload.wrap(dataset['train'])"
@@ -571,6 +574,133 @@ def test_streaming_datasets_work_as_they_are(hf: ModuleType) -> None:
         (batch,) = loader
     assert batch["image"].shape == (4, 3, 8, 8)
     assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+# Streams of Hugging Face's
+
+STREAMED = 24
+
+
+@pytest.fixture
+def stream(hf: ModuleType) -> Any:
+    """Six shards of four rows."""
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
+    data = {"image": [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAMED)], "label": [*range(STREAMED)]}
+    return hf.Dataset.from_dict(data, features=features).to_iterable_dataset(num_shards=6)
+
+
+def streamed(wrapped: Any, **options: Any) -> gl.Loader:
+    return gl.Loader(wrapped, 4, device="cpu", transforms=[T.Resize((8, 8))], **options)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_read_undecoded_and_comes_once(stream: Any, workers: int) -> None:
+    wrapped = gl.wrap(stream, mode="L")
+    sample = next(iter(wrapped))
+    assert sample == {"image": gl.Encoded(jpeg(0), "L", "0.jpg"), "label": 0}
+    assert repr(wrapped) == "wrap(datasets.IterableDataset: 'image', 'label')"
+    with streamed(wrapped, num_workers=workers) as loader:
+        batches = list(loader)
+    assert sorted(label for batch in batches for label in batch["label"].tolist()) == [*range(STREAMED)]
+    assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_bad_image_of_a_stream_is_skipped(hf: ModuleType, workers: int) -> None:
+    images = [{"bytes": jpeg(n) if n != 5 else b"no image", "path": f"{n}.jpg"} for n in range(12)]
+    images[8] = {"bytes": None, "path": "/nowhere/8.jpg"}
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
+    table = hf.Dataset.from_dict({"image": images, "label": [*range(12)]}, features=features)
+    faults = gl.Faults(on_error="skip", max_error_rate=0.5)
+    wrapped = gl.wrap(table.to_iterable_dataset(num_shards=4))
+    with streamed(wrapped, num_workers=workers, faults=faults) as loader:
+        with pytest.warns(RuntimeWarning, match="it was left out"):
+            batches = list(loader)
+        labels = sorted(label for batch in batches for label in batch["label"].tolist())
+        assert labels == [n for n in range(12) if n not in (5, 8)]
+        assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
+
+
+@pytest.mark.parametrize("world", [2, 4])  # that divides the shards, and that does not
+def test_ranks_share_a_stream(stream: Any, world: int) -> None:
+    labels = []
+    for rank in range(world):
+        with streamed(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
+            labels += [label for batch in loader for label in batch["label"].tolist()]
+    assert sorted(labels) == [*range(STREAMED)]
+
+
+def test_a_stream_that_was_split_is_not_split_again(hf: ModuleType, stream: Any) -> None:
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 1, 2)
+    with streamed(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
+        labels = [label for batch in loader for label in batch["label"].tolist()]
+    assert labels == [row["label"] for row in split]
+    assert len(labels) == STREAMED // 2
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_where_it_was(stream: Any, workers: int) -> None:
+    def labels(batches: Any) -> list[list[int]]:
+        return [batch["label"].tolist() for batch in batches]
+
+    with streamed(gl.wrap(stream), num_workers=workers) as loader:
+        batches = iter(loader)
+        first = labels([next(batches), next(batches)])
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = labels(batches)
+    with streamed(gl.wrap(stream), num_workers=workers) as loader:
+        loader.load_state_dict(state)
+        assert labels(loader) == rest
+    assert len(first) + len(rest) == STREAMED // 4
+
+
+def test_a_stream_shuffles_by_the_epoch_that_is_set(stream: Any) -> None:
+    wrapped = gl.wrap(stream.shuffle(seed=1, buffer_size=8))
+    with streamed(wrapped, num_workers=0) as loader:
+        orders = []
+        for epoch in (0, 1, 0):
+            loader.set_epoch(epoch)
+            orders.append([label for batch in loader for label in batch["label"].tolist()])
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[1]) == [*range(STREAMED)]
+
+
+def test_images_of_a_stream_at_urls(hf: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    paths = [f"file://{tmp_path}/0.jpg", str(tmp_path / "0.jpg")]
+    features = hf.Features({"image": hf.Image()})
+    table = hf.Dataset.from_dict({"image": [{"bytes": None, "path": path} for path in paths]}, features=features)
+    assert [row["image"].data for row in gl.wrap(table.to_iterable_dataset())] == [jpeg(0)] * 2
+
+
+def test_what_the_library_raises_ends_the_pass(stream: Any) -> None:
+    def fail(row: dict[str, Any]) -> dict[str, Any]:
+        if row["label"] == 6:
+            raise RuntimeError("no more")
+        return row
+
+    wrapped = gl.wrap(stream.map(fail, features=stream.features))
+    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() has decoded it"
+    faults = gl.Faults(on_error="skip", max_error_rate=1)
+    with streamed(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
+        list(loader)
+
+
+def test_streams_that_cannot_be_read_undecoded_are_refused(hf: ModuleType, stream: Any) -> None:
+    got = "got a datasets.iterable_dataset.IterableDataset "
+    for dataset, message in (
+        (stream.with_format("numpy"), "with the format 'numpy', which takes decoded images: pass dataset.with_format("),
+        (stream.select_columns("label"), "without images: none of its columns is a datasets.Image ('label'); say whic"),
+        (stream.map(lambda row: row), "whose columns are not known before it is read, as after map(); say what they a"),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(got + message)}"):
+            gl.wrap(dataset)
 
 
 # Containers, and all else

@@ -568,7 +568,9 @@ def test_dicts_of_other_keys_are_shown():
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(samples, batch_size=2, num_workers=0)
     nested = [(picture(0), {"a": {"b": 1}}), (picture(1), {"a": {}})]
-    text = "(the keys of '1.a' differ: 'b' in the first alone, none in the second alone)"
+    text = (
+        "(the keys of '1.a' differ: 'b' in the first alone, none in the second alone; collate_fn=gpuload.keep('1.a') k"
+    )
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(nested, batch_size=2, num_workers=0)
 
@@ -591,7 +593,7 @@ def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
     lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]
     text = (
         "('1.tokens' has the length 3 in the first, 4 in the second; collate_fn=gpuload.pad('1.tokens') pads a list of "
-        "numbers): all samples of a batch"
+        "numbers, gpuload.keep('1.tokens') keeps any list): all samples of a batch"
     )
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(lists, batch_size=2, num_workers=0)

@@ -11,7 +11,7 @@ from targets.scenes import as_format
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.box_formats import from_xyxy, to_xyxy
+from gpuload.datasets.sample import from_xyxy, to_xyxy
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage

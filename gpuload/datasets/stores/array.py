@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.disk import Disk
+from gpuload.datasets.files import Disk
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
 from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for

@@ -1,7 +1,11 @@
-"""`FileList`: image files that a manifest names (CSV or Parquet), or whose names are made of their numbers.
+"""`FileList`: image files that a manifest or a table names, or whose names are made of their numbers.
 
-A manifest is read once, in the main process, to paths in one buffer and targets in an array; a long one is kept so and
-read from there the next time. Generated names take no memory at all.
+A manifest is read once, in the main process, to paths in one buffer and targets in an array for each column; a long one
+is kept so and read from there the next time. Generated names take no memory at all.
+
+What a column of targets holds, whole numbers, numbers, or names of classes, is read from text, or from typed values.
+Python's own `int` and `float` take more for a number than a table means by one: ``007`` is a code, ``nan`` and ``inf``
+are words, ``1_000`` has no place in a CSV file.
 """
 
 from __future__ import annotations
@@ -9,37 +13,47 @@ from __future__ import annotations
 import csv
 import io
 import json
-import operator
+import math
 import os
+import re
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.scan import Lazy, Paths
 from gpuload.datasets.stores.cached import cached
-from gpuload.datasets.stores.column import encode_targets, stray_cells
 from gpuload.datasets.stores.opening import is_url, normal, open_seekable, open_stream, remote_for, scope_of
-from gpuload.datasets.stores.store import absolute, existing_file, labels_array, stamp, value_of
-from gpuload.errors import import_optional, visible
+from gpuload.datasets.stores.store import absolute, existing_file, labels_array, naming, stamp, value_of
+from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
 
-__all__ = ["FileList", "NumberedPaths"]
+__all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
-Row = tuple[int, Any, Any]  # where it stands, path, target
+Row = tuple[int, Any, Sequence[Any]]  # where it stands, path, targets
+INDEX: Final = 2  # which form an index has; one of another form is built anew
 NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every other byte is one): save it as UTF-8"
 SEPARATORS: Final = (",", ";", "\t", "|")
+WHOLE: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
+NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+PADDED: Final = re.compile(r"0[0-9]+")
+WIDEST: Final = 1 << 63
+STRAYS: Final = 10  # at most one of so many cells is a stray
+DIGITS: Final = 20  # of the longest int64, with its sign
+FEWEST: Final = 4  # cells, of which one is a stray
 
 
-class NumberedPaths(Sequence[str]):
+class NumberedPaths(Lazy[str]):
     """Paths that are made of their numbers, each when it is asked for.
 
     Args:
@@ -60,13 +74,8 @@ class NumberedPaths(Sequence[str]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        i = operator.index(index)
-        if not -self._length <= i < self._length:
-            raise IndexError(f"index {i} is out of range: there are {self._length} paths")
-        return os.path.join(self.root, self.pattern.format(index=self.start + i % self._length))
+    def _entry(self, number: int) -> str:
+        return os.path.join(self.root, self.pattern.format(index=self.start + number))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NumberedPaths) and vars(self) == vars(other)
@@ -78,25 +87,28 @@ class NumberedPaths(Sequence[str]):
 
 
 class FileList(ImageFileDataset):
-    """Image files from a list: of a manifest, or with generated names.
+    """Image files from a list: of a manifest or a table, or with generated names.
 
-    Yields ``(Encoded, target)``, or `Encoded` where there are no targets::
+    Yields ``(Encoded, target)``, or `Encoded` where there are no targets; of several columns of targets a dict::
 
         gl.FileList("train.csv", root="/data/images")                       # columns path and label
+        gl.FileList(frame, path="file", target=["age", "sex"], root="/data")  # a pandas.DataFrame; target: a dict
         gl.FileList("img_{index:07d}.jpg", root="/data", count=10_000_000, labels=labels)
 
     Args:
         manifest: a CSV file (``.tsv`` and ``.txt``: separated by tabs), a ``.parquet`` file (needs pyarrow:
-            ``pip install 'gpuload[parquet]'``), or a name with ``{index}`` in it.
+            ``pip install 'gpuload[parquet]'``), a ``pandas.DataFrame``, a ``pyarrow.Table``, or a name with
+            ``{index}`` in it.
         path: the column of paths: its name, or its number from 0 in a CSV file without a line of names.
-        target: the column of targets, likewise; None for none. Whole numbers and numbers come as they are; where one
+        target: the column of targets, likewise; None for none; or a list of several, whose values come as a dict with
+            the columns as keys. Whole numbers and numbers come as they are; where one
             is neither, all are names of classes, and targets their places among the sorted names. Text such as
             ``007``, ``nan``, ``inf`` and ``1_000`` is a name. A column of numbers with a few other cells is warned of.
         classes: the names of all classes, in the order of their labels; or a data set whose `classes` they are, such
             as the train split. Targets are then their places in it, also where this list lacks some of them, and a
-            target that is not among them is an error.
+            target that is not among them is an error. Of several targets a dict: of a column its names.
         root: the folder that paths are relative to, and may not leave. Default: the manifest's own, or the working
-            directory.
+            directory. Absolute paths need one that they are in.
         delimiter: what separates the columns of a CSV file.
         count, start: how many generated names there are, and the first number.
         labels: of generated names, one for each: an array or list. With `classes`, names or their places.
@@ -105,8 +117,8 @@ class FileList(ImageFileDataset):
 
     Attributes:
         paths: the full path of each image: a sequence that makes each str when it is asked for.
-        labels: the target of each image, as an array; or None. Also `targets`.
-        classes: the names of classes, or None.
+        labels: the target of each image, as an array; or None. Also `targets`. Of several targets a dict of arrays.
+        classes: the names of classes, or None. Of several targets a dict of those that have names.
 
     Warns:
         UserWarning: nearly all targets are numbers, but not all, so that they became names.
@@ -129,11 +141,11 @@ class FileList(ImageFileDataset):
     @dataset_arguments
     def __init__(
         self,
-        manifest: str | os.PathLike[str],
+        manifest: str | os.PathLike[str] | Any,
         *,
         path: str | int = "path",
-        target: str | int | None = "label",
-        classes: Classes | None = None,
+        target: str | int | Sequence[str | int] | None = "label",
+        classes: Classes | Mapping[str | int, Classes] | None = None,
         root: str | os.PathLike[str] | None = None,
         delimiter: str | None = None,
         count: int | None = None,
@@ -143,61 +155,105 @@ class FileList(ImageFileDataset):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
-        self.classes = class_names(classes)
-        name = os.fsdecode(manifest)
-        remote = remote_for([manifest, root], storage_options)
+        is_table = _is_table(manifest)
+        name = "" if is_table else os.fsdecode(manifest)
         if "{index" in name:
-            self.paths: Any = _numbered(name, root, count, start)
-            self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
-            if self.classes is not None:
-                self.labels = _places_of(self.labels, self.classes)
-            self._remote = remote if is_url(self.paths.root) else None
+            self._generate(name, root, count, start, labels, class_names(classes), storage_options)
             return
         if count is not None or start or labels is not None:
             raise ValueError(
                 "count=, start= and labels= are for generated names, as in 'img_{index:07d}.jpg'; a manifest has its "
-                f"own, got the manifest {name!r}"
+                f"own, got the manifest {'a table' if is_table else repr(name)}"
             )
-        if self.classes is not None and target is None:
-            raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
-        between = _checked_delimiter(delimiter)
-        file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it")
-        folder = os.path.dirname(file) if root is None else absolute(root)
-        is_parquet = file.endswith(".parquet")
-        between = between or ("\t" if file.endswith((".tsv", ".txt")) else ",")
-        known = self.classes
+        several = target is not None and not isinstance(target, str | int)
+        wanted = _wanted(path, target, classes)
+        if is_table:
+            self._remote = remote_for(root, storage_options)
+            folder = absolute("." if root is None else root)
+            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None)
+            arrays = _packed(_table_rows(manifest, wanted), source, wanted)
+        else:
+            remote = remote_for([manifest, root], storage_options)
+            file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it", streams=True)
+            folder = os.path.dirname(file) if root is None else absolute(root)
+            between = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
+            is_parquet = file.endswith(".parquet")
+            source = Source(repr(file), "row" if is_parquet else "line", folder, root is not None)
 
-        def build() -> dict[str, np.ndarray]:
-            if is_parquet:
-                rows = _parquet_rows(file, path, target, remote)
-            else:
-                rows = _csv_rows(file, path, target, between, remote)
-            return _packed(rows, file, folder, "row" if is_parquet else "line", target, known)
+            def build() -> dict[str, np.ndarray]:
+                rows = _parquet_rows(file, wanted, remote) if is_parquet else _csv_rows(file, wanted, between, remote)
+                return _packed(rows, source, wanted)
 
-        self._remote = remote if is_url(folder) else None
-        asked = [*stamp(file, remote), *scope_of(remote), folder, path, target, between, known]
-        found = cached(file, asked, build)
-        self.paths = Paths(folder, found["data"], found["offsets"])
-        self.labels = found.get("targets")
-        if "classes" in found:
-            self.classes = json.loads(found["classes"].tobytes())
-        if "remark" in found:
-            warnings.warn(found["remark"].tobytes().decode(), stacklevel=3)
+            self._remote = remote if is_url(folder) else None
+            arrays = cached(file, [INDEX, *stamp(file, remote), *scope_of(remote), folder, *wanted, between], build)
+        self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
+        found = {column: arrays.get(f"targets {place}") for place, column in enumerate(wanted.targets)}
+        names: dict[Any, Any] = {
+            column: json.loads(arrays[f"classes {place}"].tobytes())
+            for place, column in enumerate(wanted.targets)
+            if f"classes {place}" in arrays
+        }
+        self.labels: Any = found if several else next(iter(found.values()), None)
+        self.classes: Any = names if several else next(iter(names.values()), None)
+        for place in range(len(wanted.targets)):
+            if f"remark {place}" in arrays:
+                warnings.warn(arrays[f"remark {place}"].tobytes().decode(), stacklevel=3)
+
+    def _generate(
+        self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
+    ) -> None:
+        remote = remote_for([pattern, root], storage_options)
+        self.paths = _numbered(pattern, root, count, start)
+        self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
+        self.classes = classes
+        if classes is not None:
+            self.labels = _places_of(self.labels, classes)
+        self._remote = remote if is_url(self.paths.root) else None
 
     @property
-    def targets(self) -> np.ndarray | None:
+    def targets(self) -> Any:
         """The labels, under torchvision's name."""
         return self.labels
 
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        number = self._from_start(index)
-        return self._with(number, self._encoded(number))
-
     def _with(self, number: int, image: Encoded) -> Any:
+        if isinstance(self.labels, dict):
+            return image, {name: value_of(labels, number) for name, labels in self.labels.items()}
         return image if self.labels is None else (image, value_of(self.labels, number))
 
     def __repr__(self) -> str:
         return f"FileList({self.root!r}: {len(self)} images)"
+
+
+class Source(NamedTuple):
+    """Where rows come from: what messages call it and its rows, the folder that paths are in, and whether the user
+    named it."""
+
+    name: str
+    unit: str
+    root: str
+    has_root: bool
+
+
+class Wanted(NamedTuple):
+    """The columns that are read: that of paths, those of targets; and of each of these its classes, or None."""
+
+    path: str | int
+    targets: list[str | int]
+    classes: list[list[str] | None]
+
+
+def _wanted(path: str | int, target: Any, classes: Any) -> Wanted:
+    """Return the columns that are asked for, checked."""
+    if target is None or isinstance(target, str | int):
+        if classes is not None and target is None:
+            raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
+        return Wanted(path, [] if target is None else [target], [class_names(classes)])
+    targets = list(target)
+    if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
+        raise ValueError(f"target must be the name of a column, or a list of several, each once, got {target!r}")
+    if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
+        raise ValueError(f"with several targets classes= is a dict of them, {{{targets[0]!r}: names}}, got {classes!r}")
+    return Wanted(path, targets, [class_names((classes or {}).get(name)) for name in targets])
 
 
 def _checked_delimiter(delimiter: str | None) -> str | None:
@@ -251,25 +307,55 @@ def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | No
     return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
 
 
-def _csv_rows(
-    file: str, path: str | int, target: str | int | None, delimiter: str, remote: Remote | None
-) -> Iterator[Row]:
+def _is_table(manifest: Any) -> bool:
+    """Whether it is a ``pandas.DataFrame`` or a ``pyarrow.Table``, neither of which is imported for that."""
+    return any(
+        (cls.__module__.partition(".")[0], cls.__name__) in (("pandas", "DataFrame"), ("pyarrow", "Table"))
+        for cls in type(manifest).__mro__
+    )
+
+
+def _table_rows(table: Any, wanted: Wanted) -> Iterator[Row]:
+    """The rows of a table, with their numbers."""
+    is_arrow = hasattr(table, "column_names")
+    there = table.column_names if is_arrow else list(table.columns)
+    for column in (wanted.path, *wanted.targets):
+        if column not in there:
+            names = ", ".join(map(repr, there))
+            raise ValueError(
+                f"the {type(table).__name__} has no column {column!r}; its columns are {names}. Name them with path= "
+                "and target="
+            )
+    columns = [
+        table.column(name).to_pylist() if is_arrow else _values_of(table[name])
+        for name in (wanted.path, *wanted.targets)
+    ]
+    for row, (path, *values) in enumerate(zip(*columns, strict=True)):
+        yield row, path, values
+
+
+def _values_of(series: Any) -> list[Any]:
+    """The values of a column of pandas, None where it has NaN or no value."""
+    return [value if there else None for value, there in zip(series.tolist(), series.notna().tolist(), strict=True)]
+
+
+def _csv_rows(file: str, wanted: Wanted, delimiter: str, remote: Remote | None) -> Iterator[Row]:
     """The rows of a CSV file, with their lines."""
-    wanted = [path] if target is None else [path, target]
-    if len({type(column) for column in wanted}) > 1:
+    columns = [wanted.path, *wanted.targets]
+    if len({type(column) for column in columns}) > 1:
         raise ValueError(
-            f"path and target must both be names of columns, or both numbers (without a line of names), got {wanted}"
+            f"path and target must both be names of columns, or both numbers (without a line of names), got {columns}"
         )
     with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
         rows = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
-            if isinstance(path, str):
+            if isinstance(wanted.path, str):
                 names = next(rows, [])
-                _check_columns(file, names, [str(column) for column in wanted], delimiter)
-                places = [names.index(str(column)) for column in wanted]
+                _check_columns(file, names, [str(column) for column in columns], delimiter)
+                places = [names.index(str(column)) for column in columns]
             else:
-                places = [int(column) for column in wanted]
-            at, to, most = places[0], places[-1], max(places)
+                places = [int(column) for column in columns]
+            (at, *to), most = places, max(places)
             for row in rows:
                 if not row:
                     continue
@@ -280,7 +366,7 @@ def _csv_rows(
                         f"line {rows.line_num} of {file!r} has {len(row)} fields, but column {most} (from 0) is "
                         f"needed: {row}{hint}"
                     )
-                yield rows.line_num, row[at], row[to]
+                yield rows.line_num, row[at], [row[place] for place in to]
         except (csv.Error, UnicodeDecodeError) as error:
             remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
             raise ValueError(
@@ -306,79 +392,90 @@ def _check_columns(file: str, names: list[str], wanted: list[str], delimiter: st
         raise ValueError(f"{file!r} has no column {column!r}; its first line says {names}. {remedy}")
 
 
-def _parquet_rows(file: str, path: str | int, target: str | int | None, remote: Remote | None) -> Iterator[Row]:
+def _parquet_rows(file: str, wanted: Wanted, remote: Remote | None) -> Iterator[Row]:
     """The rows of a Parquet file, with their numbers."""
-    wanted = [path] if target is None else [path, target]
+    columns = [str(name) for name in (wanted.path, *wanted.targets)]
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
-    try:
+    with naming(file, lambda text: ValueError(f"{file!r} is no Parquet file, or is cut off: {text}")):
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file!r} is no Parquet file, or is cut off: {visible(str(error))}") from error
-    with opened:
-        for column in wanted:
+    with naming(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
+        for column in columns:
             if column not in opened.schema_arrow.names:
                 names = ", ".join(map(repr, opened.schema_arrow.names))
                 raise ValueError(
                     f"{file!r} has no column {column!r}; its columns are {names}. Name them with path= and target="
                 )
         row = 0
-        for batch in opened.iter_batches(columns=list(dict.fromkeys(wanted)), use_threads=False):
-            columns = [batch.column(str(name)).to_pylist() for name in wanted]
-            for name, target_ in zip(columns[0], columns[-1], strict=True):
-                yield row, name, target_
+        for batch in opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False):
+            for path, *values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                yield row, path, values
                 row += 1
 
 
-def _packed(
-    rows: Iterator[Row], file: str, root: str, unit: str, target: str | int | None, classes: list[str] | None
-) -> dict[str, np.ndarray]:
-    """Paths relative to the root in one buffer, and targets in an array."""
-    joined, lengths = bytearray(), []
-    values: list[Any] = []
-    numbers = array("q")  # where each value stands
-    inside = os.path.join(root, "")
-    places = None if classes is None else {name: place for place, name in enumerate(classes)}
-    for number, path, value in rows:
-        where = f"{unit} {number} of {file!r}"
-        if not isinstance(path, str) or not path:
-            raise ValueError(f"{where} has no path, but {path!r}")
-        if "\0" in path or (isinstance(value, str) and "\0" in value):
-            raise ValueError(f"{where} has {NUL}")
-        if path.startswith("/") or ".." in path or is_url(path):
-            full = path if is_url(path) else normal(root, path)
-            if not full.startswith(inside) or "/../" in full:
-                raise ValueError(
-                    f"{where} has the path {path!r}, which leads out of {root!r}; give a root= that holds all images"
-                )
-            path = full[len(inside) :]
-        raw = os.fsencode(path)
+def _packed(rows: Iterable[Row], source: Source, wanted: Wanted) -> dict[str, np.ndarray]:
+    """Paths relative to the root in one buffer; and of each column of targets an array, and what belongs to it."""
+    joined, lengths = bytearray(), array("q")
+    columns: list[list[Any]] = [[] for _ in wanted.targets]
+    known = [None if names is None else {name: place for place, name in enumerate(names)} for names in wanted.classes]
+    numbers = array("q")  # where each row stands
+    for number, path, values in rows:
+        where = f"{source.unit} {number} of {source.name}"
+        raw = _relative(path, where, source)
         joined += raw
         lengths.append(len(raw))
-        if target is not None:
+        numbers.append(number)
+        for column, places, value in zip(columns, known, values, strict=False):
             if value is None or value == "":
                 raise ValueError(f"{where} has no target; leave such rows out, or read none with target=None")
+            if isinstance(value, str) and "\0" in value:
+                raise ValueError(f"{where} has {NUL}")
             if places is not None:
                 check_known(str(value), places, where)
-            values.append(value)
-            numbers.append(number)
+            column.append(value)
     if not lengths:
-        raise ValueError(f"{file!r} names no images")
-    packed = Paths.pack(root, [(bytes(joined), np.array(lengths, np.int64))])
+        raise ValueError(f"{source.name} names no images")
+    packed = Paths.pack(source.root, [(bytes(joined), np.array(lengths, np.int64))])
     arrays = {"data": packed.data, "offsets": packed.offsets}
-    if target is None:
-        return arrays
-    if places is None:
-        targets, names = encode_targets(values)
-        if names is not None:
-            arrays["classes"] = np.frombuffer(json.dumps(names).encode(), np.uint8)
-            if remark := _remark(values, numbers, file, unit, target):
-                arrays["remark"] = np.frombuffer(remark.encode(), np.uint8)
-    else:
-        targets = np.fromiter((places[str(value)] for value in values), np.int64, len(values))
-    return {**arrays, "targets": targets if targets.dtype.kind == "f" else _smallest(targets)}
+    for place, (target, values) in enumerate(zip(wanted.targets, columns, strict=True)):
+        remark, classes, places = "", wanted.classes[place], known[place]
+        if places is None:
+            targets, classes = encode_targets(values)
+            remark = "" if classes is None else _remark(values, numbers, source, target)
+        else:
+            targets = np.fromiter((places[str(value)] for value in values), np.int64, len(values))
+        arrays[f"targets {place}"] = targets if targets.dtype.kind == "f" else _smallest(targets)
+        if classes is not None:
+            arrays[f"classes {place}"] = np.frombuffer(json.dumps(classes).encode(), np.uint8)
+        if remark:
+            arrays[f"remark {place}"] = np.frombuffer(remark.encode(), np.uint8)
+    return arrays
 
 
-def _remark(values: list[Any], numbers: Sequence[int], file: str, unit: str, target: str | int) -> str:
+def _relative(path: Any, where: str, source: Source) -> bytes:
+    """Return a path as one relative to the root, in the file system's bytes."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"{where} has no path, but {path!r}")
+    if "\0" in path:
+        raise ValueError(f"{where} has {NUL}")
+    if path.startswith("/") or ".." in path or is_url(path):
+        inside = os.path.join(source.root, "")
+        full = path if is_url(path) else normal(source.root, path)
+        if not full.startswith(inside) or "/../" in full:
+            if path.startswith("/") and not source.has_root:
+                raise ValueError(
+                    f"{where} has the absolute path {path!r}, but without root= paths are below {source.root!r}; name "
+                    f"the folder that holds all images, as root={os.path.dirname(path)!r}"
+                )
+            raise ValueError(
+                f"{where} has the path {path!r}, which leads out of {source.root!r}; give a root= that holds all images"
+            )
+        path = full[len(inside) :]
+    return os.fsencode(path)
+
+
+def _remark(values: list[Any], numbers: Sequence[int], source: Source, target: str | int) -> str:
     """What to say of a column that is not of numbers because of a few cells."""
     strays = stray_cells(values)
     if not strays:
@@ -386,10 +483,10 @@ def _remark(values: list[Any], numbers: Sequence[int], file: str, unit: str, tar
     first, count = strays[0], len(strays)
     more = f", and {count - 1:,} more are none" if count > 1 else ""
     return (
-        f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {file!r} are numbers, but "
-        f"{unit} {numbers[first]} has {values[first]!r}{more}: so all became names of classes, and labels are their "
-        "places among the sorted names, in which '10' comes before '9'. Correct the cell, or leave its row out; if "
-        "they are names, list them in classes="
+        f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
+        f"numbers, but {source.unit} {numbers[first]} has {values[first]!r}{more}: so all became names of classes, and "
+        "labels are their places among the sorted names, in which '10' comes before '9'. Correct the cell, or leave "
+        "its row out; if they are names, list them in classes="
     )
 
 
@@ -397,3 +494,39 @@ def _smallest(array: np.ndarray) -> np.ndarray:
     """Integers in the smallest type that holds them."""
     dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
     return array.astype(dtype) if dtype.kind in "iu" else array  # of uint64 and int8 numpy makes floats
+
+
+def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
+    """Return targets as int64 or float64; or as the places among the sorted names, and these names."""
+    texts = {value for value in values if isinstance(value, str)}
+    kinds = set(map(type, values)) - {str}
+    if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
+        if kinds <= {int, bool} and all(map(WHOLE.fullmatch, texts)):
+            if all(-WIDEST <= value < WIDEST for value in values if not isinstance(value, str)):
+                return np.fromiter(map(int, values), np.int64, len(values)), None
+        else:
+            return np.fromiter(map(float, values), np.float64, len(values)), None
+    names = sorted(set(map(str, values)))
+    places = {name: place for place, name in enumerate(names)}
+    return np.fromiter((places[str(value)] for value in values), np.int64, len(values)), names
+
+
+def stray_cells(values: list[Any]) -> list[int]:
+    """Return which of the values are no numbers, if these are few: one of four or more, or one of ten. Codes that are
+    padded with zeros to one length (``08``, ``09``, ``10``) are no strays.
+    """
+    texts = Counter(value for value in values if isinstance(value, str))
+    strays = _not_numbers(texts)
+    if len(values) < FEWEST or sum(texts[text] for text in strays) > max(1, len(values) // STRAYS):
+        return []
+    if all(map(PADDED.fullmatch, strays)) and len(set(map(len, texts))) == 1:
+        return []
+    return [number for number, value in enumerate(values) if value in strays]
+
+
+def _not_numbers(texts: Collection[str]) -> set[str]:
+    """Return the texts that are no numbers; where all are whole numbers, those that int64 does not hold."""
+    others = {text for text in texts if NUMBER.fullmatch(text) is None or not math.isfinite(float(text))}
+    if others or not all(map(WHOLE.fullmatch, texts)):
+        return others
+    return {text for text in texts if len(text.strip()) > DIGITS or not -WIDEST <= int(text) < WIDEST}

@@ -6,13 +6,16 @@ are read with one call, in the file's order.
 
 from __future__ import annotations
 
+import math
 import os
+from collections import deque
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from gpuload.datasets.files import MAX_BYTES, check_expanded
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.array import Layout, Pixels
@@ -23,15 +26,21 @@ from gpuload.datasets.stores.store import (
     damaged,
     existing_file,
     labels_array,
+    naming,
     stamp,
     value_of,
 )
-from gpuload.errors import import_optional, visible
+from gpuload.errors import import_optional
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["HDF5"]
+
+MOST_LINKS: Final = 64  # soft links on the way to a dataset
+LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
+SHOWN: Final = 20
+AT_ONCE: Final = 16  # rows of varying length, whose sizes are known once they are read
 
 
 class HDF5(Store):
@@ -82,7 +91,7 @@ class HDF5(Store):
         self._stamp = stamp(self.path, self._remote)
         h5py = import_optional("h5py", "HDF5", "hdf5")
         self.labels: np.ndarray | None = None
-        with self._open() as file:
+        with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
             each = h5py.check_vlen_dtype(images.dtype)
             what = f"dataset {image!r} of {self.path!r}"
@@ -108,6 +117,11 @@ class HDF5(Store):
                 f"{self.path!r} has {len(targets)} targets in {self.target!r}, but {self._count} images in "
                 f"{self.image!r}; there must be one for each"
             )
+        if (nbytes := targets.dtype.itemsize * targets.size) > MAX_BYTES and targets.ndim == 1:
+            raise ValueError(
+                f"the targets in {self.target!r} of {self.path!r} take {nbytes:,} bytes, more than the {MAX_BYTES:,} "
+                "that are read at the start; give target=None, and the targets by a dataset of your own"
+            )
         if targets.ndim == 1:
             text = h5py.check_string_dtype(targets.dtype) is not None
             values = np.array(targets.asstr()[:].tolist(), str) if text else targets[:]
@@ -116,26 +130,52 @@ class HDF5(Store):
             raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
 
     def _dataset(self, file: Any, name: str, argument: str) -> Any:
-        found = file.get(name)
-        if found is None or not hasattr(found, "shape") or found.shape in (None, ()):
-            names: list[str] = []
-            file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
-            none = ", or target=None" if argument == "target" else ""
-            shown = ", ".join(map(repr, names)) or "none"
-            raise ValueError(
-                f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
-                f"which with {argument}={none}"
-            )
-        if (
-            found.external
-            or found.is_virtual
-            or os.path.realpath(found.file.filename) != os.path.realpath(file.filename)
-        ):
-            raise ValueError(
-                f"the dataset {name!r} of {self.path!r} lies in other files, which are not read because a data file "
-                "names them; copy it into one file"
-            )
-        return found
+        found = self._look_up(file, name)
+        # What lies elsewhere is seen before anything else is asked of it: that may open those files.
+        if isinstance(found, _h5py().Dataset):
+            if found.is_virtual or found.external:
+                raise self._elsewhere(name)
+            if found.shape:
+                return found
+        names, are_all = _datasets_in(file)
+        shown = ", ".join([*map(repr, sorted(names)), *(() if are_all else ["…"])]) if names else "none"
+        shown += "" if are_all or names else f" among the {LOOKED_AT:,} objects that were looked at"
+        none = ", or target=None" if argument == "target" else ""
+        raise ValueError(
+            f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
+            f"which with {argument}={none}"
+        )
+
+    def _look_up(self, file: Any, name: str) -> Any:
+        """Return what has this name, None if nothing has. No link into another file is followed: that may be a FIFO,
+        which waits for a writer, and ctrl-C does not end it."""
+        h5l, node, links = _h5py().h5l, file, 0
+        parts = deque(name.split("/"))
+        while parts:
+            part = parts.popleft().encode()
+            if part in (b"", b"."):
+                continue
+            if not isinstance(node, _h5py().Group) or not node.id.links.exists(part):
+                return None
+            kind = node.id.links.get_info(part).type
+            if kind == h5l.TYPE_SOFT and links < MOST_LINKS:
+                target = node.id.links.get_val(part).decode()
+                parts.extendleft(reversed(target.split("/")))
+                node, links = file if target.startswith("/") else node, links + 1
+            elif kind == h5l.TYPE_HARD:
+                node = node[part]
+            else:
+                raise self._elsewhere(name)
+        return node
+
+    def _elsewhere(self, name: str) -> ValueError:
+        return ValueError(
+            f"the dataset {name!r} of {self.path!r} lies in other files, which are not read because a data file "
+            "names them; copy it into one file"
+        )
+
+    def _unreadable(self, text: str) -> ValueError:
+        return ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {text}")
 
     def __len__(self) -> int:
         return self._count
@@ -147,13 +187,10 @@ class HDF5(Store):
 
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
-        h5py = import_optional("h5py", "HDF5", "hdf5")
-        try:
+        with naming(self.path, self._unreadable):
             if is_url(self.path):
-                return h5py.File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
-            return h5py.File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
-        except OSError as error:
-            raise ValueError(f"{self.path!r} is no HDF5 file, or is cut off: {visible(str(error))}") from error
+                return _h5py().File(open_seekable(self.path, self._remote), "r", rdcc_nbytes=self._cache_bytes)
+            return _h5py().File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         found = dict(self._rows(handle[self.image], numbers))
@@ -180,17 +217,43 @@ class HDF5(Store):
         else:
             groups = groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])
             groups = ((key, (row for _, row in pairs)) for key, pairs in groups)
+        # HDF5 decompresses whole chunks; of bytes of varying length it is not known how many they are.
+        each = 0 if self._pixels is None and dataset.ndim == 1 else dataset.dtype.itemsize
+        chunk, sample = math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:])
+        check_expanded(each * max(chunk, sample), f"a sample or chunk of {dataset.name!r}", path=self.path)
         for _, group in groups:
             own = list(group)
-            first, last = own[0], own[-1]
-            try:
-                block = dataset[first : last + 1]
-            except OSError as error:
-                raise damaged(
-                    self.path, f"rows {first} to {last} of {dataset.name!r} cannot be read: {visible(str(error))}"
-                ) from error
-            for row in own:
-                yield row, np.asarray(block[row - first])
+            for some in [own] if each else [own[at : at + AT_ONCE] for at in range(0, len(own), AT_ONCE)]:
+                first, last = some[0], some[-1]
+                what = f"rows {first} to {last} of {dataset.name!r}"
+                with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
+                    block = dataset[first : last + 1]
+                for row in some:
+                    yield row, np.asarray(block[row - first])
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"
+
+
+def _h5py() -> Any:
+    return import_optional("h5py", "HDF5", "hdf5")
+
+
+def _datasets_in(file: Any) -> tuple[list[str], bool]:
+    """Return names of datasets, the uppermost first, as many as are shown; and whether there are no others."""
+    names: list[str] = []
+    groups, left = deque([("", file)]), LOOKED_AT
+    while groups:
+        above, group = groups.popleft()
+        for name in group:
+            left -= 1
+            if left < 0 or len(names) == SHOWN:
+                return names, False
+            if group.id.links.get_info(name.encode()).type != _h5py().h5l.TYPE_HARD:
+                continue
+            item = group[name]
+            if isinstance(item, _h5py().Group):
+                groups.append((f"{above}{name}/", item))
+            elif isinstance(item, _h5py().Dataset):
+                names.append(f"{above}{name}")
+    return names, True

@@ -8,6 +8,7 @@ that are asked for together are taken from it together.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 from collections import OrderedDict
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
+from gpuload.datasets.files import byte_limit, check_expanded
 from gpuload.datasets.litter import without_litter
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.sample import Encoded, Mode, as_meta, check_mode
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import client, is_url, named, open_seekable, remote_for, scope_of
-from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, stamp
+from gpuload.datasets.stores.store import Store, absolute, check_stamp, damaged, existing_file, naming, stamp
 from gpuload.errors import import_optional, visible
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Parquet"]
 
 OPEN_FILES: Final = 16  # in each worker
+MOST_ROWS: Final = 64  # that are read between two looks at how much memory they take
 LEAST_BYTES: Final = 32 << 10  # what 4,000 row groups take: reading it from so many takes a hundred times as long
 
 
@@ -46,7 +49,8 @@ class Parquet(Store):
             Files of a pattern or folder are sorted by name.
         image: the column of images' bytes; ``"image.bytes"`` is the field of a column of structs, Hugging Face's
             layout.
-        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays.
+        target: the column of targets, or None. Numbers and strings come as such, lists of numbers as arrays; structs,
+            maps and other lists are metadata: null is None there, and a batch has a list of the rows' values.
         columns: further columns. Then a sample is a dict of all: the image (its key is the column's name without
             ``.bytes``), the target, and these. No other columns are read.
         mode: what the pixels become, see `Encoded`.
@@ -107,7 +111,8 @@ class Parquet(Store):
         groups: list[int] = []
         rows: list[int] = []
         for path in self.files:
-            with _open(path, self._remote) as file:
+            problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
+            with naming(path, problem), _open(path, self._remote) as file:
                 types = [_type(file.schema_arrow, name, path) for name in wanted]
                 meta = file.metadata
                 groups.append(meta.num_row_groups)
@@ -141,9 +146,12 @@ class Parquet(Store):
             begin = int(self._ends[place - 1]) if place else 0
             which, group = int(self._file_of[place]), int(self._group_of[place])
             columns = handle.get(place, lambda which=which, group=group: self._columns(handle, which, group))
+            path = self.files[which]
             for at, number in enumerate(numbers):
                 if places[at] == place:
-                    samples[at] = self._sample(columns, which, group, number - begin)
+                    what = f"row {number - begin} of row group {group} cannot be read"
+                    with naming(path, lambda text, path=path, what=what: damaged(path, f"{what}: {text}")):
+                        samples[at] = self._sample(columns, which, group, number - begin)
         return samples
 
     def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
@@ -151,19 +159,33 @@ class Parquet(Store):
         path = self.files[which]
         stamped: tuple[int, int] = tuple(self._stamps[which].tolist())  # pyright: ignore[reportAssignmentType]
         file = handle.file(which, path, stamped)
+        with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
+            table = self._table(file, path, group)
+            return {name: _leaf(table, name) for name in self._wanted}
+
+    def _table(self, file: Any, path: str, group: int) -> Any:
+        """Read a row group, a few rows at a time: a dictionary may hold one value for all rows, so that a few bytes
+        become as many as they are long, times the rows."""
+        columns = _columns_of(file.metadata.row_group(group), self._wanted)
         if self._remote is not None:
-            file.source.load(_ranges(file.metadata.row_group(group), self._wanted))
-        try:
-            table = file.read_row_group(group, columns=self._wanted, use_threads=False)
-        except (OSError, ValueError) as error:  # pyarrow's own errors are of these types too
-            raise damaged(path, f"row group {group} cannot be read: {visible(str(error))}") from error
-        return {name: _leaf(table, name) for name in self._wanted}
+            file.source.load([_range(column) for column in columns])
+        what, remedy = f"row group {group}", ", or write smaller row groups"
+        nbytes = sum(column.total_uncompressed_size for column in columns)
+        check_expanded(nbytes, what, remedy, path)
+        limit = byte_limit()
+        rows = MOST_ROWS if limit is None else min(max(limit // max(nbytes, 1), 1), MOST_ROWS)
+        batches, nbytes = [], 0
+        for batch in file.iter_batches(rows, row_groups=[group], columns=self._wanted, use_threads=False):
+            nbytes += batch.nbytes
+            check_expanded(nbytes, what, remedy, path)
+            batches.append(batch)
+        return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
     def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
         values: dict[str, Any] = {}
         for name, column in columns.items():
             value = column[row]
-            if not value.is_valid:
+            if not value.is_valid and not _is_meta(value.type):
                 self._refuse_null(name, which, group, row)
             values[name] = value
         data = values[self.image].as_py()
@@ -217,28 +239,25 @@ class _Groups:
 
 def _open(path: str, remote: Remote | None) -> Any:
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    try:
+    with naming(path, lambda text: ValueError(f"{path!r} is no Parquet file, or is cut off: {text}")):
         if not is_url(path):
             return parquet.ParquetFile(path, page_checksum_verification=True)
         source = open_seekable(path, remote)
         file = parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
         file.source = source
         return file
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "filename", None):
-            raise
-        raise ValueError(f"{path!r} is no Parquet file, or is cut off: {visible(str(error))}") from error
 
 
-def _ranges(group: Any, names: list[str]) -> list[tuple[int, int]]:
-    """Where the bytes of columns lie in the file."""
-    found = []
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if any(column.path_in_schema == name or column.path_in_schema.startswith(name + ".") for name in names):
-            begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
-            found.append((begin, begin + column.total_compressed_size))
-    return found
+def _columns_of(group: Any, names: list[str]) -> list[Any]:
+    """What the footer says of columns, or of the fields within them."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return [one for one in columns if any((one.path_in_schema + ".").startswith(name + ".") for name in names)]
+
+
+def _range(column: Any) -> tuple[int, int]:
+    """Where the bytes of a column lie in the file."""
+    begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
+    return begin, begin + column.total_compressed_size
 
 
 def _files(given: list[Any], remote: Remote | None) -> list[str]:
@@ -311,11 +330,23 @@ def _leaf(table: Any, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as a sample has it: lists of numbers as arrays."""
+    """A value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
     found = value.as_py()
-    if isinstance(found, list):
-        with contextlib.suppress(NotImplementedError):
-            dtype = np.dtype(value.type.value_type.to_pandas_dtype())
-            if dtype.kind in "biuf":
-                return np.array(found, dtype)
-    return found
+    if _is_meta(value.type):
+        return as_meta(found)
+    if not isinstance(found, list):
+        return found
+    dtype = np.dtype(value.type.value_type.to_pandas_dtype())
+    return as_meta(found) if None in found and dtype.kind != "f" else np.array(found, dtype)
+
+
+@functools.cache
+def _is_meta(kind: Any) -> bool:
+    """Whether values of an Arrow type are metadata: nested, and no lists of numbers."""
+    if not kind.num_fields:
+        return False
+    if not hasattr(kind, "value_type"):
+        return True
+    with contextlib.suppress(NotImplementedError):
+        return np.dtype(kind.value_type.to_pandas_dtype()).kind not in "biuf"
+    return True

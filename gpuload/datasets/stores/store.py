@@ -8,16 +8,19 @@ opened anew in a child after a fork.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.files import KINDS
 from gpuload.datasets.joined import Joined, from_start, has_samples
-from gpuload.datasets.paths import full_path
+from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, is_url
-from gpuload.errors import DecodeError
+from gpuload.errors import DecodeError, visible
 
 __all__ = [
     "Store",
@@ -26,6 +29,7 @@ __all__ = [
     "damaged",
     "existing_file",
     "labels_array",
+    "naming",
     "read_npy_header",
     "stamp",
     "value_of",
@@ -97,11 +101,16 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return full_path(path)
 
 
-def existing_file(path: str | os.PathLike[str], expected: str) -> str:
+def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool = False) -> str:
     """The absolute path of a file. A URL is looked at when its stamp is taken.
 
+    Args:
+        path: of the file.
+        expected: what it should be, for the message.
+        streams: take FIFOs and devices too, which are read from their beginning on.
+
     Raises:
-        FileNotFoundError, IsADirectoryError: there is none.
+        OSError: there is none, or it is no regular file; a FIFO, opened, waits for who writes to it.
     """
     full = absolute(path)
     if is_url(full):
@@ -110,6 +119,9 @@ def existing_file(path: str | os.PathLike[str], expected: str) -> str:
         raise FileNotFoundError(f"{full!r} does not exist; expected {expected} (got {path!r})")
     if os.path.isdir(full):
         raise IsADirectoryError(f"{full!r} is a folder; expected {expected}")
+    if not streams and not os.path.isfile(full):
+        kind = KINDS.get(stat.S_IFMT(os.stat(full).st_mode), "a special file")
+        raise OSError(f"{full!r} is {kind}; expected {expected}, as a regular file")
     return full
 
 
@@ -118,6 +130,20 @@ def damaged(path: str, complaint: str) -> DecodeError:
     error = DecodeError(f"{path!r}: {complaint}")
     error.filename = path
     return error
+
+
+@contextlib.contextmanager
+def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn whatever a library raises into an error that names the file: `error_of` what it says. Errors that name it
+    pass as they are."""
+    try:
+        yield
+    except (ImportError, DecodeError):
+        raise
+    except Exception as error:
+        if repr(path) in str(error) or getattr(error, "filename", None):
+            raise
+        raise error_of(visible(str(error)) or type(error).__name__) from error
 
 
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
+from gpuload import transforms as T
 from gpuload.datasets.stores import cached as cached_module
-from gpuload.datasets.stores.filelist import FileList, NumberedPaths
+from gpuload.datasets.stores.filelist import FileList, NumberedPaths, encode_targets, stray_cells
 
 
 def exactly(text: str) -> str:
@@ -315,7 +322,107 @@ def test_no_path_leads_out_of_the_root(folder: Path, path: str) -> None:
         "holds all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        listed(folder, f"path,label\n{path},1\n")
+        listed(folder, f"path,label\n{path},1\n", root=folder)
+
+
+def test_absolute_paths_need_a_root(folder: Path) -> None:
+    text = "path,label\n/data/train/a.jpg,1\n"
+    message = (
+        f"line 2 of '{folder}/list.csv' has the absolute path '/data/train/a.jpg', but without root= paths are below "
+        f"{str(folder)!r}; name the folder that holds all images, as root='/data/train'"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        listed(folder, text)
+    assert list(listed(folder, text, root="/data").paths) == ["/data/train/a.jpg"]
+
+
+def frames() -> list[Any]:
+    """The same table of pandas and of pyarrow."""
+    columns: dict[str, list[Any]] = {
+        "file": [f"img_{number:03d}.jpg" for number in range(COUNT)],
+        "label": LABELS,
+        "kind": ["cat" if label else "dog" for label in LABELS],
+        "age": [0.5 + number for number in range(COUNT)],
+    }
+    return [pandas.DataFrame(columns), pyarrow.table(columns)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [0, 1], ids=["pandas", "pyarrow"])
+def test_a_table_in_memory(folder: Path, kind: int) -> None:
+    check_loader(FileList(frames()[kind], path="file", root=folder))
+    dataset = FileList(frames()[kind], path="file", target="kind", root=folder)
+    assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [int(not label) for label in LABELS])
+    assert dataset.labels.dtype == np.uint8
+    name = ("DataFrame", "Table")[kind]
+    for options, message in (
+        ({}, f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Name them with path="),
+        ({"path": "kind", "root": None}, ""),
+        ({"path": "file", "count": 3}, "a manifest has its own, got the manifest a table"),
+    ):
+        if message:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                FileList(frames()[kind], **options)
+        else:
+            assert FileList(frames()[kind], **options).root == str(Path.cwd())
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
+def test_a_cell_of_a_table_that_is_missing_is_named(missing: Any) -> None:
+    frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": pandas.Series([1, missing], dtype=object)})
+    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no target; leave such rows out, or read none"):
+        FileList(frame)
+    frame = pandas.DataFrame({"path": [Path("a.jpg"), missing], "label": [1, 2]})
+    with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no path, but "):
+        FileList(frame)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
+    frame = frames()[0]
+    frame.to_csv(folder / "more.csv", index=False)
+    frame.to_parquet(folder / "more.parquet")
+    for manifest in (frame, folder / "more.csv", folder / "more.parquet"):
+        dataset = FileList(manifest, path="file", target=["kind", "age"], root=folder)
+        assert dataset[1] == (dataset[1][0], {"kind": int(not LABELS[1]), "age": 1.5})
+        assert dataset.classes == {"kind": ["cat", "dog"]}
+        assert {name: labels.dtype.name for name, labels in dataset.labels.items()} == {
+            "kind": "uint8",
+            "age": "float64",
+        }
+        options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+        with gl.Loader(dataset, COUNT, **options) as loader:
+            ((_, targets),) = loader
+        assert targets["age"].tolist() == [0.5 + number for number in range(COUNT)]
+        assert targets["kind"].tolist() == [int(not label) for label in LABELS]
+    assert FileList(folder / "more.csv", path="file", target=["age"]).labels.keys() == {"age"}
+    classes = {"kind": ["dog", "cow", "cat"]}
+    dataset = FileList(frame, path="file", target=["kind", "label"], classes=classes, root=folder)
+    assert dataset.classes == classes
+    assert dataset.labels["kind"].tolist() == [2 if label else 0 for label in LABELS]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": []}, "target must be the name of a column, or a list of several, each once, got []"),
+        (
+            {"target": ["a", "a"]},
+            "target must be the name of a column, or a list of several, each once, got ['a', 'a']",
+        ),
+        (
+            {"target": ["a"], "classes": ["x"]},
+            "with several targets classes= is a dict of them, {'a': names}, got ['x']",
+        ),
+        ({"target": ["a"], "classes": {"b": ["x"]}}, "with several targets classes= is a dict of them, {'a': names}"),
+        ({"target": None, "classes": ["x"]}, "classes= numbers the targets, but target=None reads none; leave one of"),
+        ({"target": ["label", 1]}, "path and target must both be names of columns, or both numbers"),
+    ],
+)
+def test_targets_that_do_not_fit(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FileList(folder / "list.csv", **options)
 
 
 def test_paths_within_the_root_may_take_any_form(folder: Path) -> None:
@@ -350,3 +457,49 @@ def test_no_manifest_and_a_missing_image(folder: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         _ = listed(folder, "path,label\ngone.jpg,1\n")[0]
     assert caught.value.filename == f"{folder}/gone.jpg"
+
+
+# What a column of targets holds, for values that no manifest of the other tests has
+
+
+@pytest.mark.parametrize(
+    ("values", "targets", "names"),
+    [
+        ([date(2026, 1, 2), date(2025, 1, 2)], [1, 0], ["2025-01-02", "2026-01-02"]),
+        ([[1, 2], [1]], [0, 1], ["[1, 2]", "[1]"]),
+        ([1, "2", 3.5], [1.0, 2.0, 3.5], None),
+        ([Decimal("1.5"), "2"], [1.5, 2.0], None),
+        ([1 << 64, 1], [1, 0], ["1", "18446744073709551616"]),
+        ([1, "x"], [0, 1], ["1", "x"]),
+    ],
+)
+def test_values_of_several_types(values: list[Any], targets: list[Any], names: list[str] | None) -> None:
+    found, classes = encode_targets(values)
+    assert (found.tolist(), classes) == (targets, names)
+    assert found.dtype in (np.int64, np.float64)
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False, allow_infinity=False)), min_size=1
+    )
+)
+def test_numbers_written_as_text_are_read_back(values: list[Any]) -> None:
+    found, names = encode_targets([repr(value) for value in values])
+    assert names is None
+    assert found.tolist() == values or found.tolist() == list(map(float, values))
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_text_that_is_no_number_comes_back_by_its_place(values: list[str]) -> None:
+    found, names = encode_targets([*values, "name"])
+    assert names == sorted({*values, "name"})
+    assert [names[place] for place in found] == [*values, "name"]
+
+
+def test_strays_are_at_most_one_in_ten() -> None:
+    numbers = [str(n) for n in range(18)]
+    assert stray_cells([*numbers, "a", "b"]) == [18, 19]
+    assert stray_cells([*numbers[:17], "a", "b"]) == []
+    assert stray_cells(["1", "2", "3", "a"]) == [3]
+    assert stray_cells(["1", "2", "a"]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
+from gpuload.datasets.files import limited
 from gpuload.datasets.stores.hdf5 import HDF5
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 24, 32, 3), np.uint8)
@@ -159,6 +161,93 @@ def external(path: Path) -> None:
     (path.parent / "numbers").write_bytes(PIXELS.tobytes())
     with h5py.File(path, "w") as file:
         file.create_dataset("images", PIXELS.shape, "uint8", external=str(path.parent / "numbers"))
+
+
+FIFO = """
+import os, sys
+import h5py
+from gpuload.datasets.files import limited
+from gpuload.datasets.stores.hdf5 import HDF5
+os.mkfifo("pipe.h5")
+with h5py.File("a.h5", "w") as file:
+    file["images"] = h5py.ExternalLink("pipe.h5", "images")
+    file["soft"] = h5py.SoftLink("/group/outside/images")
+    file.create_group("group")["outside"] = h5py.ExternalLink("pipe.h5", "/")
+    file["round"] = h5py.SoftLink("round")
+for name in ("images", "soft", "group/outside/images", "none", "round"):
+    try:
+        HDF5("a.h5", image=name, target=None)
+    except ValueError as error:
+        print(str(error).partition(" lies")[2] or str(error).partition(" has ")[2])
+"""
+
+
+@pytest.mark.processes
+def test_no_link_into_another_file_is_followed(tmp_path: Path) -> None:
+    """A FIFO waits for who writes to it, and ctrl-C does not end that: so it is read by a process with a limit."""
+    command = [sys.executable, "-c", FIFO]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    elsewhere = " in other files, which are not read because a data file names them; copy it into one file"
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [elsewhere] * 3
+    assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
+    assert lines[4] == elsewhere, "of links that lead in a circle nothing is known"
+
+
+def test_a_fifo_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.h5")
+    with pytest.raises(OSError, match=r"a.h5' is a FIFO; expected an HDF5 file, as a regular file$"):
+        HDF5(tmp_path / "a.h5")
+
+
+def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file
+        for number in range(300):
+            group = group.create_group("g")
+            group[f"d{number:03}"] = [number]
+    looked: list[str] = []
+    real = h5py.Group.__getitem__
+    monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: looked.append(name) or real(self, name))
+    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Say which with image="):
+        HDF5(tmp_path / "a.h5")
+    assert len(looked) < 50
+    monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 5)
+    with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Say which"):
+        HDF5(tmp_path / "a.h5")
+    monkeypatch.setattr("gpuload.datasets.stores.hdf5.LOOKED_AT", 1)
+    with pytest.raises(ValueError, match=r"it has none among the 1 objects that were looked at\. Say which"):
+        HDF5(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "dtype", "message"),
+    [
+        ((3, 20_000, 20_000, 3), (1, 100, 100, 3), "uint8", "a sample or chunk of '/images' takes 1,200,000,000 bytes"),
+        ((1 << 20, 64, 64, 1), (1 << 18, 64, 64, 1), "uint8", "a sample or chunk of '/images' takes 1,073,741,824 by"),
+    ],
+)
+def test_samples_that_a_few_bytes_make_large_are_refused(
+    tmp_path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, message: str
+) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", shape, dtype, chunks=chunks)
+    assert path.stat().st_size < 10_000
+    dataset = HDF5(path, target=None)
+    with (
+        limited((1 << 30) - 1),
+        pytest.raises(gl.DecodeError, match=f"^{re.escape(f'{str(path)!r}: {message}')}.*more than max_bytes=1,073"),
+    ):
+        dataset[0]
+
+
+def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in ("images", "labels"):
+            file.create_dataset(name, (1 << 28,), "int64", chunks=(1 << 20,))
+    with pytest.raises(ValueError, match=r"a.h5' take 2,147,483,648 bytes, more than the 1,073,741,824 that are read"):
+        HDF5(tmp_path / "a.h5")
 
 
 @pytest.mark.parametrize(

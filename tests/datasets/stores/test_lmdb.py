@@ -198,6 +198,31 @@ def test_a_file_that_is_no_database(tmp_path: Path, kind: str) -> None:
         LMDB(tmp_path)
 
 
+def test_a_damaged_page_ends_another_process_than_this(tmp_path: Path) -> None:
+    path = put(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
+    content = bytearray(path.read_bytes())
+    flags = range(2 * 4096 + 10, len(content), 4096)  # they say what kind of page it is; 2: of keys
+    for at in [at for at in flags if content[at] == 2][1:]:
+        content[at] = 0
+    path.write_bytes(content)
+    message = (
+        f"{str(path)!r} is damaged: LMDB ended the process that read its keys (SIGABRT); copy it again, or write it "
+        "anew"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        LMDB(tmp_path)
+
+
+def test_what_lmdb_says_of_a_damaged_page_names_the_file(tmp_path: Path) -> None:
+    path = put(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
+    content = bytearray(path.read_bytes())
+    meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
+    content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root lies beyond the last page
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
+        LMDB(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -17,6 +17,8 @@ from descriptors import open_below
 from stored import COUNT, LABELS, check_loader, jpegs
 
 import gpuload as gl
+from gpuload import transforms as T
+from gpuload.datasets.files import limited
 from gpuload.datasets.stores import parquet as module
 from gpuload.datasets.stores.parquet import Parquet
 
@@ -100,14 +102,14 @@ def test_further_columns_make_a_dict(tmp_path: Path) -> None:
 def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Parquet(written(tmp_path / "a.parquet"))
     read: list[Any] = []
-    real = pq.ParquetFile.read_row_group
+    real = Parquet._table
 
-    def watched(self: Any, group: int, **options: Any) -> Any:
-        found = real(self, group, **options)
+    def watched(self: Any, file: Any, path: str, group: int) -> Any:
+        found = real(self, file, path, group)
         read.append((group, found.schema.to_string(show_schema_metadata=False, show_field_metadata=False)))
         return found
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", watched)
+    monkeypatch.setattr(Parquet, "_table", watched)
     dataset.__getitems__([5, 0, 6, 1, 7])
     only = "image: struct<bytes: binary>\n  child 0, bytes: binary\nlabel: int64"
     assert read == [(0, only), (1, only)], "each row group once, for all its rows"
@@ -116,11 +118,9 @@ def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 def test_row_groups_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.parquet")
     read: list[int] = []
-    real = pq.ParquetFile.read_row_group
+    real = Parquet._table
     monkeypatch.setattr(
-        pq.ParquetFile,
-        "read_row_group",
-        lambda self, group, **options: read.append(group) or real(self, group, **options),
+        Parquet, "_table", lambda self, file, path, group: read.append(group) or real(self, file, path, group)
     )
     two = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
     for limit, expected in ((1 << 30, [0, 1, 2]), (two, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
@@ -201,6 +201,36 @@ def test_a_corrupt_page_is_named_and_the_others_are_read(tmp_path: Path) -> None
     ):
         _, labels = next(iter(loader))
     assert labels.tolist() == [0, 1, 2, 0, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("rows", [400, 2])
+def test_a_group_that_a_few_bytes_make_large_is_refused(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "a.parquet"
+    value = {"bytes": bytes(100_000), "path": None}
+    table = arrow.table({"image": arrow.array([value] * rows), "label": [0] * rows})
+    pq.write_table(table, path, compression="zstd")
+    del table
+    assert path.stat().st_size < 5000
+    dataset, before = Parquet(path), arrow.total_allocated_bytes()
+    message = f"^{re.escape(repr(str(path)))}: row group 0 takes .* bytes of memory, more than max_bytes="
+    with limited(10 * 100_000 if rows > 2 else 99_000), pytest.raises(gl.DecodeError, match=message):
+        dataset[0]
+    assert arrow.total_allocated_bytes() - before < 3_000_000
+    with limited(None):
+        assert len(dataset[rows - 1][0].data) == 100_000
+
+
+def test_a_value_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = arrow.Array.from_buffers(
+        arrow.string(), 1, [None, arrow.py_buffer(b"\0\0\0\0\2\0\0\0"), arrow.py_buffer(b"\xff\xfe")]
+    )
+    table = arrow.table({"image": arrow.array([{"bytes": jpegs()[0], "path": None}]), "label": texts})
+    pq.write_table(table, path)
+    message = f"^{re.escape(repr(str(path)))}: row 0 of row group 0 cannot be read: .*utf-8"
+    with pytest.raises(gl.DecodeError, match=message) as caught:
+        Parquet(path)[0]
+    assert caught.value.filename == str(path)
 
 
 def test_a_file_that_is_cut_off_or_none_at_all(tmp_path: Path) -> None:
@@ -297,3 +327,19 @@ def test_where_rows_are_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch
         Parquet(tmp_path, target="class")
     written(tmp_path / "0.parquet", table().slice(3), 2)
     assert len(Parquet(tmp_path)) == 2 * COUNT - 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_columns_come_as_a_list_of_objects(tmp_path: Path, workers: int) -> None:
+    structs = [None if n == 3 else {"who": "Ann" if n % 2 else None, "n": n} for n in range(COUNT)]
+    texts = [["x"] * (n % 3) for n in range(COUNT)]
+    pairs = [[("k", n)] for n in range(COUNT)]
+    more = table(struct=structs, texts=texts, map=arrow.array(pairs, arrow.map_(arrow.string(), arrow.int64())))
+    dataset = Parquet(written(tmp_path / "a.parquet", more), columns=("struct", "texts", "map"))
+    options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+    with gl.Loader(dataset, 4, **options) as loader:
+        batches = list(loader)
+    for name, expected in (("struct", structs), ("texts", texts), ("map", pairs)):
+        assert [value for batch in batches for value in batch[name]] == expected
+    assert {type(value) for batch in batches for value in batch["struct"]} == {dict, type(None)}

@@ -23,7 +23,7 @@ ERRORS = {
 OWN = ERRORS | {"_Kind"}  # the bases of others
 # Where a message is made that is raised elsewhere: functions that return it, constants that hold it.
 MAKERS = {
-    "datasets/bit_depth.py": {"too_deep"},
+    "datasets/sample.py": {"too_deep"},
     "datasets/files.py": {"too_large", "no_image"},
     "ring/ring.py": {"_lacking"},
     "stage/dali/backend.py": {"missing"},

@@ -218,6 +218,7 @@ def data() -> dict[str, Any]:
     return {
         "pyarrow": pa,
         "table": table,
+        "frame": pa.table({"file": ["0.jpg"], "age": [31.0], "sex": [0]}),
         "path": "written.parquet",
         "labels": [0, 1],
         "classes": np.zeros(10_000_000, np.uint8),

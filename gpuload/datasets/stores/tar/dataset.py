@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from gpuload.datasets.joined import from_start
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
+from gpuload.datasets.scan import Lazy
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import Shard
-from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
-from gpuload.datasets.stores.tar.shards import open_shards
+from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
 from gpuload.datasets.worker import is_replaceable
 
@@ -334,8 +334,10 @@ def _runs(parts: list[Part], gap_bytes: int, large_bytes: int) -> list[Run]:
     return runs
 
 
-class _Keys(Sequence[str]):
+class _Keys(Lazy[str]):
     """The keys of a dataset's samples, each made when it is asked for."""
+
+    _entries = "keys"
 
     def __init__(self, dataset: TarShards) -> None:
         self._dataset = dataset
@@ -343,14 +345,8 @@ class _Keys(Sequence[str]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        shard, number = self._dataset._place(from_start(index, len(self), f"{self._dataset!r}"))
+    def _entry(self, number: int) -> str:
+        shard, number = self._dataset._place(number)
         return self._dataset._shards[shard].key(number)
 
 

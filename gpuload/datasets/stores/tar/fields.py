@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import Encoded, Image, Mask, Mode, check_mode
+from gpuload.datasets.sample import Encoded, Image, Mask, Mode, as_meta, check_mode
 from gpuload.datasets.stores.opening import named
 from gpuload.datasets.stores.store import read_npy_header
 
@@ -165,6 +165,11 @@ def _table(kinds: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
 
 
 CONVERSIONS: Final[dict[str, Callable[[bytes], Any]]] = _table(
-    [(NUMBERS, int), (("json", "jsn"), json.loads), (TEXTS, lambda data: data.decode("utf-8")), (("npy",), _array)]
+    [
+        (NUMBERS, int),
+        (("json", "jsn"), lambda data: as_meta(json.loads(data))),
+        (TEXTS, lambda data: data.decode("utf-8")),
+        (("npy",), _array),
+    ]
 )
 EXPECTED: Final = _table([(NUMBERS, "an integer"), (("json", "jsn"), "JSON"), (TEXTS, "UTF-8"), (("npy",), "an array")])

@@ -14,10 +14,11 @@ from typing import Final
 
 from gpuload.errors import visible
 
-__all__ = ["BLOCK", "Damage", "Member", "has_header", "members"]
+__all__ = ["BLOCK", "COMPRESSED", "Damage", "Member", "has_header", "members"]
 
 BLOCK: Final = 512
 EMPTY: Final = bytes(BLOCK)
+COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 MOST_DIGITS: Final = 40  # of a size in pax records
 MOST_EXTENDED: Final = 1 << 20  # bytes of a long name, or of pax records
 REFUSED: Final = {

@@ -28,8 +28,7 @@ import numpy as np
 
 from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.opening import OpenFile, open_file, windows
-from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
-from gpuload.datasets.stores.tar.unpacking import COMPRESSED
+from gpuload.datasets.stores.tar.headers import BLOCK, COMPRESSED, Damage, members
 from gpuload.errors import visible
 
 if TYPE_CHECKING:

@@ -1,18 +1,20 @@
 """`TarStream`, what ``TarShards(…, stream=True)`` is: archives in one pass, an iterable dataset.
 
-Each worker of each rank reads every so manieth shard of the epoch's order, and draws samples from a buffer. Both are
-functions of (seed, epoch, share, how many samples came before). So a state is a few numbers: how many samples were
-given and read, and where the oldest one in the buffer begins; from there on what was in the buffer is read again.
+Each worker of each rank reads every so manieth shard of the epoch's order (`TarPass`), unpacks it if it is compressed
+(`Sequential`), and draws samples from a buffer (`ShuffleBuffer`). All order is a function of (seed, epoch, share, how
+many samples came before). So a state is a few numbers: how many samples were given and read, and where the oldest one
+in the buffer begins; from there on what was in the buffer is read again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,22 +22,26 @@ from gpuload.datasets.files import check_size
 from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.stores.opening import remote_for
-from gpuload.datasets.stores.tar.buffer import ShuffleBuffer, shard_order
+from gpuload.datasets.stores.opening import open_stream, remote_for
 from gpuload.datasets.stores.tar.fields import Fields
-from gpuload.datasets.stores.tar.headers import Damage, members
+from gpuload.datasets.stores.tar.headers import COMPRESSED, Damage, members
 from gpuload.datasets.stores.tar.index import split_name, twice
-from gpuload.datasets.stores.tar.patterns import Patterns, as_list, find_shards
-from gpuload.datasets.stores.tar.unpacking import Sequential
+from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import DecodeError
 from gpuload.rng.generators import sample_being_made
-from gpuload.rng.philox import epoch_key
+from gpuload.rng.philox import Key, epoch_key, words
+from gpuload.rng.streams import SHARDS, SHUFFLE_BUFFER
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote import StorageOptions
+    from gpuload.datasets.stores.remote import Remote, StorageOptions
 
-__all__ = ["TarPass", "TarStream"]
+__all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
+
+AT_ONCE: Final = 512  # draws made together
+LOOKED_BACK: Final = 1 << 16
+UNPACKED_BY: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # from Python 3.14 on
+PIECE: Final = 1 << 20  # bytes that are read or passed over together
 
 
 class TarStream:
@@ -112,7 +118,7 @@ class TarPass:
         self._stream = stream
         self._share = [share, shares]
         self._shards = [stream.shards[number] for number in order[share::shares]]
-        self._buffer: ShuffleBuffer[_Raw] = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
+        self._buffer: ShuffleBuffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._walk: Iterator[_Raw] | None = None
         self._next = _Place(0, 0, 0)  # what is read next; its offset is where the walk through its shard begins
         self._last = self._next
@@ -127,7 +133,7 @@ class TarPass:
         while self._buffer.has_room:
             raw = self._read()  # may raise: the next call goes on
             if raw is None:
-                self._buffer.end()
+                self._buffer.ended = True
                 self._left_out.log(self._shards)
             else:
                 self._buffer.put(raw)
@@ -224,7 +230,9 @@ class TarPass:
 
     def state_dict(self) -> dict[str, Any]:
         """How far it has come: small, and plain numbers."""
-        oldest = min((raw.place for raw in self._buffer.content()), key=lambda place: place.number, default=self._last)
+        oldest = min(
+            (raw.place for raw in self._buffer.slots if raw), key=lambda place: place.number, default=self._last
+        )
         return {
             "shards": self._shards_sum(),
             "share": self._share,
@@ -267,7 +275,7 @@ class TarPass:
             raise ValueError(
                 f"the shards have fewer samples than the state says ({self._next.number} of {read}): were they changed?"
             )
-        self._buffer.refill([found.get(number) for number in slots])
+        self._buffer.slots = [found.get(number) for number in slots]
 
     def _shards_sum(self) -> int:
         """Of their names, in the order in which this pass reads them: the folder may be another."""
@@ -276,3 +284,196 @@ class TarPass:
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
+
+
+def shard_order(key: Key, count: int) -> np.ndarray:
+    """The numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
+    drawn = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
+    return np.argsort(drawn[:, 0] << np.uint64(32) | drawn[:, 1], kind="stable")
+
+
+class ShuffleBuffer:
+    """So many items, of which one after the other is drawn, and the next one read is put into its slot.
+
+    When there are no more to read, the last slot's takes that place, and there is one slot less.
+
+    Args:
+        capacity: how many; 1 changes no order.
+        key: of the epoch.
+        share, shares: whose draws these are: another share has others.
+
+    Attributes:
+        slots: the items, None where one was taken.
+        given: how many items were taken.
+        ended: there are no more to read.
+    """
+
+    def __init__(self, capacity: int, key: Key, share: int, shares: int) -> None:
+        self.given = 0
+        self.ended = False
+        self._capacity, self._key, self._share, self._shares = capacity, key, share, shares
+        self.slots: list[Any] = []
+        self._hole: int | None = None  # the slot that the last one was taken from
+        self._block, self._words = -1, np.zeros(0, np.uint64)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an item, or the end, is expected before the next one can be taken."""
+        return not self.ended and (self._hole is not None or len(self.slots) < self._capacity)
+
+    def put(self, item: Any) -> None:
+        """Put in the next item that was read."""
+        if self._hole is None:
+            self.slots.append(item)
+        else:
+            self.slots[self._hole], self._hole = item, None
+
+    def take(self) -> Any:
+        """The next item in the shuffled order; None if there is none."""
+        _close(self.slots, self._hole)
+        self._hole = None
+        if not self.slots:
+            return None
+        self._hole = self._draw(self.given, len(self.slots))
+        self.given += 1
+        item, self.slots[self._hole] = self.slots[self._hole], None
+        return item
+
+    def restore(self, given: int, read: int, ended: bool) -> list[int]:
+        """Set it to where it is after so many items were given and read. Returns the number of the item in each of its
+        slots, counted as they were read, -1 for none; `slots` has to become these."""
+        self.given, self.ended, self._hole = given, ended, None
+        refills = min(max(0, given - 1), max(0, read - self._capacity))
+        numbers = self._after(refills, min(self._capacity, read))
+        for turn in range(refills, given):
+            _close(numbers, self._hole)
+            self._hole = self._draw(turn, len(numbers))
+        if self._hole is not None:
+            numbers[self._hole] = -1
+        return numbers
+
+    def _after(self, refills: int, slots: int) -> list[int]:
+        """Which items are in the slots after so many were replaced: in each the one that replaced the last."""
+        found = np.full(slots, -1, np.int64)
+        end = refills
+        while end > 0 and (found < 0).any():
+            start = max(0, end - LOOKED_BACK)
+            last = np.full(slots, -1, np.int64)
+            drawn = self._drawn(np.arange(start, end, dtype=np.int64)) * np.uint64(slots) >> np.uint64(32)
+            np.maximum.at(last, drawn.astype(np.int64), np.arange(start, end, dtype=np.int64) + slots)
+            found = np.where(found < 0, last, found)
+            end = start
+        return np.where(found < 0, np.arange(slots), found).tolist()
+
+    def _draw(self, turn: int, slots: int) -> int:
+        if slots == 1:
+            return 0
+        if self._block != turn // AT_ONCE:
+            self._block = turn // AT_ONCE
+            self._words = self._drawn(np.arange(AT_ONCE, dtype=np.int64) + self._block * AT_ONCE)
+        return int(self._words[turn % AT_ONCE]) * slots >> 32
+
+    def _drawn(self, turns: np.ndarray) -> np.ndarray:
+        return words(self._key, turns * self._shares + self._share, SHUFFLE_BUFFER, 1)[:, 0].astype(np.uint64)
+
+
+def _close(slots: list, hole: int | None) -> None:
+    """Let the last slot's item fill a hole."""
+    if hole is not None:
+        last = slots.pop()
+        if hole < len(slots):
+            slots[hole] = last
+
+
+class Sequential:
+    """Reads at offsets that never decrease; what lies between is passed over.
+
+    Args:
+        path: a file, a FIFO, a URL, or ``"-"``.
+        remote: how a URL is read.
+
+    Attributes:
+        position: how far it has come, in bytes that are unpacked.
+
+    Raises:
+        OSError: it cannot be opened.
+        ImportError: it is compressed by zstd, and there is nothing to unpack that with.
+    """
+
+    def __init__(self, path: str, remote: Remote | None = None) -> None:
+        self.path = path
+        self.position = 0
+        self._file = open_stream(path, remote)
+        self._stream: Any = self._file
+        try:
+            start = self._file.peek(6)[:6]
+            kind = next((kind for magic, kind in COMPRESSED.items() if start.startswith(magic)), None)
+            self._seeks = kind is None and self._file.seekable()
+            if kind is not None:
+                self._stream = _unpacked(kind, self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """These bytes; fewer only where it ends.
+
+        Raises:
+            Damage: it cannot be unpacked.
+        """
+        try:
+            if self._seeks and offset > self.position:
+                end = self._size()
+                self.position = self._file.seek(min(offset, end))
+            while self.position < offset and (skipped := self._stream.read(min(PIECE, offset - self.position))):
+                self.position += len(skipped)
+            if self.position < offset:
+                return b""
+            parts, left = [], nbytes
+            while left and (part := self._stream.read(min(PIECE, left))):
+                parts.append(part)
+                left -= len(part)
+        except Exception as error:  # each library has errors of its own
+            raise Damage(
+                f"{self.path!r} cannot be read on after {self.position:,} bytes: {type(error).__name__}: {error}",
+                self.position,
+            ) from error
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.position += len(data)
+        return data
+
+    def _size(self) -> int:
+        """The bytes of what is not compressed."""
+        raw = self._file.raw
+        return raw.size if hasattr(raw, "size") else os.fstat(self._file.fileno()).st_size
+
+    def finish(self) -> None:
+        """Read what cannot be passed over to its end: sums are checked there, and who writes to a pipe may end.
+
+        Raises:
+            Damage: it cannot be unpacked.
+        """
+        while not self._seeks and self.read_at(self.position, PIECE):
+            pass
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not self._file:
+            self._stream.close()
+        self._file.close()
+
+
+def _unpacked(kind: str, file: Any, path: str) -> Any:
+    try:
+        return importlib.import_module(UNPACKED_BY[kind]).open(file)
+    except ModuleNotFoundError:
+        if kind != "zstd":
+            raise
+    try:
+        import zstandard  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"{path!r} is compressed by zstd, which Python unpacks from 3.14 on; before, it takes the package "
+            "zstandard: pip install 'gpuload[zstd]'"
+        ) from None
+    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)

@@ -347,3 +347,31 @@ def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, mo
         dataset._handle.mapped = mapped
         dataset.will_need(indices)
     assert len(told) == 5, "what comes in order out of a mapping the kernel finds by itself"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fields", [("jpg", "json"), None])
+def test_json_comes_as_a_list_of_objects(tmp_path: Path, workers: int, fields: tuple[str, ...] | None) -> None:
+    """Of whatever form they are: null in one, lists of other lengths, and nothing but null in a whole batch."""
+    said = [{"a": [1, 2]}, {"a": [1]}, {"a": None, "b": "x"}, [3], 4, "text", None, None]
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(said):
+        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
+        members[f"{number}.json"] = json.dumps(value).encode()
+    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
+    for source in (dataset, gl.Cached(dataset, 1 << 20), gl.DeviceCached(dataset)):
+        options = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
+        with gl.Loader(source, 2, **options) as loader:
+            batches = [batch["json"] if fields is None else batch[1] for batch in loader]
+        assert batches == [said[at : at + 2] for at in range(0, len(said), 2)]
+        kinds = {type(value) for batch in batches for value in batch}
+        assert kinds == {dict, list, int, str, type(None)}, "plain objects"
+
+
+def test_a_collate_fn_gets_plain_objects(tmp_path: Path) -> None:
+    members = {"0.jpg": pictures_in(1)["00000.jpg"], "0.json": b'{"a": 1}'}
+    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=("jpg", "json"))
+    with gl.Loader(dataset, 1, num_workers=0, device="cpu", collate_fn=lambda samples: samples) as loader:
+        (((_, found),),) = loader
+    assert type(found) is dict

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from gpuload.datasets.sample import Encoded, Image, Mask
+from gpuload.datasets.sample import Encoded, Image, Mask, as_meta
 from gpuload.datasets.stores.tar.fields import Fields
 
 
@@ -42,7 +42,9 @@ def test_masks_are_masks(name: str) -> None:
     [
         ("cls", b" 17\n", 17),
         ("id", b"-3", -3),
-        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("json", b'{"a": [1, null]}', as_meta({"a": [1, None]})),
+        ("json", b"null", None),
+        ("json", b"2.5", as_meta(2.5)),
         ("txt", "ä cat".encode(), "ä cat"),
         ("bin", b"\0\1", b"\0\1"),
         ("pyd", pickle.dumps({}), pickle.dumps({})),

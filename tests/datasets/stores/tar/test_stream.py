@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from tars import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
 from gpuload.datasets.kinds import is_iterable
+from gpuload.datasets.stores.tar import stream as stream_module
 from gpuload.datasets.stores.tar.headers import Damage
-from gpuload.datasets.stores.tar.stream import TarPass
+from gpuload.datasets.stores.tar.stream import Sequential, ShuffleBuffer, TarPass, shard_order
+from gpuload.rng.philox import epoch_key
 
 FIELDS = ("jpg", "cls")
 
@@ -259,3 +267,130 @@ def test_arguments(tmp_path: Path) -> None:
         gl.TarShards(numbers(tmp_path), stream=True, shuffle_buffer=-1)
     assert gl.TarShards("-", stream=True).shards == ["-"]
     assert repr(gl.TarShards(tmp_path / "0.tar", stream=True)) == f"TarStream('{tmp_path}/0.tar', shuffle_buffer=0)"
+
+
+# The shuffle of a stream: a permutation by keyed draws, and what was in the buffer, computed again
+
+
+def ordered(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
+    """All that comes out."""
+    out = []
+    while True:
+        while buffer.has_room:
+            item = next(source, None)
+            if item is None:
+                buffer.ended = True
+            else:
+                buffer.put(item)
+        if (item := buffer.take()) is None:
+            return out
+        out.append(item)
+
+
+@pytest.mark.parametrize(("capacity", "count"), [(1, 5), (3, 0), (3, 2), (3, 3), (3, 40), (50, 40), (7, 700)])
+def test_what_comes_out_is_what_went_in_and_can_be_restored_anywhere(capacity: int, count: int, monkeypatch) -> None:
+    monkeypatch.setattr(stream_module, "LOOKED_BACK", 16)
+    made = lambda: ShuffleBuffer(capacity, epoch_key(1, 2), 1, 3)  # noqa: E731
+    out = ordered(made(), iter(range(count)))
+    assert sorted(out) == list(range(count))
+    assert (out == list(range(count))) == (capacity == 1) or count < 5
+    for given in {*range(min(count, 12)), count // 2, *range(max(0, count - 9), count + 1)}:
+        read = min(count, capacity + given - 1) if given else 0
+        buffer = made()
+        slots = buffer.restore(given, read, given > 0 and given + capacity > count + 1)
+        buffer.slots = [None if number < 0 else number for number in slots]
+        assert ordered(buffer, iter(range(read, count))) == out[given:], given
+
+
+def test_draws_differ_by_share_and_epoch() -> None:
+    orders = [
+        ordered(ShuffleBuffer(20, epoch_key(0, epoch), share, 2), iter(range(60)))
+        for epoch, share in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_each_slot_is_as_likely_as_the_others() -> None:
+    firsts = [ordered(ShuffleBuffer(8, epoch_key(seed, 0), 0, 1), iter(range(8)))[0] for seed in range(400)]
+    assert stats.chisquare(np.bincount(firsts, minlength=8)).pvalue > 0.001
+
+
+def test_shards_come_in_another_order_in_each_epoch() -> None:
+    orders = [shard_order(epoch_key(0, epoch), 20).tolist() for epoch in range(3)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert shard_order(epoch_key(0, 1), 20).tolist() == orders[1]
+
+
+# Streams of bytes: the same whatever packs them, and damage in each
+
+
+DATA = np.random.default_rng(0).integers(0, 9, 300_000, np.uint8).tobytes()
+
+
+def zstd(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.compress(data[:100_000]) + zstandard.compress(data[100_000:])  # in two frames
+
+
+PACKED = {"plain": lambda data: data, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": zstd}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_it_is_unpacked_by_what_it_begins_with_not_by_its_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(PACKED[kind](DATA))
+    file = Sequential(str(path))
+    assert file.read_at(10, 100) == DATA[10:110]
+    assert file.read_at(110, 0) == b""
+    assert file.read_at(150_000, 140_000) == DATA[150_000:290_000]
+    assert file.read_at(299_990, 100) == DATA[299_990:]
+    assert (file.position, file.read_at(400_000, 1)) == (300_000, b"")
+    file.close()
+
+
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
+def test_one_that_is_cut_or_damaged(tmp_path: Path, kind: str) -> None:
+    path, packed = tmp_path / "x.bin", bytearray(PACKED[kind](DATA))
+    path.write_bytes(packed[: len(packed) // 2])
+    file = Sequential(str(path))
+    with pytest.raises(Damage, match=r"x.bin' cannot be read on after 0 bytes") if kind != "zstd" else nullcontext():
+        assert len(file.read_at(0, 300_000)) < 300_000
+    file.close()
+    packed[len(packed) // 2 : len(packed) // 2 + 40] = bytes(40)
+    path.write_bytes(packed)
+    file = Sequential(str(path))
+    with pytest.raises(Damage, match="cannot be read on after 0 bytes: "):
+        file.read_at(0, 9_000_000)
+    file.close()
+
+
+def test_the_end_of_what_is_compressed_is_read_too(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(DATA))
+    packed[-6] ^= 1  # in the sum
+    (tmp_path / "x").write_bytes(packed)
+    file = Sequential(str(tmp_path / "x"))
+    assert file.read_at(0, 300_000) == DATA
+    with pytest.raises(Damage, match=r"cannot be read on after 300,000 bytes: BadGzipFile: CRC check failed"):
+        file.finish()
+    file.close()
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    writer = threading.Thread(target=path.write_bytes, args=(gzip.compress(DATA),))
+    writer.start()
+    file = Sequential(str(path))
+    assert file.read_at(200_000, 100) == DATA[200_000:200_100]
+    file.read_at(300_000, 1)
+    file.close()
+    writer.join(10)
+
+
+def test_without_what_unpacks_zstd_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "compression", None)
+    (tmp_path / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(99))
+    with pytest.raises(ImportError, match=r"x.tar.zst' is compressed by zstd, .* pip install 'gpuload\[zstd\]'"):
+        Sequential(str(tmp_path / "x.tar.zst"))

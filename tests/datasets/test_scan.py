@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.datasets import paths as paths_module
-from gpuload.datasets.paths import Paths
+from gpuload.datasets import scan as scan_module
+from gpuload.datasets.scan import Paths
 
 # What Linux allows in a name: any byte but "/" and NUL.
 NAMES = st.binary(min_size=1, max_size=30).map(lambda name: name.replace(b"/", b"_").replace(b"\0", b"_"))
@@ -82,8 +82,8 @@ def test_imagenet_like_paths_cost_less_than_40_bytes_each_in_memory_and_in_a_pic
 
 def test_paths_beyond_4_gib_get_wider_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed([b"abc", b"de"]).offsets.dtype == np.uint32
-    assert paths_module.WIDE_BYTES == 2**32
-    monkeypatch.setattr(paths_module, "WIDE_BYTES", 5)
+    assert scan_module.WIDE_BYTES == 2**32
+    monkeypatch.setattr(scan_module, "WIDE_BYTES", 5)
     paths = packed([b"abc", b"de"])
     assert paths.offsets.dtype == np.int64
     assert list(paths) == ["/root/abc", "/root/de"]

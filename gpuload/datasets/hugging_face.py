@@ -1,0 +1,246 @@
+"""Hugging Face's datasets, yielding the bytes of images: what `gpuload.datasets.wrap` makes of them.
+
+`datasets` is not imported here. Of a table workers get the parts, and read them with pyarrow alone
+(`gpuload.datasets.arrow_rows`) where `datasets` would add nothing; else the dataset itself. A stream is the dataset
+itself in each worker.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+from gpuload.datasets.files import read_file
+from gpuload.datasets.sample import Encoded, Mode, check_mode
+from gpuload.datasets.stores.opening import named, read_whole, remote_for
+from gpuload.datasets.worker import get_worker_info
+from gpuload.errors import one_line
+
+__all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
+
+
+class WrappedRows:
+    """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
+
+    A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.
+    It unpickles the dataset when somebody asks for it, and from then on reads by it.
+
+    Attributes:
+        dataset: the dataset that was wrapped, with the decoding of images switched off.
+        features: its features; column_names: its columns.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
+        _check_format(dataset.format["type"], got)
+        self.dataset = copy.deepcopy(dataset)  # shares its tables, but not its features, so that they may change
+        columns = _columns(self.dataset)
+        self._plan = _plan({name: self.dataset.info.features[name] for name in columns}, mode)
+        _check_images(self._plan, columns, got)
+
+    @property
+    def features(self) -> Any:
+        return self.dataset.features
+
+    @property
+    def column_names(self) -> list[str]:
+        return self.dataset.column_names if "dataset" in vars(self) else list(self._column_names)
+
+    def __len__(self) -> int:
+        return len(self.dataset if "dataset" in vars(self) else self._rows)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
+        return _filled(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_here)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = vars(self).copy()
+        if "dataset" not in state:
+            return state
+        from gpuload.datasets import arrow_rows  # imports pyarrow, which only a dataset of Hugging Face's needs
+
+        columns, copies = _columns(self.dataset), {}
+        try:
+            state["_rows"] = arrow_rows.ArrowRows.of(self.dataset, columns, copies)
+        except arrow_rows.Unsuitable as reason:
+            import logging  # slow to import, and seldom needed
+
+            logging.getLogger("gpuload.datasets").info(
+                "workers import datasets to read a datasets.Dataset: %s", one_line(str(reason), 200)
+            )
+            return state
+        state["_column_names"] = self.column_names
+        state["_pickled"] = arrow_rows.PickledDataset(state.pop("dataset"), copies)
+        return state
+
+    def __copy__(self) -> WrappedRows:
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedRows:
+        twin = copy.copy(self)
+        vars(twin).update((name, copy.deepcopy(value, memo)) for name, value in vars(self).items())
+        return twin
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "dataset" or "_pickled" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self.dataset = self._pickled.load()
+        return self.dataset
+
+    def __repr__(self) -> str:
+        return f"wrap(datasets.Dataset: {len(self)} rows of {', '.join(map(repr, self.column_names))})"
+
+
+class WrappedStream:
+    """What `gpuload.datasets.wrap.wrap` makes of a streaming dataset of Hugging Face's: an iterable dataset of dicts of
+    its columns, with `Encoded` for each image.
+
+    Each rank reads what `datasets.distributed.split_dataset_by_node` gives it, unless the dataset was split already;
+    each worker the shards (files) of these that `datasets` gives it.
+
+    Attributes:
+        dataset: the dataset that was wrapped, with the decoding of images switched off.
+    """
+
+    def __init__(self, dataset: Any, mode: Mode | None, got: str) -> None:
+        formatting = getattr(dataset, "_formatting", None)
+        _check_format(None if formatting is None else formatting.format_type, got)
+        if dataset.features is None:
+            raise TypeError(
+                f"{got} whose columns are not known before it is read, as after map(); say what they are with "
+                "dataset.cast(datasets.Features({…})), with datasets.Image() for images"
+            )
+        features = copy.deepcopy(dataset.features)
+        self._plan = _plan(features, mode)
+        _check_images(self._plan, list(features), got)
+        self.dataset = dataset.decode(False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the dataset shuffles by, as its own `set_epoch` does."""
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> StreamPass:
+        dataset, info = self.dataset, get_worker_info()
+        if info is not None and info.world_size > 1 and getattr(dataset, "_distributed", None) is None:
+            from datasets.distributed import split_dataset_by_node  # pyright: ignore[reportMissingImports]
+
+            dataset = split_dataset_by_node(dataset, info.rank, info.world_size)
+        return StreamPass(dataset, self._plan)
+
+    def __repr__(self) -> str:
+        return f"wrap(datasets.IterableDataset: {', '.join(map(repr, self.dataset.column_names))})"
+
+
+class StreamPass:
+    """One worker's pass over a `WrappedStream`: an iterator with the state of its dataset.
+
+    An image that is missing or damaged is an error of its sample, and the next one follows. What `datasets` itself
+    raises ends the pass: its generators cannot go on after that.
+
+    Attributes:
+        broken: whether the pass has ended so.
+    """
+
+    def __init__(self, dataset: Any, plan: Any) -> None:
+        self._dataset, self._plan = dataset, plan
+        self._rows: Iterator[Any] | None = None
+        self.broken = False
+
+    def __iter__(self) -> StreamPass:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self._rows is None:
+            self._rows = iter(self._dataset)
+        try:
+            row = next(self._rows)
+        except Exception as error:
+            self.broken = not isinstance(error, StopIteration)
+            raise
+        return _filled(self._plan, row, _read_anywhere)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dataset's own state: its epoch, and the place in its shards."""
+        return self._dataset.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the dataset says what of its shuffle buffer is lost."""
+        self._dataset.load_state_dict(state)
+
+
+def _check_format(kind: str | None, got: str) -> None:
+    if kind is not None:
+        how = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+        raise TypeError(
+            f"{got} with {how}, which takes decoded images: pass dataset.with_format(None), and move what it does "
+            "to Loader(transforms=…); gpuload's batches are tensors"
+        )
+
+
+def _check_images(plan: Any, columns: list[str], got: str) -> None:
+    if plan is None:
+        raise TypeError(
+            f"{got} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
+            "say which is one with dataset.cast_column(name, datasets.Image())"
+        )
+
+
+def _columns(dataset: Any) -> list[str]:
+    """Return the columns of a sample, in its order."""
+    asked, order = dataset.format["columns"], [*dataset.info.features]
+    shown = [name for name in order if name in asked]
+    return shown + [name for name in order if name not in asked] if dataset.format["output_all_columns"] else shown
+
+
+def _plan(feature: Any, mode: Mode | None) -> Any:
+    """Where images are in a column: their mode, a dict of plans, a list of one plan, or None. Switches decoding off."""
+    if (type(feature).__module__, type(feature).__name__) == ("datasets.features.image", "Image"):
+        feature.decode = False
+        if mode is None and feature.mode is not None:
+            try:
+                return check_mode(feature.mode)
+            except ValueError as error:
+                raise TypeError(f"a column is a datasets.Image whose {error}; give wrap() a mode=") from None
+        return mode or "RGB"
+    if isinstance(feature, Mapping):
+        plans = {name: _plan(part, mode) for name, part in feature.items()}
+        return {name: plan for name, plan in plans.items() if plan is not None} or None
+    inner = feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
+    plan = None if inner is None else _plan(inner, mode)
+    return None if plan is None else [plan]
+
+
+def _filled(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
+    """Return a row of the table, or a part of it, with its images as `Encoded`; `read` gives what is at a path."""
+    if value is None:
+        return None
+    if isinstance(plan, dict):
+        return {name: _filled(plan[name], part, read) if name in plan else part for name, part in value.items()}
+    if isinstance(plan, list):
+        return [_filled(plan[0], part, read) for part in value]
+    if not isinstance(value, Mapping):  # of a stream: a map() before has decoded it
+        return value
+    data, path = value["bytes"], value["path"]
+    if data is None:
+        if path is None:
+            raise ValueError("an image of the row has neither bytes nor a path")
+        data = read(path)
+    return Encoded(data, plan, path if path is None else named(path))
+
+
+def _read_here(path: str) -> bytes:
+    if "://" in path:
+        raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
+    return read_file(path)
+
+
+def _read_anywhere(path: str) -> bytes:
+    """Return the bytes of a file, or of one at a URL, which fsspec reads."""
+    return read_whole([path], remote_for(path, None))[0]
