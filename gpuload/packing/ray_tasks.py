@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from gpuload.errors import GpuloadError, WorkerError
-from gpuload.packing.job import Job, Report, make_part
+from gpuload.packing.parts import Job, Report, make_part
 from gpuload.workers.ray import connected
 
 __all__ = ["make_parts_on_ray"]
