@@ -97,6 +97,7 @@ def read_header(data: bytes, options: Decode) -> Header:
         if jpeg is None:
             scans = data.count(SOS)
         else:
+            jpeg = jpeg if options.index else jpeg._replace(index_at=0)
             height, width = jpeg.height, jpeg.width
             _check_size(height, width, height * width * (USUAL if jpeg.single_scan else SEVERAL_SCANS), options)
             if not jpeg.single_scan:
@@ -106,7 +107,6 @@ def read_header(data: bytes, options: Decode) -> Header:
             if jpeg.plain:
                 orientation = read_orientation(jpeg.exif, jpeg.xmp) if options.exif else 1
                 mode = "L" if jpeg.components == 1 else "RGB"
-                jpeg = jpeg if options.index else jpeg._replace(index_at=0)
                 return Header("JPEG", height, width, orientation, mode, jpeg, None)
         return _by_pillow(data, "JPEG", options, scans)
     name = sniff(data)
