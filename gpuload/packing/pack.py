@@ -25,34 +25,10 @@ from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.paths import full_path
 from gpuload.errors import GpuloadError, import_optional
 from gpuload.loader.limits import usable_cpus
-from gpuload.packing.durable import (
-    WORK,
-    draft,
-    hash_of,
-    read_json,
-    sha256,
-    telling_of_a_full_disk,
-    write_json,
-    write_whole,
-)
+from gpuload.packing import durable, manifest
+from gpuload.packing.durable import WORK, draft, hash_of, read_json, sha256, write_json, write_whole
 from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.manifest import (
-    ARRAY,
-    CLASSES,
-    DATABASE,
-    FORMAT,
-    LABELS,
-    MANIFEST,
-    SOURCES,
-    SUMS,
-    how_to_read,
-    read_manifest,
-    reading_line,
-    record_like,
-    sealed,
-    source_stamps,
-)
 from gpuload.packing.parts import Job, Report, Store, record_path, source_stamp
 from gpuload.packing.plan import PLAN, begun_plan, identity_of, planned
 from gpuload.packing.pool import make_parts
@@ -186,17 +162,17 @@ def pack(
     work = os.path.join(full, WORK)
     _refuse_others(full)
     plan = {
-        "format": FORMAT,
+        "format": manifest.FORMAT,
         "to": to,
         "options": asdict(options),
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
     here = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
-    with telling_of_a_full_disk(full):
+    with durable.telling_of_a_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
-            if os.path.exists(os.path.join(full, MANIFEST)):
+            if os.path.exists(os.path.join(full, manifest.MANIFEST)):
                 return _finished(dataset, full, plan)
             job = _taken_up(planned(dataset, full, to, options, shard_bytes), plan)
 
@@ -210,12 +186,12 @@ def pack(
 
 def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     """Return what is there already, if it is the set that was asked for."""
-    manifest = read_manifest(folder)
-    _refuse_other_plan(manifest["plan"], plan, folder, "holds a finished set")
-    parts = manifest["parts"]
+    written = manifest.read_manifest(folder)
+    _refuse_other_plan(written["plan"], plan, folder, "holds a finished set")
+    parts = written["parts"]
     firsts = [*(part["first"] for part in parts), len(dataset)]
     spans = [range(first, stop) for first, stop in pairwise(firsts)]
-    stamps = source_stamps(folder, len(parts))
+    stamps = manifest.source_stamps(folder, len(parts))
     changed = [
         span
         for span, stamp in zip(spans, stamps, strict=True)
@@ -229,7 +205,7 @@ def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
             "or remove this one; if they were only copied or touched, the set is complete as it is"
         )
     shutil.rmtree(os.path.join(folder, WORK))
-    return _summary(folder, manifest, manifest["samples"])
+    return _summary(folder, written, written["samples"])
 
 
 def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
@@ -267,7 +243,7 @@ def _refuse_others(folder: str) -> None:
     if os.path.islink(work := os.path.join(folder, WORK)):
         raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
     names = set(os.listdir(folder))
-    if names and WORK not in names and MANIFEST not in names:
+    if names and WORK not in names and manifest.MANIFEST not in names:
         shown = ", ".join(map(repr, sorted(names)[:3]))
         raise FileExistsError(
             f"{folder!r} holds other files ({shown} …); expected a folder that is new or empty, or that the same pack "
@@ -323,7 +299,7 @@ def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
     for name in os.listdir(job.work):
         if name.endswith(".part"):
             os.unlink(os.path.join(job.work, name))
-    for name in (ARRAY, DATABASE):  # of a run that was killed as it put things in their places
+    for name in (manifest.ARRAY, manifest.DATABASE):  # of a run that was killed as it put things in their places
         with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(os.path.join(job.work, name)):
                 os.replace(os.path.join(job.folder, name), os.path.join(job.work, name))
@@ -341,7 +317,7 @@ def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progres
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
         record = read_json(record_path(job, number))
-        foreign = any(differences(record, record_like(job.to, number)))
+        foreign = any(differences(record, manifest.record_like(job.to, number)))
         if not foreign and _is_done(job, number, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
@@ -403,31 +379,31 @@ def _is_done(job: Job, number: int, record: dict[str, Any], skip_bad: bool, comm
 def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: list[Any], taken_up: int) -> Packed:
     """Move what is done to its place, and write the manifest beside it, last."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
-    files = {SUMS: _npy(sums)}
+    files = {manifest.SUMS: _npy(sums)}
     classes = getattr(job.dataset, "classes", None)
     if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
-        files[CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
+        files[manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
     if job.to == "array" and job.form == "pair":
-        files[LABELS] = _npy(np.array([label for record in records for label in record["labels"]]))
+        files[manifest.LABELS] = _npy(np.array([label for record in records for label in record["labels"]]))
     for name, data in files.items():
         write_whole(os.path.join(job.folder, name), data, job.work)
     hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
     if job.to == "array":
         _place_array(job, records)
-        hashes[ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
+        hashes[manifest.ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
     elif job.to == "lmdb":
-        hashes[DATABASE] = hash_of(lmdb_file(job))
-        os.replace(lmdb_file(job), os.path.join(job.folder, DATABASE))
-    write_json(os.path.join(job.folder, SOURCES), [record["sources"] for record in records], job.work)
+        hashes[manifest.DATABASE] = hash_of(lmdb_file(job))
+        os.replace(lmdb_file(job), os.path.join(job.folder, manifest.DATABASE))
+    write_json(os.path.join(job.folder, manifest.SOURCES), [record["sources"] for record in records], job.work)
     noted = ("file", "first", "samples", "bytes", "sha256")
-    manifest = sealed(
+    written = manifest.sealed(
         {
-            "format": FORMAT,
+            "format": manifest.FORMAT,
             "to": job.to,
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
-            "read": how_to_read(job.to, job.form, records, job.like),
+            "read": manifest.how_to_read(job.to, job.form, records, job.like),
             "parts": [{name: record[name] for name in noted} for record in records],
             "files": hashes,
             "left_out": bad,
@@ -435,14 +411,14 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: 
             "plan": plan,
         }
     )
-    write_json(os.path.join(job.folder, MANIFEST), manifest, job.work)
+    write_json(os.path.join(job.folder, manifest.MANIFEST), written, job.work)
     shutil.rmtree(job.work)
-    return _summary(job.folder, manifest, taken_up)
+    return _summary(job.folder, written, taken_up)
 
 
 def _place_array(job: Job, records: list[dict[str, Any]]) -> None:
     """Rename the array; where samples were left out, write it again without their gaps."""
-    path, source = os.path.join(job.folder, ARRAY), array_file(job)
+    path, source = os.path.join(job.folder, manifest.ARRAY), array_file(job)
     samples = sum(record["samples"] for record in records)
     if samples == job.bounds[-1]:
         os.replace(source, path)
@@ -459,13 +435,11 @@ def _place_array(job: Job, records: list[dict[str, Any]]) -> None:
                 left -= len(piece)
 
 
-def _summary(folder: str, manifest: dict[str, Any], taken_up: int) -> Packed:
-    names = dict.fromkeys(part["file"] for part in manifest["parts"])
+def _summary(folder: str, written: dict[str, Any], taken_up: int) -> Packed:
+    names = dict.fromkeys(part["file"] for part in written["parts"])
     nbytes = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    read = reading_line(folder, manifest["read"])
-    return Packed(
-        folder, manifest["samples"], len(names), nbytes, manifest["left_out"], manifest["kept"], taken_up, read
-    )
+    read = manifest.reading_line(folder, written["read"])
+    return Packed(folder, written["samples"], len(names), nbytes, written["left_out"], written["kept"], taken_up, read)
 
 
 def _npy(array: np.ndarray) -> bytes:
