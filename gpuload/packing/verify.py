@@ -14,14 +14,13 @@ from gpuload.datasets.paths import full_path
 from gpuload.datasets.stores.opening import open_file
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import build
-from gpuload.errors import DecodeError, import_optional, visible
+from gpuload.errors import import_optional, visible
 from gpuload.packing.durable import hash_of
-from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, SUMS, open_packed, read_manifest
+from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, SUMS, read_manifest
 
 __all__ = ["verify"]
 
 THREADS: Final = 8
-NO_IMAGE: Final = ", but in none of its images: in labels, names or what lies between"
 SHOWN: Final = 5  # samples that are named, of one part
 OURS: Final = (".tar", ".parquet", ".npy", ".mdb")
 
@@ -54,7 +53,7 @@ def _problems(full: str, manifest: dict[str, Any], progress: Callable[[int, int]
     damaged: set[str] = set()
     for name, digest in manifest["files"].items():
         span = (0, header) if name == ARRAY else ()
-        if name != DATABASE and name in present and hash_of(os.path.join(full, name), *span) != digest:
+        if name in present and hash_of(os.path.join(full, name), *span) != digest:
             damaged.add(name)
             problems.append(f"{name} is damaged: its hash is not that in {MANIFEST}")
     problems += [f"{name} is missing" for name in {**manifest["files"], **files} if name not in present]
@@ -82,13 +81,9 @@ def _problems(full: str, manifest: dict[str, Any], progress: Callable[[int, int]
         return f"{part['file']} is damaged{which}{_where(manifest, number)}"
 
     if manifest["to"] == "lmdb":  # its parts are in no order in the file, so it has one hash
-        digest = manifest["files"].get(DATABASE, "")
-        if DATABASE in present and hash_of(os.path.join(full, DATABASE)) != digest:
-            which = _damaged_samples(full, manifest, parts[0], sums, 0)
-            if digest or which != NO_IMAGE:  # a set by an earlier gpuload has no such hash
-                problems.append(f"{DATABASE} is damaged{which}")
-        progress(len(parts), len(parts))
-        return problems
+        if DATABASE not in manifest["files"]:
+            problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
+        parts = []
     with ThreadPoolExecutor(THREADS) as pool:
         for done, problem in enumerate(pool.map(check, range(len(parts))), 1):
             problems += [problem] if problem else []
@@ -118,7 +113,7 @@ def _damaged_samples(folder: str, manifest: dict[str, Any], part: dict[str, Any]
     """Say which samples of a damaged part differ, as far as the part can be read at all."""
     if not len(sums):
         return ""
-    read = {"tar": _tar_sums, "parquet": _parquet_sums, "array": _array_sums, "lmdb": _lmdb_sums}[manifest["to"]]
+    read = {"tar": _tar_sums, "parquet": _parquet_sums, "array": _array_sums}[manifest["to"]]
     try:
         totals = read(os.path.join(folder, part["file"]), manifest, first, len(sums))
     except Exception as error:  # whatever a damaged file makes its library say
@@ -127,7 +122,7 @@ def _damaged_samples(folder: str, manifest: dict[str, Any], part: dict[str, Any]
         return f": it has {len(totals):,} samples instead of {len(sums):,}"
     wrong = [name for (name, total), expected in zip(totals, sums.tolist(), strict=True) if total != expected]
     if not wrong:
-        return NO_IMAGE
+        return ", but in none of its images: in labels, names or what lies between"
     more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:SHOWN])}{more}"
 
@@ -162,23 +157,6 @@ def _array_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> 
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     rows = range(first, first + count)
     return [(f"entry {row}", zlib.crc32(array[row].tobytes())) for row in rows]
-
-
-def _lmdb_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    dataset = open_packed(os.path.dirname(path))
-    return [(key, _lmdb_sum(dataset, number)) for number, key in enumerate(dataset.keys)]
-
-
-def _lmdb_sum(dataset: Any, number: int) -> int | None:
-    try:
-        sample = dataset[number]
-    except DecodeError:
-        return None
-    image, *target = sample if isinstance(sample, tuple) else (sample,)
-    total = zlib.crc32(image.data)
-    for value in target:
-        total = zlib.crc32(str(value).encode(), total)
-    return total
 
 
 def _header_bytes(folder: str) -> int:
