@@ -14,8 +14,9 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -29,10 +30,9 @@ from gpuload.packing import durable, manifest
 from gpuload.packing.durable import WORK, draft, hash_of, read_json, sha256, write_json, write_whole
 from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.parts import Job, Report, Store, record_path, source_stamp
+from gpuload.packing.parts import Job, Store, record_path, source_stamp
 from gpuload.packing.plan import PLAN, begun_plan, identity_of, planned
 from gpuload.packing.pool import make_parts
-from gpuload.packing.ray_tasks import make_parts_on_ray
 from gpuload.packing.stores import append_to_lmdb, array_file, array_layout, lmdb_file, part_file
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
@@ -44,7 +44,7 @@ STORES: Final = ("tar", "lmdb", "parquet", "array")
 Progress = Callable[[int, int, int], None]
 """Called with how many samples are done, of how many, and how many bytes were written."""
 
-Making = Callable[[Sequence[int], Report], Generator[dict[str, Any], None, None]]
+Making = Callable[..., Generator[dict[str, Any], None, None]]
 
 
 class BadSamples(GpuloadError):
@@ -130,8 +130,8 @@ def pack(
         exif: for an array, turn images upright by their EXIF orientation, as ``Decode(exif=True)`` does. (In all other
             stores the orientation stays in the file.)
         ray: the address of a Ray cluster that makes the parts, ``"auto"`` for the one that this machine belongs to. Its
-            machines have to see the source and the folder under the same paths. `workers` are then tasks at once, on
-            the whole cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
+            machines have to see the source and the folder under the same paths. `workers` are then those of the whole
+            cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
         progress: called with samples done, samples in all, and bytes written, a few times a second.
 
     Raises:
@@ -168,7 +168,7 @@ def pack(
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    here = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
+    here = min(MOST_WORKERS, usable_cpus()) if workers is None and ray is None else workers
     with durable.telling_of_a_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
@@ -176,12 +176,7 @@ def pack(
                 return _finished(dataset, full, plan)
             job = _taken_up(planned(dataset, full, to, options, shard_bytes), plan)
 
-            def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
-                if ray is not None:
-                    return make_parts_on_ray(job, numbers, ray, workers, report)
-                return make_parts(job, numbers, here, report)
-
-            return _run(job, plan, making, skip_bad, progress)
+            return _run(job, plan, partial(make_parts, workers=here, ray=ray), skip_bad, progress)
 
 
 def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
@@ -331,7 +326,7 @@ def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progres
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
-    with contextlib.closing(making(missing, report)) as made:
+    with contextlib.closing(making(job, missing, report=report)) as made:
         while True:
             while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):
                 append_to_lmdb(job, committed)

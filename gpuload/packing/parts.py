@@ -1,8 +1,8 @@
 """A job, and one part of it: read samples i … j, prepare them, write them, note what was written.
 
 `make_part` depends on the job and the part's number alone, so it can run anywhere that the dataset and the folder can
-be reached from: in this process, in worker processes (`pool`), as a task of a cluster (`ray_tasks`). A part that is
-made twice at once does no harm: each process writes under a name of its own, and the bytes are equal.
+be reached from: in this process, in worker processes (`pool`) of this machine or a cluster. A part that is made
+twice at once does no harm: each process writes under a name of its own, and the bytes are equal.
 
 Samples are read in order, neighbours together where the dataset can. On a disk a single reader waits for each file: a
 virtual disk gave it 350 MB/s, and 600 with 16 files named ahead. What lies in the page cache is read in less time than
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import multiprocessing
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.samples import Unfit
 from gpuload.packing.stores import WRITERS
 
-__all__ = ["Job", "Part", "Report", "Store", "each_sample", "make_part", "record_path", "source_stamp"]
+__all__ = ["Job", "Part", "Parts", "Report", "Store", "each_sample", "make_part", "record_path", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 Report = Callable[[int, int], None]
@@ -151,6 +153,46 @@ def make_part(job: Job, number: int, report: Report = _ignore) -> dict[str, Any]
         # It need not survive a loss of power: without it the part is made again.
         write_json(record_path(job, number), record, job.work, lasting=False)
     return record
+
+
+class Parts:
+    """The parts of a job as samples of a dataset: to read one is to make it, and what comes is its record, as JSON.
+
+    Args:
+        job: whose parts they are.
+        is_local: workers are on this machine.
+
+    Attributes:
+        progress: samples done and bytes written of each part, int64 in memory that workers of this machine share.
+    """
+
+    def __init__(self, job: Job, *, is_local: bool) -> None:
+        self.job = job
+        numbers = 2 * (len(job.bounds) - 1)
+        self.progress = multiprocessing.get_context("spawn").RawArray("q", numbers) if is_local else None
+
+    def __len__(self) -> int:
+        return len(self.job.bounds) - 1
+
+    def __getitem__(self, number: int) -> str:
+        if not os.path.isdir(self.job.work):
+            raise GpuloadError(
+                f"{self.job.folder!r} is not on the machine {os.uname().nodename!r} of the cluster; all of its "
+                "machines have to see the set's folder (and the source) under one path, on a file system that they "
+                "share"
+            )
+        counted = np.zeros(2, np.int64) if self.progress is None else self.counted()[number]
+
+        def report(samples: int, nbytes: int) -> None:
+            counted[0] += samples
+            counted[1] += nbytes
+
+        return json.dumps(make_part(self.job, number, report))
+
+    def counted(self) -> np.ndarray:
+        """Return how many samples are done and bytes are written, int64 (parts, 2)."""
+        assert self.progress is not None
+        return np.frombuffer(self.progress, np.int64).reshape(-1, 2)
 
 
 def record_path(job: Job, number: int) -> str:

@@ -1,7 +1,9 @@
-"""Parts made by worker processes: those of the Loader, for which making a part is reading a sample.
+"""Parts made by worker processes: those of the Loader, for which making a part is reading a sample. They are on this
+machine, or on the machines of a Ray cluster, which need gpuload, and see the source and the set's folder under the same
+paths, on a file system that they share: the samples go from there to the file, and only records come here.
 
-A worker's answer says only that a part is done, or why it failed: the part's record is on the disk. How far workers
-are they note in memory that they share with this process.
+How far workers of this machine are they note in memory that they share with this process; those of a cluster say so
+with each part.
 
 (`concurrent.futures` was tried: a program without ``if __name__ == "__main__"`` ends in a BrokenProcessPool, an error
 does not name what the process that was killed was at, and when the program itself is killed its processes write on,
@@ -11,7 +13,7 @@ while the job is taken up again.)
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import json
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
@@ -19,92 +21,89 @@ import numpy as np
 
 from gpuload.decode import Decode
 from gpuload.errors import GpuloadError, WorkerError
-from gpuload.packing.durable import read_json
-from gpuload.packing.parts import Job, Report, make_part, record_path
+from gpuload.packing.parts import Job, Parts, Report, make_part
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.transforms import Chain
 from gpuload.workers.job import Job as LoadingJob
-from gpuload.workers.pool import WorkerPool
+from gpuload.workers.pool import RestartingEngine, WorkerPool
 from gpuload.workers.protocol import Lost, Reply, Request
+from gpuload.workers.ray import RayPool, RayWorkers, connected
 
-__all__ = ["Parts", "make_parts"]
+__all__ = ["make_parts"]
 
-SLOT_BYTES: Final = 64 << 10  # of an answer: a number, or an error with its traceback
+SLOT_BYTES: Final = 64 << 10  # of an answer: a record, or an error with its traceback
+SPARE_BYTES: Final = 256 << 20  # of an answer that is larger: a record has 8 bytes and a label for each sample
 EACH: Final = 2  # parts that are asked for at once, for each worker: the next one begins without waiting
 REPORT_S: Final = 0.2
 NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of, for that
 
 
-class Parts:
-    """The parts of a job as samples of a dataset: to read one is to make it.
+def make_parts(
+    job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
+) -> Generator[dict[str, Any], None, None]:
+    """Make these parts. Yields their records as they are done.
 
-    Attributes:
-        progress: samples done and bytes written of each part, int64 in memory that all workers share.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.progress = multiprocessing.get_context("spawn").RawArray("q", 2 * (len(job.bounds) - 1))
-
-    def __len__(self) -> int:
-        return len(self.job.bounds) - 1
-
-    def __getitem__(self, number: int) -> int:
-        counted = np.frombuffer(self.progress, np.int64)[2 * number : 2 * number + 2]
-
-        def report(samples: int, nbytes: int) -> None:
-            counted[0] += samples
-            counted[1] += nbytes
-
-        make_part(self.job, number, report)
-        return number
-
-
-def make_parts(job: Job, numbers: Sequence[int], workers: int, report: Report) -> Generator[dict[str, Any], None, None]:
-    """Make these parts, by so many processes, or by this one with 0. Yields their records as they are done.
+    Args:
+        job: the job; numbers: of its parts.
+        workers: how many processes; 0: this one. Of a cluster also None: one for each of its CPUs.
+        report: called with how far they are.
+        ray: the address of a cluster, as for `RayWorkers`; None: this machine.
 
     Raises:
         GpuloadError, OSError: as `make_part`; what failed in a worker is a GpuloadError with its traceback.
-        WorkerError: a process ended; the part that it was at is named.
+        WorkerError: a process ended; the part that it was at is named. There is no such cluster.
     """
-    if not workers:
+    if ray is None and not workers:
         for number in numbers:
             yield make_part(job, number, report)
         return
     if not numbers:
         return
-    parts, count = Parts(job), min(workers, len(numbers))
-    waiting = list(reversed(numbers))
+    if ray is not None:
+        cpus = connected(ray, "pack(ray=…)").cluster_resources().get("CPU", 1)
+        workers = workers or max(1, int(cpus))
+    parts, count = Parts(job, is_local=ray is None), min(workers or 1, len(numbers))
+    loading = LoadingJob(parts, Chain(()), Decode(), 0)
+    with contextlib.closing(Ring(EACH * count * SLOT_BYTES)) as ring:
+        if ray is None:
+            engine: RestartingEngine = WorkerPool(loading, count, ring, timeout_s=NEVER_S)
+        else:
+            engine = RayPool(loading, RayWorkers(count=count, address=ray), ring, timeout_s=NEVER_S)
+        with contextlib.closing(engine):
+            yield from _made(parts, list(reversed(numbers)), engine, ring, report)
+
+
+def _made(
+    parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report
+) -> Generator[dict[str, Any], None, None]:
     asked: dict[int, tuple[int, Slot]] = {}  # by the request's number
     chunk, reported = 0, np.zeros(2, np.int64)
-    loading = LoadingJob(parts, Chain(()), Decode(), 0)
-    with (
-        contextlib.closing(Ring(EACH * count * SLOT_BYTES)) as ring,
-        contextlib.closing(WorkerPool(loading, count, ring, timeout_s=NEVER_S)) as pool,
-    ):
-        while waiting or asked:
-            while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
-                chunk, position = chunk + 1, np.array([waiting[-1]])
-                if not pool.submit(Request(chunk, 0, slot.offset, slot.capacity_bytes, position, position)):
-                    break
-                asked[chunk] = waiting.pop(), slot
-            events = pool.gather(REPORT_S)
-            done = np.frombuffer(parts.progress, np.int64).reshape(-1, 2).sum(0)
-            report(*(done - reported).tolist())
-            reported = done
-            for event in events:
-                number, slot = asked.pop(event.chunk)
-                if isinstance(event, Lost):
-                    if event.row is not None:
-                        raise _death(job, number, event)
-                    waiting.append(number)
-                    continue
-                error = _error(event, ring, slot)
-                ring.release(slot)
-                if error is not None:
-                    raise error
-                yield read_json(record_path(job, number))
+    while waiting or asked:
+        while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
+            chunk, row = chunk + 1, np.array([waiting[-1]])
+            request = Request(chunk, 0, slot.offset, slot.capacity_bytes, row, row, spare_bytes=SPARE_BYTES)
+            if not engine.submit(request):
+                break
+            asked[chunk] = waiting.pop(), slot
+        if not asked:
+            engine.recover_slots()  # of parts that were lost
+        events = engine.gather(REPORT_S)
+        if parts.progress is not None:
+            counted = parts.counted().sum(0)
+            report(*(counted - reported).tolist())
+            reported = counted
+        for event in events:
+            number, slot = asked.pop(event.chunk)
+            if isinstance(event, Lost) and event.row is not None:
+                raise _death(parts.job, number, event)
+            if isinstance(event, Lost):  # its worker had not begun it, or its machine died
+                waiting.append(number)
+                continue
+            record = _record(event, ring, slot)
+            if parts.progress is None:
+                report(len(parts.job.span(number)), record["bytes"])
+            yield record
 
 
 def _death(job: Job, number: int, lost: Lost) -> WorkerError:
@@ -115,13 +114,16 @@ def _death(job: Job, number: int, lost: Lost) -> WorkerError:
     )
 
 
-def _error(reply: Reply, ring: Ring, slot: Slot) -> GpuloadError | None:
-    """Return what failed in a worker: an error of gpuload's by its words, any other one with its traceback."""
-    answer = ring.bytes[slot.offset : slot.offset + slot.capacity_bytes]
-    errors = read_content(answer, reply.meta, reply.meta_at).errors
-    if not errors:
-        return None
-    _, record = errors[0]
-    if any(kind.endswith(":GpuloadError") for kind in record.kinds):
-        return GpuloadError(record.cause.partition(": ")[2])
-    return GpuloadError(f"{record.cause}\n\nWhere it happened:\n{record.traceback}")
+def _record(reply: Reply, ring: Ring, slot: Slot) -> dict[str, Any]:
+    """Return the record of a part that is done. What failed in a worker is raised: an error of gpuload's by its words,
+    any other one with its traceback."""
+    memory = ring.bytes[slot.offset : slot.offset + slot.capacity_bytes] if reply.data is None else reply.data
+    content = read_content(memory, reply.meta, reply.meta_at)
+    ring.release(slot)
+    if not content.errors:
+        (column,) = content.values.values()
+        return json.loads(column.values[0])
+    _, failure = content.errors[0]
+    if any(kind.endswith(":GpuloadError") for kind in failure.kinds):
+        raise GpuloadError(failure.cause.partition(": ")[2])
+    raise GpuloadError(f"{failure.cause}\n\nWhere it happened:\n{failure.traceback}")
