@@ -11,37 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from benchmarks.machine import cpu_model
 from benchmarks.peers.recipe import Recipe
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
-from benchmarks.report import (
-    ARRAYS,
-    CUTTABLE,
-    LOADERS,
-    NAMES,
-    WHOLE,
-    WORKERS,
-    arrays_table,
-    judge,
-    loader_table,
-    median_of,
-    whole_table,
-    workers_table,
-)
+from benchmarks.report import ARRAYS, CUTTABLE, LOADERS, NAMES, WHOLE, WORKERS, judge, median_of, tables
+from benchmarks.running import REPOSITORY, in_turns, machine, make_console, run_module, say_verdicts, write_results
 
 __all__ = ["main", "parse"]
 
 ARRAY_SAMPLES = 20_000
-REPOSITORY = Path(__file__).parent.parent
 PEER_LIMIT_S = 600
 
 
@@ -80,50 +61,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def run_peer(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Run one peer in a process of its own. Its result has `error` where it could not run."""
-    command = [sys.executable, "-m", f"benchmarks.peers.{name}", recipe.to_json()]
-    try:
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PEER_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not finished after {PEER_LIMIT_S} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        last_words = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {"error": last_words[0], "stderr": done.stderr}
-    return json.loads(lines[-1])
-
-
-def run_rounds(
-    peers: list[str], rounds: int, recipe: Recipe, console: Console
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, Any]]]:
-    """All peers, `rounds` times. Returns the results, and those of the peers that could not run."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
-    failed: dict[str, dict[str, Any]] = {}
-    for number in range(rounds):
-        turn = number % len(peers)
-        for name in peers[turn:] + peers[:turn]:
-            if name in failed:
-                continue
-            with console.status(f"round {number + 1} of {rounds}: {NAMES[name]}"):
-                result = run_peer(name, recipe)
-            if "error" in result:
-                failed[name] = result
-                results.pop(name)
-                console.print(f"[red]{NAMES[name]} could not be measured:[/] {result['error']}", soft_wrap=True)
-            else:
-                results[name].append(result)
-                rate = median_of([result], "images_per_s")
-                console.print(f"[dim]round {number + 1}: {NAMES[name]}: {rate:,.0f} images/s[/]")
-    return results, failed
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where a peer could not be measured."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110
+    console = make_console(110)
     if options.photos is None:
         source, described = find_photos(options.cache)
         described += " (no --photos given)"
@@ -144,18 +85,27 @@ def main(arguments: list[str] | None = None) -> int:
         epochs=options.epochs,
         samples=ARRAY_SAMPLES,
     )
-    results, failed = run_rounds(options.peers, options.rounds, recipe, console)
+    failed: dict[str, dict[str, str]] = {}
+    rounds = in_turns(
+        options.peers,
+        options.rounds,
+        lambda peer: run_module([f"benchmarks.peers.{peer}", recipe.to_json()], PEER_LIMIT_S),
+        console,
+        failed,
+        lambda peer, result: f"{NAMES[peer]}: {median_of([result], 'images_per_s'):,.0f} images/s",
+    )
+    results = {peer: [one[peer] for one in rounds] for peer in options.peers if peer not in failed}
 
     versions: dict[str, str] = {"python": platform.python_version()}
     for rows in results.values():
         versions |= rows[0].get("versions", {})
     threads = sorted({rows[0]["threads"] for rows in results.values() if "threads" in rows[0]})
-    cpus = len(os.sched_getaffinity(0))
+    where = machine()
     console.print(
         f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
         f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
         f"{recipe.workers} workers; device: CPU\n"
-        f"machine: {cpu_model()}, {cpus} CPUs for this process, torch's threads as they are: "
+        f"machine: {where['cpu']}, {where['cpus']} CPUs for this process, torch's threads as they are: "
         f"{', '.join(map(str, threads)) or 'not asked'}\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
         f"{options.rounds} rounds of {options.epochs - 1} measured epochs, whole batches only\n"
@@ -163,30 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
         "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory\n",
         soft_wrap=True,
     )
-    if results.keys() & LOADERS.keys():
-        console.print(loader_table(results))
-    if results.keys() & WORKERS.keys():
-        console.print(workers_table(results))
-    if results.keys() & ARRAYS.keys():
-        console.print(arrays_table(results))
-    if results.keys() & WHOLE.keys():
-        console.print(whole_table(results))
-    verdicts = judge(results)
-    for verdict in verdicts:
-        console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
-    if options.json:
-        everything = {
-            "recipe": {
-                key: value for key, value in json.loads(recipe.to_json()).items() if key not in ("root", "cuttable")
-            },
-            "photos": {"source": described, "files": count, "mean_kb": mean_kb},
-            "machine": {"cpu": cpu_model(), "cpus": cpus},
-            "versions": versions,
-            "results": results,
-            "failed": failed,
-            "goals": [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts],
-        }
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    for table in tables(results):
+        console.print(table)
+    say_verdicts(console, verdicts := judge(results))
+    asked = {name: value for name, value in json.loads(recipe.to_json()).items() if name not in ("root", "cuttable")}
+    photos = {"source": described, "files": count, "mean_kb": mean_kb}
+    everything = {"recipe": asked, "photos": photos, "versions": versions, "results": results, "failed": failed}
+    write_results(options.json, everything, verdicts)
     return 1 if failed else 0
 
 

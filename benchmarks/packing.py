@@ -5,13 +5,11 @@
 What it is held against does the same work and nothing else: photographs as they are, a loop that reads each file, and
 writes it to one; the same from the disk, in as many processes, with the next files named to the kernel; with
 ``--short-side``, one decoder, resizer and encoder; with ``--cuttable``, the function that makes a JPEG cuttable; the
-latter two in as many processes, and without writing. Each way has a process of its own; all of them run in every round,
-in an order that changes from round to round, and ratios are taken within rounds.
+latter two in as many processes, and without writing. Each way has a process of its own (`benchmarks.running`).
 
 Times begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of
-them, and nothing to write; they end when all that was written is on the disk (after `cp -r` all of the machine's: other
-work counts there). `pack` starts its worker processes within them: what that takes is in a row of its own, and matters
-less the larger the set is. CPU time is that of the process and of all that it started.
+them, and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within
+them, which matters less the larger the set is. CPU time is that of the process and of all that it started.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -33,49 +30,44 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 import gpuload as gl
-from benchmarks.machine import cpu_model, versions
+from benchmarks.machine import versions
 from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.running import (
+    REPOSITORY,
+    Verdict,
+    in_turns,
+    machine,
+    make_console,
+    run_module,
+    say_verdicts,
+    write_results,
+)
 from benchmarks.sources.pages import drop
 
-__all__ = ["COLD", "GOAL", "GROUPS", "judge", "main", "ratios"]
+__all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
 
-REPOSITORY: Final = Path(__file__).parent.parent
 SHORT_SIDE: Final = 256
 QUALITY: Final = 90
 LIMIT_S: Final = 1800
-GOAL: Final = 1.2  # times the wall time of the bare loop, with a worker for each CPU
+GOAL: Final = 1.3  # times the wall time of the bare loop, with a worker for each CPU
 BARE: Final = "bare loop"
 PACK: Final = "pack"
 ONE: Final = "pack, 1 worker"
-START: Final = "pack, the start alone"
+WARM: Final = "as they are"
 COLD: Final = "from the disk"
 AHEAD: Final = 16  # files that are named to the kernel before they are read
-GROUPS: Final[dict[str, tuple[str, ...]]] = {  # of each the first is the measure
-    "as they are": (BARE, "cp -r", "tar cf", ONE, PACK, START),
-    COLD: (BARE, "its reading alone", "its writing alone", "one process, nothing named", "cp -r", "tar cf", ONE, PACK),
-    "--short-side": (BARE, PACK),
-    "--cuttable": (BARE, PACK),
+# Of each group its ways, of which the first is the measure; bytes of a shard, so that each worker has some; a title.
+GROUPS: Final = {
+    WARM: ((BARE, ONE, PACK), 32_000_000, "in the page cache; the bare loop is one process"),
+    COLD: ((BARE, ONE, PACK), 32_000_000, "the bare loop: as many processes, the next files named ahead"),
+    "--short-side": ((BARE, PACK), 2_000_000, "the bare loop does the same by Pillow, in as many processes"),
+    "--cuttable": ((BARE, PACK), 8_000_000, "the bare loop calls make_cuttable, in as many processes"),
 }
-SHARD_BYTES: Final = {
-    "as they are": 32_000_000,
-    COLD: 32_000_000,
-    "--short-side": 2_000_000,
-    "--cuttable": 8_000_000,
-}  # some parts for each worker
-TITLES: Final = {
-    "as they are": "as they are, to tar; the bare loop is one process",
-    COLD: "as they are, not in the page cache, to tar; the bare loop: as many processes, the next files named ahead",
-    "--short-side": f"--short-side {SHORT_SIDE}, to tar; the bare loop does the same by Pillow, in as many processes",
-    "--cuttable": "--cuttable, to tar; the bare loop calls make_cuttable, in as many processes",
-}
-
-
-def paths_in(root: str) -> list[str]:
-    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+Rounds = list[dict[str, dict[str, float]]]
+"""Of each round, by way, wall and CPU seconds."""
 
 
 def read(path: str) -> bytes:
@@ -106,20 +98,10 @@ def cut(path: str) -> None:
     make_cuttable(read(path))
 
 
-def each(function: Callable[[str], None]) -> Callable[[list[str], int], None]:
-    """What calls it with each path of some, for `in_processes`."""
-
-    def some(paths: list[str], number: int) -> None:
-        for path in paths:
-            function(path)
-
-    return some
-
-
-def in_processes(some: Callable[[list[str], int], object], paths: list[str], count: int) -> None:
+def in_processes(work: Callable[[list[str], int], object], paths: list[str], count: int) -> None:
     """Call it in so many processes, with their paths and the process's number."""
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=some, args=(paths[number::count], number)) for number in range(count)]
+    processes = [fork.Process(target=work, args=(paths[number::count], number)) for number in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -128,13 +110,13 @@ def in_processes(some: Callable[[list[str], int], object], paths: list[str], cou
             raise RuntimeError(f"a process ended with status {process.exitcode}")
 
 
-def write(target: str, parts: Iterator[bytes]) -> None:
+def write(target: str, pieces: Iterator[bytes]) -> None:
     """Write all of it to one file, so that it lasts."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    for part in parts:
-        os.write(descriptor, part)
+    for piece in pieces:
+        os.write(descriptor, piece)
+    os.fsync(descriptor)
     os.close(descriptor)
-    sync(target)
 
 
 def ahead(paths: list[str]) -> Iterator[bytes]:
@@ -150,56 +132,22 @@ def ahead(paths: list[str]) -> Iterator[bytes]:
             os.close(descriptor)
 
 
-def sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def pack(group: str, root: str, target: str, workers: int, **options: Any) -> None:
-    gl.pack(gl.ImageFolder(root), target, to="tar", shard_bytes=SHARD_BYTES[group], workers=workers, **options)
-
-
 def action(group: str, way: str, root: str, target: str, workers: int) -> Callable[[], object]:
     """What is measured."""
-    match group, way:
-        case "as they are", "bare loop":
-            return lambda: write(target, map(read, paths_in(root)))
-        case "from the disk", "bare loop":
-            return lambda: in_processes(
-                lambda some, number: write(f"{target}-{number}", ahead(some)), paths_in(root), workers
-            )
-        case "from the disk", "its reading alone":
-            return lambda: in_processes(lambda some, number: deque(ahead(some), 0), paths_in(root), workers)
-        case "from the disk", "its writing alone":
-            content = {path: read(path) for path in paths_in(root)}
-            return lambda: in_processes(
-                lambda some, number: write(f"{target}-{number}", map(content.__getitem__, some)), list(content), workers
-            )
-        case "from the disk", "one process, nothing named":
-            return lambda: write(target, map(read, paths_in(root)))
-        case _, "cp -r":
-            return lambda: (subprocess.run(["cp", "-r", root, target], check=True), os.sync())
-        case _, "tar cf":
-            return lambda: (subprocess.run(["tar", "cf", target, "-C", root, "."], check=True), sync(target))
-        case "as they are", "pack, the start alone":
-            few = next(entry.path for entry in os.scandir(root))  # a class
-            two = f"{target}-two"
-            for number, path in enumerate(paths_in(few)[:2]):
-                os.makedirs(f"{two}/{number}")
-                shutil.copy(path, f"{two}/{number}")
-            # A shard for each, so that all processes start.
-            return lambda: gl.pack(gl.ImageFolder(two), target, to="tar", workers=workers, shard_bytes=1)
-        case "as they are" | "from the disk", _:
-            return lambda: pack(group, root, target, 1 if way == ONE else workers)
-        case "--short-side", "bare loop":
-            return lambda: in_processes(each(resize), paths_in(root), workers)
-        case "--short-side", _:
-            return lambda: pack(group, root, target, workers, short_side=SHORT_SIDE, quality=QUALITY)
-        case _, "bare loop":
-            return lambda: in_processes(each(cut), paths_in(root), workers)
-        case _:
-            return lambda: pack(group, root, target, workers, cuttable=True)
+    paths = sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    if way == BARE and group == WARM:
+        return lambda: write(target, map(read, paths))
+    if way == BARE and group == COLD:
+        return lambda: in_processes(lambda mine, number: write(f"{target}-{number}", ahead(mine)), paths, workers)
+    if way == BARE:
+        function = resize if group == "--short-side" else cut
+        return lambda: in_processes(lambda mine, number: deque(map(function, mine), 0), paths, workers)
+    options: dict[str, Any] = {
+        "--short-side": {"short_side": SHORT_SIDE, "quality": QUALITY},
+        "--cuttable": {"cuttable": True},
+    }.get(group, {})
+    options |= {"shard_bytes": GROUPS[group][1], "workers": 1 if way == ONE else workers}
+    return lambda: gl.pack(gl.ImageFolder(root), target, to="tar", **options)
 
 
 def cpu_s() -> float:
@@ -212,8 +160,7 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
     """One way, in this process."""
     import gpuload.datasets.folder
     import gpuload.packing.jpeg_cuttable
-    import gpuload.packing.pack
-    import gpuload.packing.stores  # noqa: F401 (imports are not what is measured)
+    import gpuload.packing.pack  # noqa: F401 (imports are not what is measured)
 
     run = action(group, way, root, target, workers)
     warm(Path(root)) if group != COLD else drop(Path(root), "files")
@@ -228,67 +175,47 @@ def run(group: str, way: str, root: Path, cache: Path, workers: int) -> dict[str
     place = cache / "packing"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    asked = json.dumps([group, way, str(root), str(place / "made"), workers])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.packing", "--measure", asked],
-            cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        if done.returncode:
-            return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        asked = json.dumps([group, way, str(root), str(place / "made"), workers])
+        return run_module(["benchmarks.packing", "--measure", asked], LIMIT_S)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-Rounds = list[dict[str, dict[str, float]]]
-"""Of each round, by way, wall and CPU seconds."""
-
-
 def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
     """How many times as long one way takes as another, in each round."""
-    return [found[way][what] / found[other][what] for found in rounds]
+    return [one[way][what] / one[other][what] for one in rounds]
 
 
-def judge(results: dict[str, Rounds]) -> list[tuple[bool, str]]:
+def judge(results: dict[str, Rounds]) -> list[Verdict]:
     """Which goals are met."""
     verdicts = []
     for group, rounds in results.items():
         if not rounds or PACK not in rounds[0] or BARE not in rounds[0]:
             continue
-        found = statistics.median(ratios(rounds, PACK, BARE, "wall_s"))
-        verdicts.append((found <= GOAL, f"{group}: at most {GOAL} times the bare loop's wall time: {found:.2f}"))
+        times = statistics.median(ratios(rounds, PACK, BARE, "wall_s"))
+        verdicts.append(Verdict(f"{group}: at most {GOAL} times the bare loop's wall time: {times:.2f}", times <= GOAL))
         if ONE in rounds[0]:
-            found = statistics.median(ratios(rounds, PACK, ONE, "wall_s"))
-            verdicts.append((found <= 1, f"{group}: more workers take no longer than one: {found:.2f} times as long"))
+            times = statistics.median(ratios(rounds, PACK, ONE, "wall_s"))
+            text = f"{group}: more workers take no longer than one: {times:.2f} times as long"
+            verdicts.append(Verdict(text, times <= 1))
     return verdicts
 
 
 def table(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> Table:
     """A row for each way: medians, and medians of the ratios within rounds."""
-    made = Table(title=TITLES[group], title_justify="left", box=box.SIMPLE)
+    ways, _, title = GROUPS[group]
+    made = Table(title=f"{group}, to tar: {title}", title_justify="left", box=box.SIMPLE)
     made.add_column("")
-    for heading in (
-        "wall s",
-        "CPU s",
-        "CPU ms\nan image",
-        "images/s",
-        "MB/s",
-        "wall over\nbare loop",
-        "CPU over\nbare loop",
-    ):
+    headings = "wall s", "CPU s", "CPU ms\nan image", "images/s", "MB/s", "wall over\nbare loop", "CPU over\nbare loop"
+    for heading in headings:
         made.add_column(heading, justify="right")
-    for way in GROUPS[group]:
-        if any(way not in found for found in rounds):
+    for way in ways:
+        if any(way not in one for one in rounds):
             continue
-        wall, cpu = (statistics.median(found[way][what] for found in rounds) for what in ("wall_s", "cpu_s"))
+        wall, cpu = (statistics.median(one[way][what] for one in rounds) for what in ("wall_s", "cpu_s"))
         over = [statistics.median(ratios(rounds, way, BARE, what)) for what in ("wall_s", "cpu_s")]
-        rates = (
-            ["", "", ""]
-            if way == START
-            else [f"{1000 * cpu / count:.2f}", f"{count / wall:.0f}", f"{nbytes / wall / 1e6:.0f}"]
-        )
+        rates = [f"{1000 * cpu / count:.2f}", f"{count / wall:.0f}", f"{nbytes / wall / 1e6:.0f}"]
         name = f"{way}, {workers} workers" if way == PACK else way
         made.add_row(name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over))
     return made
@@ -314,60 +241,37 @@ def main(arguments: list[str] | None = None) -> int:
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))))
         return 0
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
+    console = make_console(150)
     source = options.photos or find_photos(options.cache)[0]
-    roots = {
-        group: copy_photos(source, options.cache, options.files if group in ("as they are", COLD) else options.changed)
-        for group in GROUPS
-        if options.only in (None, group)
-    }
-    counts = {group: warm(root) for group, root in roots.items()}
-    results: dict[str, Rounds] = {group: [] for group in roots}
+    results: dict[str, Rounds] = {}
     failed: dict[str, str] = {}
-    for number in range(options.rounds):
-        for group, root in roots.items():
-            found, ways = {}, GROUPS[group]
-            turn = number % len(ways)
-            for way in ways[turn:] + ways[:turn]:
-                if f"{group}: {way}" in failed:
-                    continue
-                with console.status(f"round {number + 1} of {options.rounds}: {group}: {way}"):
-                    told = run(group, way, root, options.cache, options.workers)
-                if "error" in told:
-                    failed[f"{group}: {way}"] = told["error"]
-                else:
-                    found[way] = told
-            results[group].append(found)
+    photos: dict[str, tuple[int, float]] = {}
+    for group, (ways, *_) in GROUPS.items():
+        if options.only not in (None, group):
+            continue
+        root = copy_photos(source, options.cache, options.files if group in (WARM, COLD) else options.changed)
+        photos[group], errors = warm(root), {}
 
-    load = os.getloadavg()[0]
+        def measured(way: str, group: str = group, root: Path = root) -> dict[str, Any]:
+            return run(group, way, root, options.cache, options.workers)
+
+        results[group] = in_turns(ways, options.rounds, measured, console, errors)
+        failed |= {f"{group}: {way}": error["error"] for way, error in errors.items()}
+
     console.print(
-        f"photographs of {counts[next(iter(roots))][1]:.0f} KB on average, from {source}: "
-        + ", ".join(f"{group}: {count:,}" for group, (count, _) in counts.items())
-        + f"; medians of {options.rounds} rounds\n{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs, load {load:.1f}; "
+        f"photographs of {photos[next(iter(photos))][1]:.0f} KB on average, from {source}: "
+        + ", ".join(f"{group}: {count:,}" for group, (count, _) in photos.items())
+        + f"; medians of {options.rounds} rounds\n{machine()}; "
         + ", ".join(f"{name} {version}" for name, version in versions().items()),
         soft_wrap=True,
     )
     for group, rounds in results.items():
-        if all(BARE in found for found in rounds):
-            count, mean_kb = counts[group]
+        if all(BARE in one for one in rounds):
+            count, mean_kb = photos[group]
             console.print(table(group, rounds, count, count * mean_kb * 1000, options.workers))
-    for name, error in failed.items():
-        console.print(f"[red]{name} could not be run:[/] {error}", soft_wrap=True)
-    for met, text in (verdicts := judge(results)):
-        console.print(f"{'[green]met   [/]' if met else '[red]missed[/]'} {text}", soft_wrap=True)
-    if options.json:
-        everything = {
-            "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": load},
-            "versions": versions(),
-            "photos": {group: {"files": count, "mean_kb": mean_kb} for group, (count, mean_kb) in counts.items()},
-            "workers": options.workers,
-            "rounds": results,
-            "failed": failed,
-            "goals": [{"goal": text, "met": met} for met, text in verdicts],
-        }
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    say_verdicts(console, verdicts := judge(results))
+    everything = {"versions": versions(), "photos": photos, "workers": options.workers}
+    write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
     return 1 if failed else 0
 
 

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from benchmarks.running import Verdict
+
 __all__ = [
-    "ARRAYS",
-    "CUTTABLE",
-    "LOADERS",
-    "NAMES",
-    "WHOLE",
-    "WORKERS",
-    "Results",
-    "arrays_table",
-    "judge",
-    "loader_table",
-    "median_of",
-    "ratio",
-    "whole_table",
-    "workers_table",
-]
+    "ARRAYS", "CUTTABLE", "LOADERS", "NAMES", "WHOLE", "WORKERS", "Results", "judge", "median_of", "ratio", "tables",
+]  # fmt: skip
 
 CUTTABLE = "gpuload_cuttable"
 LOADERS = {
@@ -69,14 +57,6 @@ Results = Mapping[str, list[dict[str, Any]]]
 """The results of each peer, one for each round, in the order of the rounds."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A goal, what was measured, and whether that meets it."""
-
-    text: str
-    met: bool
-
-
 def median_of(results: list[dict[str, Any]], key: str) -> float:
     """The median over all rounds, and over a round's epochs where there is one value for each. NaN if there is none.
 
@@ -105,19 +85,15 @@ def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def loader_table(results: Results) -> Table:
-    """A row for each loader that was measured."""
-    return _rates(results, LOADERS, "gpuload", "Medians; ratio: gpuload's rate over the row's, within rounds")
-
-
-def arrays_table(results: Results) -> Table:
-    """The same for those that carry arrays which lie in memory already."""
-    return _rates(results, ARRAYS, "arrays_gpuload", "uint8 arrays in memory and a label, in batches as they are")
-
-
-def whole_table(results: Results) -> Table:
-    """The same for those that decode whole images and give them as lists."""
-    return _rates(results, WHOLE, "whole_gpuload", "Whole images, uint8, in lists as they were decoded")
+def tables(results: Results) -> list[Table]:
+    """Return a table for each group of which something was measured."""
+    groups = (
+        (LOADERS, "gpuload", "Medians; ratio: gpuload's rate over the row's, within rounds"),
+        (ARRAYS, "arrays_gpuload", "uint8 arrays in memory and a label, in batches as they are"),
+        (WHOLE, "whole_gpuload", "Whole images, uint8, in lists as they were decoded"),
+    )
+    made = [_rates(results, names, own, title) for names, own, title in groups if results.keys() & names.keys()]
+    return made + ([_workers(results)] if results.keys() & WORKERS.keys() else [])
 
 
 def _rates(results: Results, names: Mapping[str, str], own: str, title: str) -> Table:
@@ -141,7 +117,7 @@ def _rates(results: Results, names: Mapping[str, str], own: str, title: str) -> 
     return table
 
 
-def workers_table(results: Results) -> Table:
+def _workers(results: Results) -> Table:
     """gpuload's workers beside the decoder that they use, running alone."""
     table = Table(title="Workers beside the decoder alone, on the same cores", title_justify="left", box=box.SIMPLE)
     table.add_column("what runs", no_wrap=True)

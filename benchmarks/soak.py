@@ -27,8 +27,8 @@ from rich.console import Console
 
 import gpuload as gl
 from benchmarks.damage import damaged_copy
-from benchmarks.loading import REPOSITORY
 from benchmarks.photos import copy_photos, warm
+from benchmarks.running import REPOSITORY
 from gpuload import transforms as T
 from gpuload.cli.processes import proportional_mb, tree
 

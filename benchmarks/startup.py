@@ -23,7 +23,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ BATCH: Final = 64
 DEATHS: Final = 9
 COLUMNS: Final = ("first_batch_s", "cpu_s", "own_mb", "shared_mb", "back_ms")
 REST_S: Final = 1.0
+LIMIT_S: Final = 600
 SIZE: Final = 224
 
 
@@ -141,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
     from benchmarks.photos import copy_photos, find_photos
+    from benchmarks.running import run_module
 
     root = copy_photos(options.photos or find_photos(options.cache)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
@@ -148,12 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, list[dict[str, float]]] = {" ".join(cell): [] for cell in cells}
     for _ in range(options.rounds):
         for cell in cells:
-            command = [sys.executable, "-m", "benchmarks.startup", "--photos", str(root), "--cell", *cell]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"{' '.join(cell)}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            result = run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell], LIMIT_S)
+            if "error" in result:
+                print(f"{' '.join(cell)}: {result['error']}", file=sys.stderr)
                 continue
-            results[" ".join(cell)].append(json.loads(done.stdout.splitlines()[-1]))
+            results[" ".join(cell)].append(result)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{'':36} first batch, s   CPU s   own, MB   shared, MB   back after, ms")

@@ -13,17 +13,13 @@ requirements do not go together with each other's, so they are installed without
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-
-from benchmarks.machine import cpu_model
 from benchmarks.photos import copy_photos, find_photos
+from benchmarks.running import REPOSITORY, in_turns, machine, make_console, run_module, say_verdicts, write_results
 from benchmarks.sources.pages import best_drop
 from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, Task
 from benchmarks.sources.stores import STORES, write
@@ -31,7 +27,6 @@ from benchmarks.sources.tables import judge, rates_table
 
 __all__ = ["main"]
 
-REPOSITORY: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 600
 # Memory that was freed stays with the process, as it does in one that has been at work for a while; for all readers.
 MALLOC: Final = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=134217728:glibc.malloc.mmap_threshold=33554432"}
@@ -84,30 +79,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def run(python: str, task: Task) -> dict[str, Any]:
-    """One task, in a process of its own. Its result has `error` where it could not run."""
-    command = [python, "-m", "benchmarks.sources.reading", task.to_json()]
-    environment = {
-        **os.environ,
-        **MALLOC,
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-    }
-    try:
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not finished after {LIMIT_S} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-    return json.loads(lines[-1])
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure and report. Returns the exit status: 1 where a reader that is installed could not be measured."""
     options = parse(arguments)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 150
+    console = make_console(150)
     if options.install:
         install(options.cache)
     python = options.cache / "peers" / "bin" / "python"
@@ -116,64 +91,49 @@ def main(arguments: list[str] | None = None) -> int:
     base = copy_photos(source, options.cache, options.files).parent
     write(base, [name for name in options.readers if name in STORES] + ["ArrayFile"] * (MEMCPY in options.readers))
 
-    rounds: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
+    failed: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
-    for number in range(options.rounds):
-        found: dict[str, Any] = {}
+
+    def measure(reader: str) -> dict[str, Any]:
+        """All levels and orders of a reader."""
+        figures: dict[str, Any] = {}
         for level in options.levels:
             for order in ORDERS:
-                turn = (number * 5) % len(options.readers)
-                for reader in options.readers[turn:] + options.readers[:turn]:
-                    if reader in failed:
-                        continue
-                    task = Task(
-                        reader=reader,
-                        base=str(base),
-                        workers=options.workers,
-                        batch_size=options.batch_size,
-                        level=level,
-                        random=order == "random",
-                        how=options.drop,
-                    )
-                    with console.status(f"round {number + 1} of {options.rounds}: {level}, {order}: {reader}"):
-                        result = run(python, task)
-                    if "error" in result:
-                        failed[reader] = result["error"]
-                        continue
-                    versions |= result.pop("versions")
-                    found.setdefault(reader, {})[f"{level}, {order}"] = result
-        rounds.append(found)
+                task = Task(
+                    reader=reader,
+                    base=str(base),
+                    workers=options.workers,
+                    batch_size=options.batch_size,
+                    level=level,
+                    random=order == "random",
+                    how=options.drop,
+                )
+                command = ["benchmarks.sources.reading", task.to_json()]
+                figures[f"{level}, {order}"] = result = run_module(command, LIMIT_S, python=python, more=MALLOC)
+                if "error" in result:
+                    return result
+                versions.update(result.pop("versions"))
+        return figures
 
+    rounds = in_turns(options.readers, options.rounds, measure, console, failed)
+    errors = {reader: result["error"] for reader, result in failed.items()}
     for level in options.levels:
-        console.print(rates_table(level, options.readers, rounds, failed))
-    for reader, error in failed.items():
-        console.print(f"[red]{reader} could not be measured:[/] {error}", soft_wrap=True)
-    verdicts = judge(rounds, list(NATIVE))
-    for verdict in verdicts:
-        console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
+        console.print(rates_table(level, options.readers, rounds, errors))
+    say_verdicts(console, verdicts := judge(rounds, list(NATIVE)))
     nbytes = sum(path.stat().st_size for path in (base / "train").rglob("*.jpg")) / options.files / 1000
     console.print(
         f"\n{options.files:,} photographs of {nbytes:.0f} KB on average, from {source}; medians of {options.rounds}\n"
         f"cold: the page cache emptied {'by the kernel' if options.drop == 'kernel' else 'of these files'}; decoded: "
         f"RandomResizedCrop(224), flip, normalise, batch {options.batch_size}, {options.workers} workers\n"
-        f"machine: {cpu_model()}, {len(os.sched_getaffinity(0))} CPUs\n"
+        f"machine: {machine()['cpu']}, {machine()['cpus']} CPUs\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}",
         soft_wrap=True,
     )
-    if options.json:
-        everything = {
-            "photos": {"source": str(source), "files": options.files, "mean_kb": nbytes},
-            "drop": options.drop,
-            "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))},
-            "versions": versions,
-            "rounds": rounds,
-            "failed": failed,
-            "goals": [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts],
-        }
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
-    absent = [error for error in failed.values() if "ModuleNotFoundError" in error]
-    return 1 if len(failed) > len(absent) else 0
+    photos = {"source": str(source), "files": options.files, "mean_kb": nbytes}
+    everything = {"photos": photos, "drop": options.drop, "versions": versions, "rounds": rounds, "failed": errors}
+    write_results(options.json, everything, verdicts)
+    absent = [error for error in errors.values() if "ModuleNotFoundError" in error]
+    return 1 if len(errors) > len(absent) else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich import box
 from rich.table import Table
 
-from benchmarks.report import Verdict
+from benchmarks.running import Verdict
 from benchmarks.sources.reading import LEVELS, MEMCPY, ORDERS, STATES
 
 __all__ = ["judge", "rates_table"]

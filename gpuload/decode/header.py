@@ -97,6 +97,7 @@ def read_header(data: bytes, options: Decode) -> Header:
         if jpeg is None:
             scans = data.count(SOS)
         else:
+            jpeg = jpeg if options.index else jpeg._replace(index_at=0)
             height, width = jpeg.height, jpeg.width
             _check_size(height, width, height * width * (USUAL if jpeg.single_scan else SEVERAL_SCANS), options)
             if not jpeg.single_scan:

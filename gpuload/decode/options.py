@@ -38,6 +38,8 @@ class Decode:
             the first transform is not a resize or crop with antialiasing; `Loader.plan` says so.
         exif: turn images upright by their EXIF (or XMP) orientation, as Pillow's ``ImageOps.exif_transpose`` does. Off
             by default, as in torchvision's ``ImageFolder``. TIFFs are upright either way: Pillow turns them itself.
+        index: cut crops out of cuttable JPEGs by the index in them. False is for JPEGs from strangers: an index that
+            was forged, with a right checksum, can make a crop show other pixels than the picture has there.
         max_pixels: refuse an image whose header says more pixels, before memory is taken for them; None for no limit
             (Pillow's own for WebP remains). The default is Pillow's.
         max_scans: refuse a JPEG of more scans, by its markers (500 scans in 5 KB cost seconds of CPU time); None for no
@@ -50,7 +52,7 @@ class Decode:
             progressive JPEG 12, WebP 16, AVIF 14, a tile of JPEG 2000 25; None for no limit. The default is 2 GiB.
 
     Raises:
-        TypeError: `exif` is not a bool, a limit not an int, or `device_share` not a number.
+        TypeError: `exif` or `index` is not a bool, a limit not an int, or `device_share` not a number.
         ValueError: `where` or `scale` is unknown, a limit is below 1, ``where="both"`` has no `device_share` or another
             `where` has one, or ``scale="fast"`` is to be on a device, which decodes exactly.
 
@@ -65,6 +67,7 @@ class Decode:
     device_memory: int = 1 << 30
     scale: Scale = "exact"
     exif: bool = False
+    index: bool = True
     max_pixels: int | None = MAX_PIXELS
     max_scans: int | None = 256
     max_scan_pixels: int | None = 1 << 31
@@ -72,8 +75,9 @@ class Decode:
     max_memory: int | None = 2 << 30
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exif, bool):
-            raise TypeError(f"Decode(exif=…) must be True or False, got {self.exif!r}")
+        for name in ("exif", "index"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"Decode({name}=…) must be True or False, got {value!r}")
         self._check_where()
         if self.scale not in get_args(Scale):
             raise ValueError(f"Decode(scale=…) must be 'exact' or 'fast', got {self.scale!r}")

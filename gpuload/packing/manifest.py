@@ -1,8 +1,10 @@
 """What lies beside a packed set: ``manifest.json``, by which `verify` knows what has to be there, and how to read it.
 
-It has a hash of each part (a shard; of an LMDB or an array, a span of samples) and of small files, the
-samples that were left out with their causes, and how the set is read. ``manifest-crc32.npy`` has a CRC-32 of each
-sample, which says where in a damaged part the damage is.
+It has the SHA-256 of each part (a shard; of an LMDB or an array, a span of samples) and of the other files (of
+``images.npy`` what precedes the numbers), the samples that were left out with their causes, and how the set is read.
+``manifest-crc32.npy`` has a CRC-32 of each sample, which says where in a damaged part the damage is. All of these
+depend on the samples alone. ``manifest-sources.json`` says by which sizes and times the sources of each part are
+recognized.
 
 A set may come from anybody, and the hash of a manifest shows damage, not who wrote it. So a manifest is compared with
 what `pack` writes, entry by entry, before any of it is used: the dataset that reads a set and the names of its files
@@ -17,61 +19,50 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-import numpy as np
-
 from gpuload.errors import GpuloadError
-from gpuload.packing.durable import HashName, new_hash, read_json
+from gpuload.packing.durable import read_json, sha256
 from gpuload.packing.expected import DIGEST, TEXT, differences, shortened
 
 __all__ = [
-    "CLASSES",
-    "FORMAT",
-    "HASHES",
-    "LABELS",
-    "MANIFEST",
-    "SUMS",
-    "how_to_read",
-    "open_packed",
-    "plan_like",
-    "read_manifest",
-    "record_like",
-    "sealed",
-    "told",
-]
+    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "how_to_read",
+    "open_packed", "plan_like", "read_manifest", "reading_line", "record_like", "sealed", "source_stamps",
+]  # fmt: skip
 
 FORMAT: Final = 2
-HASHES: Final[dict[int, HashName]] = {1: "blake2b", 2: "sha256"}  # of each format, the one it has, under its name
 MANIFEST: Final = "manifest.json"
 SUMS: Final = "manifest-crc32.npy"
+SOURCES: Final = "manifest-sources.json"
 CLASSES: Final = "classes.json"
 LABELS: Final = "labels.npy"
+DATABASE: Final = "data.mdb"
+ARRAY: Final = "images.npy"
 # Of each store the dataset that reads it, its path in the set's folder, and the names of its parts.
 READERS: Final = {
     "tar": ("TarShards", "shard-*.tar", re.compile(r"shard-[0-9]{5,18}\.tar")),
     "parquet": ("Parquet", ".", re.compile(r"shard-[0-9]{5,18}\.parquet")),
-    "lmdb": ("LMDB", ".", "data.mdb"),
-    "array": ("ArrayFile", "images.npy", "images.npy"),
+    "lmdb": ("LMDB", ".", DATABASE),
+    "array": ("ArrayFile", ARRAY, ARRAY),
 }
+SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
 LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
 BAD: Final = [{"index": int, "source": (str, None), "cause": str}]  # as `gpuload.packing.expected` describes it
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with a hash of itself."""
-    return {**manifest, HASHES[manifest["format"]]: _own_hash(manifest)}
+    """Return the manifest with a hash of itself."""
+    return {**manifest, "sha256": _own_hash(manifest)}
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:
-    own = HASHES[manifest["format"]]
-    rest = {name: value for name, value in manifest.items() if name != own}
-    return new_hash(own, json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    hashed = {name: value for name, value in manifest.items() if name != "sha256"}
+    return sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a packed set.
+    """Return the manifest of a packed set.
 
     Raises:
-        FileNotFoundError: there is none: no set, or one that is not finished.
+        FileNotFoundError: there is no set, or it is not finished.
         GpuloadError: it is damaged, of another version, or has something in it that `pack` does not write.
     """
     path = os.path.join(folder, MANIFEST)
@@ -81,9 +72,12 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
     manifest = read_json(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
-    if type(version) is int and version not in HASHES:
-        raise GpuloadError(f"{path!r} is of version {version}, this gpuload reads {', '.join(map(str, HASHES))}")
-    if type(version) is not int or manifest.get(HASHES[version]) != _own_hash(manifest):
+    if type(version) is int and version != FORMAT:
+        raise GpuloadError(
+            f"{path!r} is of version {version}, this gpuload reads {FORMAT}: pack again, or name the set's files to "
+            "gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
+        )
+    if type(version) is not int or manifest.get("sha256") != _own_hash(manifest):
         raise GpuloadError(
             f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
         )
@@ -96,36 +90,36 @@ def read_manifest(folder: str) -> dict[str, Any]:
 
 
 def _differences(manifest: dict[str, Any]) -> Iterator[str]:
-    """In what a manifest differs from what `pack` writes."""
+    """Yield how a manifest differs from what `pack` writes."""
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
         yield f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
         return
-    yield from differences(manifest, _manifest_like(manifest["format"], to, manifest.get("form")))
+    yield from differences(manifest, _manifest_like(to, manifest.get("form")))
 
 
-def _manifest_like(version: int, to: str, form: Any) -> dict[str, Any]:
+def _manifest_like(to: str, form: Any) -> dict[str, Any]:
     dataset, path, _ = READERS[to]
     return {
-        "format": version,
+        "format": FORMAT,
         "to": to,
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
         "read": {"dataset": dataset, "path": path, "options": _options(to, form)},
-        "parts": [_part_like(version, to)],
-        "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS)))): DIGEST},
+        "parts": [_part_like(to)],
+        "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": BAD,
         "kept": {TEXT: int},
-        "plan": plan_like(version, to),
-        HASHES[version]: DIGEST,
+        "plan": plan_like(to),
+        "sha256": DIGEST,
     }
 
 
-def plan_like(version: int | tuple[int, ...], to: str | tuple[str, ...]) -> dict[str, Any]:
-    """What is noted of a job, as `differences` takes it: its arguments, and by what its dataset is known."""
+def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
+    """Describe what is noted of a job: its arguments, and how its dataset is recognized."""
     return {
-        "format": version,
+        "format": FORMAT,
         "to": to,
         "options": {"short_side": (int, None), "quality": int, "cuttable": bool, "check": bool, "exif": bool},
         "shard_bytes": int,
@@ -133,26 +127,26 @@ def plan_like(version: int | tuple[int, ...], to: str | tuple[str, ...]) -> dict
     }
 
 
-def record_like(version: int, to: str, number: int) -> dict[str, Any]:
-    """What is noted of a part when it is written, as `differences` takes it."""
+def record_like(to: str, number: int) -> dict[str, Any]:
+    """Describe what is noted of a part when it is written."""
     more = {"tar": {"fields": [[str]]}, "lmdb": {"label": ("int", "text", None)}, "array": {"labels": list}}
     return {
         "part": number,
         "crc32": re.compile("([0-9a-f]{8})*"),
         "bad": BAD,
         "kept": {TEXT: int},
-        "made_of": (str, None),
-        **_part_like(version, to),
+        "sources": (SOURCE_STAMP, None),
+        **_part_like(to),
         **more.get(to, {}),
     }
 
 
-def _part_like(version: int, to: str) -> dict[str, Any]:
-    return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, HASHES[version]: DIGEST}
+def _part_like(to: str) -> dict[str, Any]:
+    return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
 def _options(to: str, form: Any) -> dict[str, Any]:
-    """The arguments that `how_to_read` gives, as `differences` takes them."""
+    """Describe the arguments that `how_to_read` gives."""
     match to, form:
         case "tar", "dict":
             return {}
@@ -170,8 +164,15 @@ def _options(to: str, form: Any) -> dict[str, Any]:
     return {"layout": ("data", *LAYOUTS.values())} | ({"labels": LABELS} if form == "pair" else {})
 
 
+def source_stamps(folder: str, parts: int) -> list[str | None]:
+    """Return the stamps of the sources that a set was made of, one for each part; None where nothing is known."""
+    stamps = read_json(os.path.join(folder, SOURCES))
+    known = not any(differences(stamps, [(SOURCE_STAMP, None)])) and len(stamps) == parts
+    return stamps if known else [None] * parts
+
+
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """The dataset's name, the path in the set's folder, and the arguments with which it gives the samples back."""
+    """Return the dataset's name, the path in the set's folder, and the arguments that give the samples back."""
     if to == "tar":
         places: list[list[str]] = []
         for record in records:
@@ -204,14 +205,14 @@ def _read(to: str, options: dict[str, Any]) -> dict[str, Any]:
     return {"dataset": dataset, "path": path, "options": options}
 
 
-def told(folder: str, read: dict[str, Any]) -> str:
-    """How the set is read, as a line of Python."""
+def reading_line(folder: str, read: dict[str, Any]) -> str:
+    """Return the line of Python that reads the set."""
     options = "".join(f", {name}={value!r}" for name, value in _arguments(folder, read).items())
     return f"gpuload.{read['dataset']}({_path(folder, read)!r}{options})"
 
 
 def open_packed(folder: str) -> Any:
-    """The dataset that reads a packed set; its `classes` are the names of labels, or None.
+    """Return the dataset that reads a packed set; its `classes` are the names of labels, or None.
 
     Raises:
         FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
@@ -247,14 +248,8 @@ def _path(folder: str, read: dict[str, Any]) -> str:
 
 
 def _arguments(folder: str, read: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in read["options"].items()
-    }
-    if "labels" in found:
-        found["labels"] = os.path.join(folder, found["labels"])
-    return found
-
-
-def sums_of(records: list[dict[str, Any]]) -> np.ndarray:
-    """The CRC-32 of each sample, in order."""
-    return np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
+    options = read["options"]
+    arguments: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
+    if "labels" in arguments:
+        arguments["labels"] = os.path.join(folder, arguments["labels"])
+    return arguments

@@ -1,8 +1,8 @@
-"""`pack`: a dataset becomes a packed set. In the main process: plans, takes up what is whole, has the rest made, ends.
+"""`pack`: a dataset becomes a packed set. Runs in the main process: plans, takes up what is done, has the rest made.
 
-Everything unfinished lies in ``.gpuload-pack`` within the set's folder: the plan, the records of parts, drafts. The
-manifest is written last, and then that folder goes. So at any moment that a process may be killed, what lies there
-says what is whole.
+Everything unfinished is in ``.gpuload-pack`` within the set's folder: the plan, the records of parts, drafts. The
+manifest is written last, and then that folder is removed. So at any moment that a process may be killed, what is there
+says what is done.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -23,28 +26,25 @@ from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError, import_optional
 from gpuload.loader.limits import usable_cpus
-from gpuload.packing import manifest as set_manifest
-from gpuload.packing.durable import WORK, draft, hash_of, new_hash, read_json, write_json, write_whole
+from gpuload.packing import durable, manifest
+from gpuload.packing.durable import WORK, draft, hash_of, read_json, sha256, write_json, write_whole
 from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.job import Job, Report, Store, record_path, stamp_of
+from gpuload.packing.parts import Job, Store, record_path, source_stamp
 from gpuload.packing.plan import PLAN, begun_plan, identity_of, planned
-from gpuload.packing.pool import make_parts, started
-from gpuload.packing.ray_tasks import make_parts_on_ray
-from gpuload.packing.stores import append_to_lmdb, array_file, lmdb_file, npy_header, part_file
+from gpuload.packing.pool import make_parts
+from gpuload.packing.stores import append_to_lmdb, array_file, array_layout, lmdb_file, part_file
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
 MOST_WORKERS: Final = 16
-EARLY: Final = 500  # so many samples for each worker that starts before the parts are cut
 SHOWN: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 
 Progress = Callable[[int, int, int], None]
 """Called with how many samples are done, of how many, and how many bytes were written."""
 
-
-Making = Callable[[Sequence[int], Report], Generator[dict[str, Any], None, None]]
+Making = Callable[..., Generator[dict[str, Any], None, None]]
 
 
 class BadSamples(GpuloadError):
@@ -60,17 +60,17 @@ class BadSamples(GpuloadError):
         more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
         super().__init__(
             f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{shown}{more}\n"
-            "Mend them and run the same again (what is done is kept), or leave them out with --skip-bad (in Python "
+            "Repair them and run the same again (what is done is kept), or leave them out with --skip-bad (in Python "
             "skip_bad=True)"
         )
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What `pack` has made.
+    """The set that `pack` has written.
 
     Attributes:
-        folder: where it is, an absolute path.
+        folder: where the set is, an absolute path.
         samples: how many are in it; files: how many shards or other files hold them; nbytes: of these.
         left_out: the damaged samples, each with its ``index`` in the dataset, its ``source``, and the ``cause``.
         kept: of images that stayed as they were though something was asked for, how many, by why.
@@ -107,8 +107,8 @@ def pack(
     """Write a dataset to few large files, from which the same samples are read in the same order.
 
     It may be killed at any time: called again with the same arguments, it goes on. The bytes depend on the samples and
-    the options alone, not on `workers`, nor on how often it was stopped. (The indexes beside tar shards hold their
-    times, and so differ.)
+    the options alone, not on `workers`, nor on how often it was stopped. (The indexes beside tar shards, and
+    ``manifest-sources.json``, hold times, and so differ.)
 
     Args:
         dataset: a map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
@@ -130,15 +130,15 @@ def pack(
         exif: for an array, turn images upright by their EXIF orientation, as ``Decode(exif=True)`` does. (In all other
             stores the orientation stays in the file.)
         ray: the address of a Ray cluster that makes the parts, ``"auto"`` for the one that this machine belongs to. Its
-            machines have to see the source and the folder under the same paths. `workers` are then tasks at once, on
-            the whole cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
+            machines have to see the source and the folder under the same paths. `workers` are then those of the whole
+            cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
         progress: called with samples done, samples in all, and bytes written, a few times a second.
 
     Raises:
         BadSamples: samples are damaged; it lists them.
-        FileExistsError: the folder holds something else, or another set.
+        FileExistsError: the folder holds something else, another set, or the same set of files that have changed since.
         GpuloadError: the dataset yields what the store has no form for; jpegtran is missing; another process packs to
-            the same folder.
+            the same folder; the disk is full.
         TypeError, ValueError: an argument is not valid.
         OSError: something cannot be written.
 
@@ -161,35 +161,46 @@ def pack(
     full = full_path(folder)
     work = os.path.join(full, WORK)
     _refuse_others(full)
-    asked = {
-        "format": set_manifest.FORMAT,
+    plan = {
+        "format": manifest.FORMAT,
         "to": to,
         "options": asdict(options),
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    os.makedirs(work, exist_ok=True)
-    with _locked(work, full):
-        begun = read_json(os.path.join(work, PLAN))
-        version = begun.get("format") if isinstance(begun, dict) else None
-        if type(version) is int and version in set_manifest.HASHES:
-            asked["format"] = version  # by an older gpuload: ended as it was begun
-        if os.path.exists(os.path.join(full, set_manifest.MANIFEST)):
-            finished = set_manifest.read_manifest(full)
-            _refuse_other_plan(finished["plan"], {**asked, "format": finished["format"]}, full, "holds a finished set")
-            shutil.rmtree(work)
-            return _summary(full, finished, finished["samples"])
-        here = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
-        with started(0 if ray is not None else min(here, len(dataset) // EARLY)) as early:
-            job = planned(dataset, full, to, options, shard_bytes)
-            job = _taken_up(replace(job, hash=set_manifest.HASHES[asked["format"]]), asked)
+    here = min(MOST_WORKERS, usable_cpus()) if workers is None and ray is None else workers
+    with durable.telling_of_a_full_disk(full):
+        os.makedirs(work, exist_ok=True)
+        with _locked(work, full):
+            if os.path.exists(os.path.join(full, manifest.MANIFEST)):
+                return _finished(dataset, full, plan)
+            job = _taken_up(planned(dataset, full, to, options, shard_bytes), plan)
 
-            def making(numbers: Sequence[int], report: Report) -> Generator[dict[str, Any], None, None]:
-                if ray is not None:
-                    return make_parts_on_ray(job, numbers, ray, workers, report)
-                return make_parts(job, numbers, here, report, early)
+            return _run(job, plan, partial(make_parts, workers=here, ray=ray), skip_bad, progress)
 
-            return _run(job, asked, making, skip_bad, progress)
+
+def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
+    """Return what is there already, if it is the set that was asked for."""
+    written = manifest.read_manifest(folder)
+    _refuse_other_plan(written["plan"], plan, folder, "holds a finished set")
+    parts = written["parts"]
+    firsts = [*(part["first"] for part in parts), len(dataset)]
+    spans = [range(first, stop) for first, stop in pairwise(firsts)]
+    stamps = manifest.source_stamps(folder, len(parts))
+    changed = [
+        span
+        for span, stamp in zip(spans, stamps, strict=True)
+        if stamp is not None and stamp != source_stamp(dataset, span)
+    ]
+    if changed:
+        more = f", and others in {len(changed) - 1:,} more parts" if len(changed) > 1 else ""
+        raise FileExistsError(
+            f"{folder!r} holds a finished set of files that have other sizes or times now: among the samples "
+            f"{changed[0].start:,} to {changed[0].stop - 1:,}{more}. To pack them as they are now, use another folder, "
+            "or remove this one; if they were only copied or touched, the set is complete as it is"
+        )
+    shutil.rmtree(os.path.join(folder, WORK))
+    return _summary(folder, written, written["samples"])
 
 
 def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, workers: int | None) -> None:
@@ -227,7 +238,7 @@ def _refuse_others(folder: str) -> None:
     if os.path.islink(work := os.path.join(folder, WORK)):
         raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
     names = set(os.listdir(folder))
-    if names and WORK not in names and set_manifest.MANIFEST not in names:
+    if names and WORK not in names and manifest.MANIFEST not in names:
         shown = ", ".join(map(repr, sorted(names)[:3]))
         raise FileExistsError(
             f"{folder!r} holds other files ({shown} …); expected a folder that is new or empty, or that the same pack "
@@ -235,8 +246,8 @@ def _refuse_others(folder: str) -> None:
         )
 
 
-def _refuse_other_plan(found: dict[str, Any], asked: dict[str, Any], folder: str, what: str) -> None:
-    flat, wanted = ({**plan, **plan["options"], "options": None} for plan in (found, asked))
+def _refuse_other_plan(theirs: dict[str, Any], plan: dict[str, Any], folder: str, what: str) -> None:
+    flat, wanted = ({**one, **one["options"], "options": None} for one in (theirs, plan))
     differing = [name for name in wanted if flat.get(name) != wanted[name]]
     if differing:
         shown = ", ".join(
@@ -263,51 +274,49 @@ def _locked(work: str, folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _taken_up(job: Job, asked: dict[str, Any]) -> Job:
-    """The job as it was planned when it was begun, or from now on."""
+def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
+    """Return the job as it was begun, if it was; write its plan if it was not."""
     path = os.path.join(job.work, PLAN)
-    plan = begun_plan(path, job)
+    begun = begun_plan(path, job)
     like = str(job.like)
-    if plan is None:
+    if begun is None:
         for name in os.listdir(job.work):  # of a run that was killed before it had a plan
             if name != "lock":
                 os.unlink(os.path.join(job.work, name))
-        write_json(path, {**asked, "bounds": job.bounds, "like": like}, job.work)
+        write_json(path, {**plan, "bounds": job.bounds, "like": like}, job.work)
     else:
-        _refuse_other_plan(plan, asked, job.folder, "holds the beginning of a set")
-        if plan["like"] != like:
+        _refuse_other_plan(begun, plan, job.folder, "holds the beginning of a set")
+        if begun["like"] != like:
             raise FileExistsError(
-                f"{job.folder!r} was begun with samples like {plan['like']}, now they are like {like}; remove it"
+                f"{job.folder!r} was begun with samples like {begun['like']}, now they are like {like}; remove it"
             )
-        job = replace(job, bounds=plan["bounds"])
+        job = replace(job, bounds=begun["bounds"])
     for name in os.listdir(job.work):
         if name.endswith(".part"):
             os.unlink(os.path.join(job.work, name))
-    for name in ("images.npy", "data.mdb"):  # of a run that was killed as it put things in their places
+    for name in (manifest.ARRAY, manifest.DATABASE):  # of a run that was killed as it put things in their places
         with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(os.path.join(job.work, name)):
                 os.replace(os.path.join(job.folder, name), os.path.join(job.work, name))
     if job.to == "array" and not os.path.exists(array_file(job)):
-        dtype, shape, _ = job.like
-        header = npy_header(dtype, (job.bounds[-1], *shape))
-        nbytes = len(header) + job.bounds[-1] * int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        header, each = array_layout(job, job.bounds[-1])
         with draft(array_file(job), job.work) as name, open(name, "xb") as file:
             file.write(header)
-            file.truncate(nbytes)
+            file.truncate(len(header) + job.bounds[-1] * each)
     return job
 
 
-def _run(job: Job, asked: dict[str, Any], making: Making, skip_bad: bool, progress: Progress | None) -> Packed:
+def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progress: Progress | None) -> Packed:
     count, total = len(job.bounds) - 1, job.bounds[-1]
     committed = _committed(job)
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
         record = read_json(record_path(job, number))
-        foreign = any(differences(record, set_manifest.record_like(asked["format"], job.to, number)))
-        if not foreign and _is_whole(job, number, record, skip_bad, committed):
+        foreign = any(differences(record, manifest.record_like(job.to, number)))
+        if not foreign and _is_done(job, number, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
-    done, written = sum(job.bounds[number + 1] - job.bounds[number] for number in records), 0
+    done, written = sum(len(job.span(number)) for number in records), 0
 
     def report(samples: int, nbytes: int) -> None:
         nonlocal done, written
@@ -317,14 +326,13 @@ def _run(job: Job, asked: dict[str, Any], making: Making, skip_bad: bool, progre
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
-    appended = committed
-    with contextlib.closing(making(missing, report)) as made:
+    with contextlib.closing(making(job, missing, report=report)) as made:
         while True:
-            while job.to == "lmdb" and appended in records and (skip_bad or not records[appended]["bad"]):
-                append_to_lmdb(job, appended)
+            while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):
+                append_to_lmdb(job, committed)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(part_file(job, appended))
-                appended += 1
+                    os.unlink(part_file(job, committed))
+                committed += 1
             record = next(made, None)
             if record is None:
                 break
@@ -335,11 +343,11 @@ def _run(job: Job, asked: dict[str, Any], making: Making, skip_bad: bool, progre
         raise BadSamples(bad, total, job.folder)
     if len(bad) == total:
         raise GpuloadError(f"all {total:,} samples are damaged; the first: {_line(bad[0])}")
-    return _finish(job, asked, ordered, bad, taken_up)
+    return _finish(job, plan, ordered, bad, taken_up)
 
 
 def _committed(job: Job) -> int:
-    """How many parts are in the LMDB."""
+    """Return how many parts are in the LMDB."""
     if job.to != "lmdb" or not os.path.exists(lmdb_file(job)):
         return 0
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
@@ -351,77 +359,70 @@ def _committed(job: Job) -> int:
         return 0
 
 
-def _is_whole(job: Job, number: int, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
-    """Whether what a record tells of lies there, and was made of the files as they are now."""
-    if (record["bad"] and not skip_bad) or record["made_of"] != stamp_of(
-        job.dataset, range(*job.bounds[number : number + 2])
-    ):
+def _is_done(job: Job, number: int, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
+    """Return whether the part of a record is there, and was made of the files as they are now."""
+    if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(number)):
         return False
     if job.to == "array":
         return True
     path = part_file(job, number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and hash_of(path, job.hash) == record[job.hash])
+        return number < committed or (os.path.exists(path) and hash_of(path) == record["sha256"])
     return os.path.exists(path) and os.path.getsize(path) == record["bytes"]
 
 
-def _finish(job: Job, asked: dict[str, Any], records: list[dict[str, Any]], bad: list[Any], taken_up: int) -> Packed:
-    """Put what is done in its place, and the manifest beside it, last."""
-    files: dict[str, bytes] = {}
-    sums = set_manifest.sums_of(records)
-    files[set_manifest.SUMS] = _npy(sums)
+def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: list[Any], taken_up: int) -> Packed:
+    """Move what is done to its place, and write the manifest beside it, last."""
+    sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
+    files = {manifest.SUMS: _npy(sums)}
     classes = getattr(job.dataset, "classes", None)
     if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
-        files[set_manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
-    if job.to == "array":
-        labels = [label for record in records for label in record["labels"]]
-        if job.form == "pair":
-            files[set_manifest.LABELS] = _npy(np.array(labels))
-        _place_array(job, records)
-    elif job.to == "lmdb":
-        os.replace(lmdb_file(job), os.path.join(job.folder, "data.mdb"))
+        files[manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
+    if job.to == "array" and job.form == "pair":
+        files[manifest.LABELS] = _npy(np.array([label for record in records for label in record["labels"]]))
     for name, data in files.items():
         write_whole(os.path.join(job.folder, name), data, job.work)
-    kept: dict[str, int] = {}
-    for record in records:
-        for why, number in record["kept"].items():
-            kept[why] = kept.get(why, 0) + number
-    made = set_manifest.sealed(
+    hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
+    if job.to == "array":
+        _place_array(job, records)
+        hashes[manifest.ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
+    elif job.to == "lmdb":
+        hashes[manifest.DATABASE] = hash_of(lmdb_file(job))
+        os.replace(lmdb_file(job), os.path.join(job.folder, manifest.DATABASE))
+    write_json(os.path.join(job.folder, manifest.SOURCES), [record["sources"] for record in records], job.work)
+    noted = ("file", "first", "samples", "bytes", "sha256")
+    written = manifest.sealed(
         {
-            "format": asked["format"],
+            "format": manifest.FORMAT,
             "to": job.to,
             "form": job.form,
             "digits": job.digits,
             "samples": len(sums),
-            "read": set_manifest.how_to_read(job.to, job.form, records, job.like),
-            "parts": [
-                {name: record[name] for name in ("file", "first", "samples", "bytes", job.hash)} for record in records
-            ],
-            "files": {name: new_hash(job.hash, data).hexdigest() for name, data in files.items()},
+            "read": manifest.how_to_read(job.to, job.form, records, job.like),
+            "parts": [{name: record[name] for name in noted} for record in records],
+            "files": hashes,
             "left_out": bad,
-            "kept": kept,
-            "plan": asked,
+            "kept": dict(sum((Counter(record["kept"]) for record in records), Counter())),
+            "plan": plan,
         }
     )
-    write_json(os.path.join(job.folder, set_manifest.MANIFEST), made, job.work)
+    write_json(os.path.join(job.folder, manifest.MANIFEST), written, job.work)
     shutil.rmtree(job.work)
-    return _summary(job.folder, made, taken_up)
+    return _summary(job.folder, written, taken_up)
 
 
 def _place_array(job: Job, records: list[dict[str, Any]]) -> None:
-    """Rename the array; where samples were left out, write it anew without their gaps."""
-    path, source = os.path.join(job.folder, "images.npy"), array_file(job)
+    """Rename the array; where samples were left out, write it again without their gaps."""
+    path, source = os.path.join(job.folder, manifest.ARRAY), array_file(job)
     samples = sum(record["samples"] for record in records)
     if samples == job.bounds[-1]:
         os.replace(source, path)
         return
-    dtype, shape, _ = job.like
-    each = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    before = len(npy_header(dtype, (job.bounds[-1], *shape)))
+    before, each = array_layout(job, job.bounds[-1])
     with draft(path, job.work) as name, open(name, "xb") as file, open(source, "rb") as old:
-        file.write(npy_header(dtype, (samples, *shape)))
+        file.write(array_layout(job, samples)[0])
         for record in records:
-            old.seek(before + record["first"] * each)
+            old.seek(len(before) + record["first"] * each)
             left = record["bytes"]
             while left:
                 piece = old.read(min(left, 16 << 20))
@@ -429,13 +430,11 @@ def _place_array(job: Job, records: list[dict[str, Any]]) -> None:
                 left -= len(piece)
 
 
-def _summary(folder: str, made: dict[str, Any], taken_up: int) -> Packed:
-    names = dict.fromkeys(part["file"] for part in made["parts"])
+def _summary(folder: str, written: dict[str, Any], taken_up: int) -> Packed:
+    names = dict.fromkeys(part["file"] for part in written["parts"])
     nbytes = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    return Packed(
-        folder, made["samples"], len(names), nbytes, made["left_out"], made["kept"], taken_up,
-        set_manifest.told(folder, made["read"]),
-    )  # fmt: skip
+    read = manifest.reading_line(folder, written["read"])
+    return Packed(folder, written["samples"], len(names), nbytes, written["left_out"], written["kept"], taken_up, read)
 
 
 def _npy(array: np.ndarray) -> bytes:

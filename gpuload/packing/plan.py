@@ -1,8 +1,8 @@
-"""Before a job begins: where its parts are cut, what all entries are like, and by what a begun job is known again.
+"""Before a job begins: where its parts are cut, what all entries are like, and how a begun job is recognized.
 
-A part has to be one whatever the number of workers, so it is cut before anything is made: exactly, by the sizes of the
-files, where these are stored as they are; else by the mean of a few samples that are made on trial, taken evenly from
-the whole. The plan is written down, and a job that is taken up again follows it.
+Parts must not depend on the number of workers, so they are cut before anything is made: exactly, by the sizes of the
+files, where these are stored as they are; else by the mean size of a few samples that are prepared on trial, taken
+evenly from the whole. The plan is written down, and a job that is taken up again follows it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import DecodeError, GpuloadError, one_line
-from gpuload.packing.durable import new_hash, read_json
+from gpuload.packing.durable import read_json, sha256
 from gpuload.packing.expected import differences
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.job import Job, Store
-from gpuload.packing.manifest import HASHES, READERS, plan_like
-from gpuload.packing.reading import each_sample
+from gpuload.packing.manifest import READERS, plan_like
+from gpuload.packing.parts import Job, Store, each_sample
 from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
 from gpuload.packing.stores import schema_like
 
@@ -41,45 +40,47 @@ FORMS: Final[dict[str, Callable[[Any, Images, Job], Any]]] = {
 
 
 def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
-    """The job, with its parts cut.
+    """Return the job, with its parts cut.
 
     Raises:
         GpuloadError: none of the samples that are tried can be read, or the store has no form for them.
     """
     count = len(dataset)
     job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
-    tried = [_tried(job, at) for at in np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()]
+    tried = [_try(job, at) for at in np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()]
     good = [one for one in tried if not isinstance(one, Exception)]
     if not good:
         raise GpuloadError(
             f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(tried[0]))}"
         ) from tried[0]
-    made = [one for _, one in good]
-    each = max(1.0, float(np.mean([_nbytes(to, one) for one in made])))
+    form, prepared = good[0]
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
     limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
     sizes = _file_sizes(dataset) if options.short_side is None and not options.cuttable and to != "array" else None
-    bounds = _cut(sizes, limit) if sizes is not None else _even(count, max(1, int(limit // each)))
+    if sizes is not None:
+        bounds = _cut(sizes, limit)
+    else:
+        mean = max(1.0, float(np.mean([_nbytes(to, one) for _, one in good])))
+        bounds = [*range(0, count, max(1, int(limit // mean))), count]
     like: Any = None
     if to == "array":
-        first, _, raw = made[0]
-        like = first.dtype.str, first.shape, raw
+        array, _, raw = prepared
+        like = array.dtype.str, array.shape, raw
     elif to == "parquet":
-        like = schema_like(made[0])
-    return replace(job, bounds=bounds, like=like, form=good[0][0])
+        like = schema_like(prepared)
+    return replace(job, bounds=bounds, like=like, form=form)
 
 
 def begun_plan(path: str, job: Job) -> dict[str, Any] | None:
-    """The plan by which a job was begun; None if there is none.
+    """Return the plan by which a job was begun; None if there is none.
 
     Raises:
-        FileExistsError: it is not one that gpuload writes, for as many samples.
+        FileExistsError: it is not a plan that gpuload writes, for as many samples.
     """
     plan = read_json(path)
     if plan is None:
         return None
-    written = {**plan_like(tuple(HASHES), tuple(READERS)), "bounds": [int], "like": str}
-    for difference in differences(plan, written):
+    for difference in differences(plan, {**plan_like(tuple(READERS)), "bounds": [int], "like": str}):
         raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {difference}; remove {job.folder!r}")
     bounds, ends = plan["bounds"], [0, plan["dataset"]["samples"]]
     if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != ends:
@@ -90,8 +91,8 @@ def begun_plan(path: str, job: Job) -> dict[str, Any] | None:
     return plan
 
 
-def _tried(job: Job, index: int) -> Any:
-    """The form of one sample and what becomes of it, or why it cannot be read."""
+def _try(job: Job, index: int) -> Any:
+    """Return the form of one sample and what becomes of it, or why it cannot be read."""
     ((_, sample),) = each_sample(job.dataset, range(index, index + 1))
     if isinstance(sample, Exception):
         return sample
@@ -107,7 +108,7 @@ def _tried(job: Job, index: int) -> Any:
 
 
 def _nbytes(to: Store, made: Any) -> int:
-    """What a sample takes in the store."""
+    """Return how many bytes a sample takes in the store."""
     match to:
         case "tar":
             return sum(TAR_BLOCK + _padded(len(data)) for _, data in made)
@@ -124,7 +125,7 @@ def _padded(nbytes: Any) -> Any:
 
 
 def _file_sizes(dataset: Any) -> np.ndarray | None:
-    """What each sample takes in a tar, or a little less elsewhere; None if they are no files of their own."""
+    """Return how many bytes each sample takes in a tar, a little less elsewhere; None if samples are not files."""
     paths = getattr(dataset, "paths", None)
     if paths is None:
         return None
@@ -136,11 +137,11 @@ def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return -1  # told when it is read
+        return -1  # reported when it is read
 
 
 def _cut(sizes: np.ndarray, limit: int) -> list[int]:
-    """Bounds of parts with at most so many bytes, or one sample."""
+    """Return the bounds of parts with at most so many bytes, or one sample."""
     ends, bounds = np.cumsum(sizes), [0]
     while bounds[-1] < len(sizes):
         before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0
@@ -148,23 +149,23 @@ def _cut(sizes: np.ndarray, limit: int) -> list[int]:
     return bounds
 
 
-def _even(count: int, each: int) -> list[int]:
-    return [*range(0, count, each), count]
-
-
 def identity_of(dataset: Any) -> dict[str, Any]:
-    """By what a dataset is known again when a job is taken up: not by the contents of its files."""
-    digest = new_hash("blake2b")  # whatever the set's: begun jobs are known again
+    """Return how a dataset is recognized when a job is taken up: names, not the contents of its files.
+
+    A store's files count with their sizes and times. The files of single samples do not: those of each part are
+    compared when that is looked at (`parts.source_stamp`).
+    """
+    digest = sha256()
     for name in ("paths", "keys", "files", "shards", "path"):
-        found = getattr(dataset, name, None)
-        if found is None:
+        value = getattr(dataset, name, None)
+        if value is None:
             continue
-        if hasattr(found, "data") and hasattr(found, "offsets"):  # packed paths
-            digest.update(os.fsencode(found.root) + found.offsets.tobytes() + found.data.tobytes())
-        elif isinstance(found, str):
-            digest.update(os.fsencode(found) + _stamped(found))
-        elif isinstance(found, list):
-            digest.update(b"".join(os.fsencode(path) + b"\0" + _stamped(path) for path in found))
+        if hasattr(value, "data") and hasattr(value, "offsets"):  # packed paths
+            digest.update(os.fsencode(value.root) + value.offsets.tobytes() + value.data.tobytes())
+        elif isinstance(value, str):
+            digest.update(os.fsencode(value) + _stamp(value))
+        elif isinstance(value, list):
+            digest.update(b"".join(os.fsencode(path) + b"\0" + _stamp(path) for path in value))
     labels = getattr(dataset, "labels", None)
     if isinstance(labels, np.ndarray):
         digest.update(labels.tobytes())
@@ -172,7 +173,7 @@ def identity_of(dataset: Any) -> dict[str, Any]:
     return {"kind": f"{kind.__module__}.{kind.__qualname__}", "samples": len(dataset), "digest": digest.hexdigest()}
 
 
-def _stamped(path: str) -> bytes:
+def _stamp(path: str) -> bytes:
     try:
         status = os.stat(path)
     except OSError:

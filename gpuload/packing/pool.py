@@ -1,168 +1,129 @@
-"""Worker processes that make parts. The main process hands out numbers, the next one when the samples of the one before
-are read, and hears records.
+"""Parts made by worker processes: those of the Loader, for which making a part is reading a sample. They are on this
+machine, or on the machines of a Ray cluster, which need gpuload, and see the source and the set's folder under the same
+paths, on a file system that they share: the samples go from there to the file, and only records come here.
 
-A worker is a fresh interpreter, which runs `serve`. It may start before the job is known, which reaches it in a memfd,
-through a pair of sockets; numbers and records follow as lines of JSON. It holds the read end of a pipe that nobody
-writes to, so the kernel kills it with the main process: no worker of a job that was killed writes on while the job is
-taken up again.
+How far workers of this machine are they note in memory that they share with this process; those of a cluster say so
+with each part.
+
+(`concurrent.futures` was tried: a program without ``if __name__ == "__main__"`` ends in a BrokenProcessPool, an error
+does not name what the process that was killed was at, and when the program itself is killed its processes write on,
+while the job is taken up again.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
-import socket
-import subprocess
-import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
+import numpy as np
+
+from gpuload.decode import Decode
 from gpuload.errors import GpuloadError, WorkerError
-from gpuload.packing.job import Job, Report, make_part
-from gpuload.workers.inherited import import_path
-from gpuload.workers.process import KEEP_MEMORY, check_platform, environment_of
-from gpuload.workers.protocol import arm_lifeline
-from gpuload.workers.shipping import ship
+from gpuload.packing.parts import Job, Parts, Report, make_part
+from gpuload.ring.packing import read_content
+from gpuload.ring.ring import Ring, Slot
+from gpuload.transforms import Chain
+from gpuload.workers.job import Job as LoadingJob
+from gpuload.workers.pool import RestartingEngine, WorkerPool
+from gpuload.workers.protocol import Lost, Reply, Request
+from gpuload.workers.ray import RayPool, RayWorkers, connected
 
-__all__ = ["Worker", "make_parts", "started"]
+__all__ = ["make_parts"]
 
-PROGRAM: Final = """
-import json, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-given = json.loads(sys.argv[1])
-sys.path[:] = given["path"]
-from gpuload.packing.serve import serve
-serve(*given["descriptors"])
-"""
-
-
-@contextlib.contextmanager
-def started(count: int) -> Iterator[list[Worker]]:
-    """So many processes, for a job that is not known yet: to start takes them 0.2 s. They end with the context."""
-    if count:
-        check_platform()
-    with contextlib.ExitStack() as undo:
-        yield [undo.enter_context(Worker()) for _ in range(count)]
+SLOT_BYTES: Final = 64 << 10  # of an answer: a record, or an error with its traceback
+SPARE_BYTES: Final = 256 << 20  # of an answer that is larger: a record has 8 bytes and a label for each sample
+EACH: Final = 2  # parts that are asked for at once, for each worker: the next one begins without waiting
+REPORT_S: Final = 0.2
+NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of, for that
 
 
 def make_parts(
-    job: Job, numbers: Sequence[int], workers: int, report: Report, early: Sequence[Worker] = ()
+    job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Make these parts, by so many processes, or by this one with 0. Yields their records as they are done.
+    """Make these parts. Yields their records as they are done.
 
     Args:
         job: the job; numbers: of its parts.
-        workers: how many processes; early: those of them that were started already.
+        workers: how many processes; 0: this one. Of a cluster also None: one for each of its CPUs.
         report: called with how far they are.
+        ray: the address of a cluster, as for `RayWorkers`; None: this machine.
 
     Raises:
-        GpuloadError, OSError: as `make_part`, by a process's words.
-        WorkerError: a process ended; what it was at is named.
+        GpuloadError, OSError: as `make_part`; what failed in a worker is a GpuloadError with its traceback.
+        WorkerError: a process ended; the part that it was at is named. There is no such cluster.
     """
-    if not workers:
+    if ray is None and not workers:
         for number in numbers:
             yield make_part(job, number, report)
         return
-    check_platform()
-    waiting = list(reversed(numbers))
-    with contextlib.ExitStack() as undo:
-        shared = ship(job, {})
-        for descriptor in shared:
-            undo.callback(os.close, descriptor)
-        crew = [] if shared[1:] else list(early)  # shared memory is inherited
-        working: dict[int, Worker] = {}
-        for place in range(min(workers, len(numbers))):
-            worker = crew[place] if place < len(crew) else undo.enter_context(Worker(shared[1:]))
-            worker.begin(shared[0])
-            worker.give(waiting.pop())
-            working[worker.end.fileno()] = worker
-        poll = select.poll()
-        for descriptor in working:
-            poll.register(descriptor, select.POLLIN)
-        while any(worker.numbers for worker in working.values()):
-            for descriptor, _ in poll.poll():
-                worker = working[descriptor]
-                if (heard := worker.hear(job)) is None:
-                    poll.unregister(descriptor)
-                for told in heard or ():
-                    if "error" in told:
-                        raise GpuloadError(f"{told['error']}\n\nWhere it happened:\n{told['traceback']}")
-                    report(told.pop("done"), told.pop("bytes_done"))
-                    if "read" in told and waiting:
-                        worker.give(waiting.pop())
-                    elif "part" in told:
-                        worker.numbers.remove(told["part"])
-                        yield told
+    if not numbers:
+        return
+    if ray is not None:
+        cpus = connected(ray, "pack(ray=…)").cluster_resources().get("CPU", 1)
+        workers = workers or max(1, int(cpus))
+    parts, count = Parts(job, is_local=ray is None), min(workers or 1, len(numbers))
+    loading = LoadingJob(parts, Chain(()), Decode(), 0)
+    with contextlib.closing(Ring(EACH * count * SLOT_BYTES)) as ring:
+        if ray is None:
+            engine: RestartingEngine = WorkerPool(loading, count, ring, timeout_s=NEVER_S)
+        else:
+            engine = RayPool(loading, RayWorkers(count=count, address=ray), ring, timeout_s=NEVER_S)
+        with contextlib.closing(engine):
+            yield from _made(parts, list(reversed(numbers)), engine, ring, report)
 
 
-class Worker:
-    """A process at work on a part, and on the end of the one before.
+def _made(
+    parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report
+) -> Generator[dict[str, Any], None, None]:
+    asked: dict[int, tuple[int, Slot]] = {}  # by the request's number
+    chunk, reported = 0, np.zeros(2, np.int64)
+    while waiting or asked:
+        while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
+            chunk, row = chunk + 1, np.array([waiting[-1]])
+            request = Request(chunk, 0, slot.offset, slot.capacity_bytes, row, row, spare_bytes=SPARE_BYTES)
+            if not engine.submit(request):
+                break
+            asked[chunk] = waiting.pop(), slot
+        if not asked:
+            engine.recover_slots()  # of parts that were lost
+        events = engine.gather(REPORT_S)
+        if parts.progress is not None:
+            counted = parts.counted().sum(0)
+            report(*(counted - reported).tolist())
+            reported = counted
+        for event in events:
+            number, slot = asked.pop(event.chunk)
+            if isinstance(event, Lost) and event.row is not None:
+                raise _death(parts.job, number, event)
+            if isinstance(event, Lost):  # its worker had not begun it, or its machine died
+                waiting.append(number)
+                continue
+            record = _record(event, ring, slot)
+            if parts.progress is None:
+                report(len(parts.job.span(number)), record["bytes"])
+            yield record
 
-    Args:
-        shared: descriptors of shared memory that its job refers to.
 
-    Attributes:
-        numbers: of the parts that it has not told the records of, the last one given last.
-    """
+def _death(job: Job, number: int, lost: Lost) -> WorkerError:
+    span = job.span(number)
+    return WorkerError(
+        f"a worker process was {lost.cause} while it made part {number}, samples {span.start} to {span.stop - 1}. What "
+        "is done is kept: run the same again, with fewer workers if memory was short"
+    )
 
-    def __init__(self, shared: Sequence[int] = ()) -> None:
-        self.numbers: list[int] = []
-        self.end, theirs = socket.socketpair()
-        for end in (self.end, theirs):  # whatever socket.setdefaulttimeout() says
-            end.setblocking(True)
-        lifeline, self._lifeline = os.pipe()
-        descriptors = [theirs.fileno(), lifeline]
-        given = json.dumps({"path": import_path(), "descriptors": descriptors})
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, given],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(*shared, *descriptors),
-                env=environment_of(KEEP_MEMORY),
-            )
-            arm_lifeline(lifeline, self._process.pid)
-        finally:
-            theirs.close()
-            os.close(lifeline)
-        self._heard = b""
 
-    def begin(self, job_descriptor: int) -> None:
-        """Tell it the job; once."""
-        with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
-            socket.send_fds(self.end, [b"j"], [job_descriptor])
-
-    def give(self, number: int) -> None:
-        self.numbers.append(number)
-        with contextlib.suppress(OSError):  # it has ended, which is noticed as it is heard
-            self.end.sendall(b"%d\n" % number)
-
-    def hear(self, job: Job) -> list[dict[str, Any]] | None:
-        """What it has said since. If it has ended, WorkerError; or None, if it had nothing to do."""
-        try:
-            data = self.end.recv(1 << 20)
-        except ConnectionResetError:
-            data = b""
-        if not data and not self.numbers:
-            return None
-        if not data:
-            status = self._process.wait()
-            why = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            number = self.numbers[-1]
-            raise WorkerError(
-                f"a worker process {why} while it made part {number}, samples {job.bounds[number]} to "
-                f"{job.bounds[number + 1] - 1}. What is done is kept: run the same again, with fewer workers if "
-                "memory was short"
-            )
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.end.close()
-        os.close(self._lifeline)
-        self._process.kill()
-        self._process.wait()
+def _record(reply: Reply, ring: Ring, slot: Slot) -> dict[str, Any]:
+    """Return the record of a part that is done. What failed in a worker is raised: an error of gpuload's by its words,
+    any other one with its traceback."""
+    memory = ring.bytes[slot.offset : slot.offset + slot.capacity_bytes] if reply.data is None else reply.data
+    content = read_content(memory, reply.meta, reply.meta_at)
+    ring.release(slot)
+    if not content.errors:
+        (column,) = content.values.values()
+        return json.loads(column.values[0])
+    _, failure = content.errors[0]
+    if any(kind.endswith(":GpuloadError") for kind in failure.kinds):
+        raise GpuloadError(failure.cause.partition(": ")[2])
+    raise GpuloadError(f"{failure.cause}\n\nWhere it happened:\n{failure.traceback}")

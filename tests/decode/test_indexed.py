@@ -323,6 +323,33 @@ def test_a_forged_index_does_no_harm(large):
     assert 0 < were_cut < 400
 
 
+def test_without_the_index_a_forged_one_changes_no_pixel(large):
+    """With it, some of these crops have other pixels than the picture: whoever forges a file chooses what is seen."""
+    rng, region = np.random.default_rng(5), (150, 200, 80, 90)
+    by_index, without = Decoder(Decode()), Decoder(Decode(index=False))
+    header = header_of(large)
+    size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
+    whole, others = with_cutting(without, large, region), 0
+    for _ in range(60):
+        jpeg = forged(large, int(rng.integers(28, size - 8)), rng.bytes(4))
+        np.testing.assert_array_equal(with_cutting(without, jpeg, region), whole)
+        others += not np.array_equal(with_cutting(by_index, jpeg, region), whole)
+    assert others > 0
+    assert (without.counts["cut"], by_index.counts["cut"] > 0) == (0, True)
+
+
+def test_pages_that_were_swapped_in_an_index_are_noticed(large):
+    """They have the same bytes in another order."""
+    header = header_of(large)
+    begin, end = header.index_at + 4 + len(INDEX) + 4 + 100, large.index(TABLES, header.index_at)
+    step = (end - begin) // 2
+    one, other = large[begin : begin + step], large[begin + step : begin + 2 * step]
+    swapped = large[:begin] + other + one + large[begin + 2 * step :]
+    assert sorted(swapped) == sorted(large)
+    assert swapped != large
+    assert (is_cuttable(large, header), is_cuttable(swapped, header_of(swapped))) == (True, False)
+
+
 def test_a_forged_index_gets_no_tables_of_other_files(large):
     jpeg, header, region = forged(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
     wanted = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two

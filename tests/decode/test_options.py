@@ -18,6 +18,7 @@ def test_defaults_are_those_of_torchvision_and_pillow():
     ("options", "error", "text"),
     [
         ({"exif": 1}, TypeError, "Decode(exif=…) must be True or False, got 1"),
+        ({"index": None}, TypeError, "Decode(index=…) must be True or False, got None"),
         ({"scale": "half"}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got 'half'"),
         ({"scale": True}, ValueError, "Decode(scale=…) must be 'exact' or 'fast', got True"),
         ({"max_pixels": 0}, ValueError, "Decode(max_pixels=…) must be at least 1, or None for no limit, got 0"),

@@ -39,9 +39,9 @@ def packed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """All files of a set but the indexes, which hold times."""
+    """All files of a set but those that hold times."""
     return {
         file.name: file.read_bytes()
         for file in path.iterdir()
-        if file.is_file() and not file.name.endswith(".gpuload-index")
+        if file.is_file() and not file.name.endswith((".gpuload-index", "manifest-sources.json"))
     }

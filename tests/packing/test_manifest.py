@@ -152,7 +152,7 @@ def begun(folder: Path, packed: Packing) -> Path:
         ("bounds", [], "its parts do not have each of 12 samples once"),
         ("bounds", ["0", "12"], r"bounds\[0\] is '0', expected a number"),
         ("options", None, "options is None, expected a dict"),
-        ("format", {}, "format is {}, expected 1 or 2"),
+        ("format", {}, "format is {}, expected 2"),
     ],
 )
 def test_a_plan_that_gpuload_does_not_write(begun: Path, packed: Packing, entry: str, value: Any, message: str) -> None:

@@ -9,9 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,9 @@ import pytest
 from pictures import jpeg_bytes, smooth_image
 
 import gpuload as gl
-from gpuload.packing import manifest
 from gpuload.packing import pack as pack_module
-from gpuload.packing.durable import WORK
-from gpuload.packing.images import ImageOptions
-from gpuload.packing.job import begin_part
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
-from gpuload.packing.plan import planned
-from gpuload.packing.pool import Worker
 
 from .conftest import COUNT, content
 
@@ -120,14 +112,11 @@ def test_no_shard_is_larger_than_was_asked_for_and_none_is_cut_short(folder: Pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("early", [1, 500])  # of so many samples one worker starts before the parts are cut
-@pytest.mark.parametrize("to", ["tar", "lmdb"])
-def test_the_bytes_do_not_depend_on_the_workers(
-    packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str, early: int
-) -> None:
-    monkeypatch.setattr(pack_module, "EARLY", early)
+@pytest.mark.parametrize("to", STORES)
+def test_the_bytes_do_not_depend_on_the_workers(packed: Packing, to: str) -> None:
     needs(to)
-    assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
+    options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
+    assert content(packed(to, "alone", **options)) == content(packed(to, "two", workers=2, **options))
 
 
 DRIVER = """
@@ -282,23 +271,46 @@ def test_a_finished_set_is_not_made_again(folder: Path, packed: Packing) -> None
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == moments
 
 
-def test_what_an_older_version_began_is_ended_as_it_was_begun(
-    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its hash; and a finished set of an older version is taken for what it is."""
-    monkeypatch.setattr(manifest, "FORMAT", 1)
-    old = content(packed("tar", "old"))
-    whole = {path: path.read_bytes() for path in folder.rglob("*.jpg")}
-    damaged = damage(folder)
+def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, packed: Packing) -> None:
+    path, changed = packed("tar"), folder / "bee" / "004.jpg"
+    before, status, data = content(path), changed.stat(), changed.read_bytes()
+    parts = json.loads(before["manifest.json"])["parts"]
+    (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # that file is no. 5
+    changed.write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
+    message = (
+        r"set' holds a finished set of files that have other sizes or times now: among the samples "
+        rf"{part['first']} to {part['first'] + part['samples'] - 1}\. To pack them as they are now, use another "
+        r"folder, or remove this one; if they were only copied or touched, the set is complete as it is$"
+    )
+    with pytest.raises(FileExistsError, match=message):
+        packed("tar")
+    assert content(path) == before
+    changed.write_bytes(data)
+    os.utime(changed, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert packed("tar") == path
+    for other in folder.rglob("*.jpg"):
+        os.utime(other, ns=(5, 5))
+    with pytest.raises(FileExistsError, match=r"among the samples 0 to \d+, and others in \d+ more parts\. To pack"):
+        packed("tar")
+    for text in ("[5]", "[]", "no JSON"):  # it may be anybody's
+        (path / "manifest-sources.json").write_text(text)
+        assert packed("tar") == path
+
+
+def test_what_an_older_version_has_begun_or_finished_is_not_mixed(folder: Path, packed: Packing) -> None:
+    path = packed("tar")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 1}))
+    with pytest.raises(gl.GpuloadError, match=r"manifest.json' is of version 1, this gpuload reads 2: pack again, or"):
+        packed("tar")
+    shutil.rmtree(path)
+    damage(folder)
     with pytest.raises(BadSamples):
         packed("tar")
-    for path in damaged:
-        path.write_bytes(whole[path])
-    monkeypatch.undo()
-    path = packed("tar")
-    assert content(path) == old
-    assert (json.loads(old["manifest.json"])["format"], gl.verify(path)) == (1, [])
-    assert gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500).taken_up == COUNT
+    plan = json.loads((path / ".gpuload-pack" / "plan.json").read_text())
+    (path / ".gpuload-pack" / "plan.json").write_text(json.dumps({**plan, "format": 1}))
+    with pytest.raises(FileExistsError, match=r"plan.json' is not a plan of gpuload pack: format is 1, expected 2; r"):
+        packed("tar")
 
 
 def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing) -> None:
@@ -546,117 +558,6 @@ class InShared:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("early", [1, 500])
-def test_workers_inherit_shared_memory_also_if_some_were_started_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: int
-) -> None:
-    monkeypatch.setattr(pack_module, "EARLY", early)
+def test_workers_inherit_shared_memory(tmp_path: Path) -> None:
     gl.pack(dataset := InShared(), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
     assert [image.data for image in open_packed(str(tmp_path / "set"))] == [dataset.data] * 4
-
-
-@pytest.mark.processes
-def test_workers_that_were_started_for_nothing_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[subprocess.Popen[bytes]] = []
-
-    class Popen(subprocess.Popen):  # pyright: ignore[reportMissingTypeArgument]
-        def __init__(self, *how: Any, **options: Any) -> None:
-            super().__init__(*how, **options)
-            begun.append(self)
-
-    monkeypatch.setattr(pack_module, "EARLY", 1)
-    monkeypatch.setattr(subprocess, "Popen", Popen)
-    with pytest.raises(gl.GpuloadError, match="cannot be packed"):
-        gl.pack([3, 4, 5], tmp_path / "set", to="tar", workers=2)
-    assert [process.poll() for process in begun] == [-9, -9]
-
-
-@pytest.mark.processes
-def test_a_worker_that_is_killed_or_fails_is_told(tmp_path: Path) -> None:
-    here = os.getpid()
-
-    class Kills(Samples):
-        def __getitem__(self, index: int) -> Any:
-            if index == 5 and os.getpid() != here:
-                if self.samples[0] == "kill":
-                    os.kill(os.getpid(), 9)
-                raise RuntimeError("the user's own mistake")
-            return image(index), index
-
-    message = r"a worker process was killed by signal 9 while it made part 5, samples 5 to 5\. What is done is kept"
-    with pytest.raises(gl.WorkerError, match=message):
-        gl.pack(Kills("kill", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
-    with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: the user's own mistake.*Where it happened"):
-        gl.pack(Kills("fail", *range(7)), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
-
-
-@pytest.mark.processes
-def test_a_worker_that_ends_when_it_has_nothing_to_do_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, told, noticed = tmp_path / "pid", tmp_path / "told", tmp_path / "noticed"
-    here, hear = os.getpid(), Worker.hear
-
-    def hear_and_say(worker: Worker, job: Any) -> Any:
-        heard = hear(worker, job)
-        if heard is None:
-            noticed.touch()
-        elif any(one.get("part") == 0 for one in heard):
-            told.touch()
-        return heard
-
-    def wait_for(path: Path) -> None:
-        deadline = time.monotonic() + 60
-        while not path.exists():
-            assert time.monotonic() < deadline, path
-            time.sleep(0.01)
-
-    class KillsTheOther(Samples):
-        def __getitem__(self, index: int) -> Any:
-            if os.getpid() != here and index == 0:
-                number.write_text(str(os.getpid()))
-            elif os.getpid() != here:
-                wait_for(told)  # the other one has nothing to do
-                os.kill(int(number.read_text()), 9)
-                wait_for(noticed)
-            return image(index)
-
-    monkeypatch.setattr(Worker, "hear", hear_and_say)
-    packed = gl.pack(KillsTheOther(0, 1), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
-    assert (packed.samples, number.exists()) == (2, True)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("wrong", [0, 3])
-def test_an_error_at_the_end_of_a_part_is_told(tmp_path: Path, wrong: int) -> None:
-    """Also where it is the last one, and nothing is asked for behind it."""
-
-    class Paths:
-        def __getitem__(self, index: int) -> str:
-            if index == wrong:  # as it looks whether the file has changed
-                raise RuntimeError("no such path")
-            return "none"
-
-    class WithPaths(Samples):
-        @property
-        def paths(self) -> Paths | None:
-            return None if os.getpid() == here else Paths()
-
-    here = os.getpid()
-    with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: no such path.*Where it happened"):
-        gl.pack(WithPaths(*map(image, range(4))), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
-
-
-def test_parts_end_in_any_order_while_others_are_begun(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    """Nothing is in its place before its part's end, which another thread makes."""
-    whole, begun = content(packed("tar")), tmp_path / "begun"
-    job = planned(gl.ImageFolder(folder), str(begun), "tar", ImageOptions(), 12_500)
-    os.makedirs(job.work)
-    ends = [begin_part(job, number) for number in range(len(job.bounds) - 1)]
-    assert len(ends) > 2
-    assert [path.name for path in begun.iterdir()] == [WORK]
-    with ThreadPoolExecutor(1) as thread:
-        records = list(thread.map(lambda end: end(), reversed(ends)))
-    assert [record["part"] for record in records] == list(range(len(ends)))[::-1]
-    made = {name: data for name, data in content(begun).items() if name.startswith("shard")}
-    assert made == {name: data for name, data in whole.items() if name.startswith("shard")}

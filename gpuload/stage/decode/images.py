@@ -12,7 +12,7 @@ whatever its stream still has to do, so their memory must not be free before. Th
 no room even so, half as many are tried, and no more from then on. An image that is too large alone goes to the CPU.
 
 **Time.** What is done for each image in Python is what decoding costs the training loop: so sizes, places and crops are
-columns, and `benchmarks/device_decode.py` measures the rest.
+columns.
 """
 
 from __future__ import annotations

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import lacking
-import numpy as np
 import pytest
 from served import served
 from stored import jpegs
 
 import gpuload as gl
 from benchmarks.sources import __main__ as rates
-from benchmarks.sources import equal, ten_million
+from benchmarks.sources import equal
 from benchmarks.sources.stores import STORES, write
 from benchmarks.sources.tables import judge
 
@@ -114,25 +113,3 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["Mosaic Streaming"].count("not installed") == 4
     assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
     assert "of memcpy" in told
-
-
-@pytest.mark.processes
-def test_the_index_of_many_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lacking.require("h5py")
-    status = ten_million.main(["--samples", "10000", "--only", "HDF5", "--folder", str(tmp_path)])
-    told = capsys.readouterr().out
-    row = next(line for line in told.splitlines() if line.startswith("  HDF5"))
-    assert (status, float(row.split()[1])) == (0, 8.0), told
-    assert list(tmp_path.iterdir()) == [], "what was made is removed"
-
-
-def test_arrays_of_an_index_are_counted_once() -> None:
-    class Fake:
-        __module__ = "gpuload.fake"
-
-        def __init__(self) -> None:
-            self.one = np.zeros(3)
-            self.both = [self.one, {"another": np.zeros(5)}]
-            self._opened = np.zeros(7)
-
-    assert [len(array) for array in ten_million._arrays_in(Fake(), set())] == [3, 5]

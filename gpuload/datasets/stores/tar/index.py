@@ -3,7 +3,7 @@
 An index is one array of bytes, in memory as in its file: workers map one copy of it. All numbers are little-endian.
 
 - a head of 80 bytes: magic; size and mtime_ns of the archive; counts of samples and members; bytes of keys and of
-  fields' names; bytes of a number in each of the five columns below (1, 2, 4 or 8); a sum of all words, for damage;
+  fields' names; bytes of a number in each of the five columns below (1, 2, 4 or 8); CRC-32 of everything else;
   how many files were left out that are no samples;
 - `first` (samples + 1): the number of each sample's first member;
 - `key_ends` (samples + 1): where in `keys` each key begins and the last one ends;
@@ -23,6 +23,7 @@ import struct
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
 
-MAGIC: Final = b"gltar\0\0\2"
-BEFORE: Final = b"gltar\0\0\1"  # such an index may lack what is behind the first end in an archive that was joined
+MAGIC: Final = b"gltar\0\0\3"
+# The first ones may lack what is behind the first end in an archive that was joined, the others have a weaker sum.
+BEFORE: Final = (b"gltar\0\0\1", b"gltar\0\0\2")
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
 WINDOW: Final = 4096  # read with a header: what follows a small member is there already
 META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
@@ -207,7 +209,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.empty(file.size, np.uint8)
     table = table[: file.read_into(table, 0)]
-    if table[:8].tobytes() == BEFORE:
+    if table[:8].tobytes() in BEFORE:
         return None
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
         raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
@@ -217,8 +219,8 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         raise Unusable(f"its head is damaged ({error})") from None
     if end != len(table):
         raise Unusable(f"it has {len(table):,} bytes, where its head says {end:,}")
-    if _sum(table) != HEAD.unpack_from(table.data)[-2]:
-        raise Unusable("its sum is wrong")
+    if _checksum(table) != HEAD.unpack_from(table.data)[-2]:
+        raise Unusable("its checksum is wrong")
     shard = Shard(path, table)
     if (shard.size, shard.mtime_ns) != stamp:
         return None
@@ -251,7 +253,7 @@ def restamped(shard: Shard, mtime_ns: int) -> Shard:
     """The same shard, known by another time."""
     table = shard.table.copy()
     table[16:24] = np.frombuffer(struct.pack("<q", mtime_ns), np.uint8)
-    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)
+    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _checksum(table)), np.uint8)
     return Shard(shard.path, table)
 
 
@@ -267,7 +269,7 @@ def table_of(
     head = HEAD.pack(MAGIC, *stamp, samples, total, len(keys), len(names), *widths, 0, left_out)
     parts = [head, *(column.tobytes() for column in arrays), keys, names]
     table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
-    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _sum(table)), np.uint8)
+    table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _checksum(table)), np.uint8)
     return table
 
 
@@ -285,11 +287,10 @@ def _layout(table: np.ndarray) -> tuple[list[int], list[int], list[np.dtype], in
     return starts, counts, kinds, at
 
 
-def _sum(table: np.ndarray) -> int:
-    """The sum of all 64-bit words but that of the sum itself, modulo 2**64."""
-    words = table.view("<u8")
-    at = HEAD.size // 8 - 2
-    return (int(words.sum(dtype=np.uint64)) - int(words[at])) % (1 << 64)
+def _checksum(table: np.ndarray) -> int:
+    """Return the CRC-32 of all bytes but those of the checksum itself."""
+    at = HEAD.size - 16
+    return crc32(table[at + 8 :].data, crc32(table[:at].data))
 
 
 def _refuse_compressed(path: str, file: OpenFile) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpuload.packing import reading
-from gpuload.packing.reading import AHEAD, AT_ONCE, each_sample
+from gpuload.packing import parts
+from gpuload.packing.parts import AHEAD, AT_ONCE, each_sample
 
 COUNT = 5 * AT_ONCE + 3
 
 
 class Numbers:
-    """Its reads take as long as `seconds` says, by the clock of `reading`."""
+    """Its reads take as long as `seconds` says, by the clock of `parts`."""
 
     def __init__(self, clock: list[float], seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
@@ -41,7 +41,7 @@ class Blocks(Numbers):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(reading, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(parts, "perf_counter", lambda: now[0])
     return now
 
 
@@ -64,7 +64,7 @@ def test_what_is_read_quickly_is_not_named(clock: list[float], kind: type[Number
 
 
 def test_one_slow_sample_is_forgotten_after_a_while(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SLOW_FOR", 16)
+    monkeypatch.setattr(parts, "SLOW_FOR", 16)
     dataset = Numbers(clock, 1.0)
     for index, _ in each_sample(dataset, range(2 * AHEAD)):
         dataset.seconds = 30e-6 if index else 1.0
@@ -79,8 +79,8 @@ def test_samples_are_named_while_a_disk_is_read_however_quick_that_is(
         def was_read(self) -> bool:
             return len(dataset.read) == 3
 
-    monkeypatch.setattr(reading, "Disk", Read)
-    monkeypatch.setattr(reading, "SLOW_FOR", 16)
+    monkeypatch.setattr(parts, "Disk", Read)
+    monkeypatch.setattr(parts, "SLOW_FOR", 16)
     dataset = Numbers(clock, 30e-6)
     for _ in each_sample(dataset, range(2 * AHEAD)):
         pass
