@@ -53,7 +53,7 @@ def _damage(summary: dict[str, Any]) -> list[Advice]:
             Advice(
                 "bad",
                 f"{_images(count)} {'is' if count == 1 else 'are'} damaged",
-                "Training stops at the first of them. Mend or remove the files; or have them left out.",
+                "Training stops at the first of them. Fix or remove the files; or have them left out.",
                 'gl.Loader(…, on_error="skip")',
             )
         )

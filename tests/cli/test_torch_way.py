@@ -15,20 +15,20 @@ from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
-from gpuload.cli.torch_way import Pictures, by_pillow, by_simplejpeg, random_box, usual_way
+from gpuload.cli.source import MEAN, STD
+from gpuload.cli.torch_way import Pictures, by_pillow, by_simplejpeg, collate, data_loader, random_box, usual_way
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LOW = [(0 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 HIGH = [(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 
 
 def pictures(dataset, decode=by_simplejpeg) -> Pictures:
-    return Pictures(dataset, decode, 64, MEAN, STD)
+    return Pictures(dataset, decode, 64)
 
 
 def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
     dataset = gl.ImageFolder(jpeg_folder)
-    image, label = pictures(dataset)[5]
+    image, label = pictures(dataset).load(5)
     assert (image.shape, image.dtype, label) == ((3, 64, 64), torch.float32, dataset.labels[5])
     for channel in range(3):
         assert LOW[channel] - 1e-5 <= image[channel].min() < image[channel].max() <= HIGH[channel] + 1e-5
@@ -71,11 +71,11 @@ def test_whatever_holds_the_image() -> None:
     encoded = gl.Encoded(jpeg_bytes(pixels))
     samples = [(encoded, 3), {"cls": np.int64(4), "jpg": encoded}, gl.Image(pixels), (pixels[..., :1], "a text")]
     made = pictures(samples)
-    assert [made[number][1] for number in range(len(made))] == [3, 4, 0, 0]
+    assert [made.load(number)[1] for number in range(len(made))] == [3, 4, 0, 0]
     assert {made.pixels(image).shape for image in (encoded, samples[2], samples[3][0])} == {(60, 80, 3)}
     assert np.array_equal(made.pixels(samples[2]), pixels)
     with pytest.raises(TypeError, match="sample 0 has no image, but int, str"):
-        pictures([(3, "a")])[0]
+        pictures([(3, "a")]).load(0)
 
 
 def test_the_fastest_decoder_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +86,17 @@ def test_the_fastest_decoder_is_taken_and_named(monkeypatch: pytest.MonkeyPatch)
     way = usual_way()
     assert (way.name, way.decode) == ("Pillow", by_pillow)
     assert way.note.startswith("simplejpeg, which is faster, cannot be used: ModuleNotFoundError: ")
+
+
+def test_what_cannot_be_loaded_is_left_out_of_its_batch() -> None:
+    good = gl.Encoded(jpeg_bytes(smooth_image(60, 80, 0)))
+    samples = [(good, 5), (gl.Encoded(b"nothing"), 6), (good, 7)]
+    made = pictures(samples)
+    assert made[1] == 1
+    images, labels, failed = collate([made[number] for number in range(3)])
+    assert (images.shape, labels.tolist(), failed) == ((2, 3, 64, 64), [5, 7], [1])
+    images, labels, failed = collate([made[1]])
+    assert (len(images), len(labels), failed) == (0, 0, [1])
+    loader = data_loader(samples, usual_way(), batch_size=3, num_workers=0, pin_memory=False)
+    [(images, labels, failed)] = loader
+    assert (images.shape, sorted(labels.tolist()), failed) == ((2, 3, 224, 224), [5, 7], [1])
