@@ -19,13 +19,20 @@ from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
-from gpuload.inspection.advice import Advice, advise, is_bad
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
-from gpuload.inspection.ignored import ignored_in
-from gpuload.inspection.page import GROUPS_SHOWN, IMAGES_SHOWN, bytes_text, render
-from gpuload.inspection.sheet import SIDE, chosen, contact_sheet, default_recipe, thumbnails
-from gpuload.inspection.summary import summarise
+from gpuload.inspection.page import (
+    GROUPS_SHOWN,
+    IMAGES_SHOWN,
+    SIDE,
+    bytes_text,
+    chosen,
+    contact_sheet,
+    default_recipe,
+    render,
+    thumbnails,
+)
+from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
 __all__ = ["BAD", "Settings", "run"]
@@ -67,9 +74,9 @@ def run(settings: Settings, console: Console | None = None) -> int:
         options = {"seed": settings.seed, "workers": workers}
         with bars(talk) as begin:
             names = _names(settings.data)
-            gathered = gather(datasets, names, limit=settings.limit, told=begin("files"), **options)
+            gathered = gather(datasets, names, limit=settings.limit, tell=begin("files"), **options)
             if settings.pixels != 0:
-                gather_pixels(gathered, most=settings.pixels, told=begin("pixels"), **options)
+                gather_pixels(gathered, most=settings.pixels, tell=begin("pixels"), **options)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if settings.html is not None:

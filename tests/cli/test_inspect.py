@@ -58,6 +58,7 @@ def test_the_same_image_in_two_data_sets_is_an_exit_status(tmp_path: Path) -> No
     status, text, _ = run(train, val, "--html", "")
     assert status == BAD
     assert "fix: 1 picture is in several data sets (the same file)" in text
+    assert "same file: train: a/0.jpg, val: a/9.jpg\n" in text
 
 
 def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
@@ -128,3 +129,14 @@ def test_a_terminal_gets_a_table(tmp_path: Path, width: int) -> None:
     assert "\\x1b[31mb" in text
     assert "\x1b[31mb" not in text
     assert "classes" in text
+
+
+def test_ten_groups_of_duplicates_are_named(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", {"a": 11})
+    for number in range(11):
+        shutil.copy(data / "a" / f"{number}.jpg", data / "a" / f"copy-{number}.jpg")
+    status, text, _ = run(data, "--html", "")
+    assert status == 0
+    assert text.count("same file: a/") == 10
+    assert "same file: a/0.jpg, a/copy-0.jpg\n" in text
+    assert "same file: 1 more\n" in text
