@@ -122,10 +122,10 @@ def bench(
     target: Target = None,
     as_json: Json = None,
 ) -> None:
-    """Measure what this machine reads, decodes, augments and loads, next to torch's DataLoader; recommend a setting.
+    """Measure how fast your data load, next to torch's DataLoader; name the bottleneck, recommend a setting.
 
-    Each part is measured alone, then the Loader and the DataLoader with several numbers of workers. At last the best of
-    both take turns, with the same work: a random crop to 224×224, a flip, ImageNet's mean.
+    The Loader and the DataLoader are measured with several numbers of workers, then the best of both take turns. They
+    do the same work: a random crop to 224×224, a flip, ImageNet's mean.
 
     Files come from the disk or from the kernel's cache, as in an epoch that begins now. Images that cannot be loaded
     are left out on both sides.

@@ -18,7 +18,7 @@ from gpuload.cli.bench import PREFETCH, Bench, Row, compare, comparison, images_
 from gpuload.cli.console import bars, busy, count_of, device_of, fail, make_console, progress, say
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.source import MEAN, STD, source_of, usual_recipe
-from gpuload.cli.torch_way import usual_way
+from gpuload.cli.torch_way import DECODER
 from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
 
@@ -45,7 +45,7 @@ def run(
     console = console or make_console()
     try:
         dataset, origin = _dataset(data, out, images, console)
-        place, way = device_of(device), usual_way()
+        place = device_of(device)
         workers = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
         bench = Bench(dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=place, seconds=seconds)
         classes = list(getattr(dataset, "classes", []))
@@ -54,11 +54,11 @@ def run(
         say(console, f"gpuload {gl.__version__} on {place}: {cpus}, batches of {batch_size}, torch {torch.__version__}")
         say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
         say(console, "Both decode, crop at random to 224×224, flip and normalise, with " + each)
-        say(console, f"The DataLoader decodes with {way.name} ({way.note})\n")
+        say(console, f"The DataLoader does it with {DECODER} and torch's own resize\n")
         if remark := busy():
             say(console, remark, "yellow")
         mine = Row(name="gpuload", images_per_s=0, num_workers=workers, prefetch_factor=PREFETCH)
-        peer = Row(name=f"DataLoader, {way.name}", images_per_s=0, num_workers=workers)
+        peer = Row(name="DataLoader", images_per_s=0, num_workers=workers)
         with progress(console, "rounds", 2 * rounds) as tell:
             made: list[Row] = []
 
@@ -67,7 +67,7 @@ def run(
                 tell(len(made), note=f"{row.name}: {row.images_per_s:,.0f} images/s")
                 return row
 
-            pairs = compare(bench, mine, peer, way, rounds, report)
+            pairs = compare(bench, mine, peer, rounds, report)
         console.print(comparison(mine, peer, pairs))
         if failed := len(bench.failed):
             say(console, f"{count_of(failed, 'image')} cannot be loaded; left out on both sides", "yellow")

@@ -48,8 +48,6 @@ NVIDIA: Final = {
 }
 OPTIONAL: Final = {  # steps that are tried only if one of these distributions is installed
     "Triton": ("triton",),
-    "kornia": ("kornia",),
-    "torchvision": ("torchvision",),
     "DALI": tuple(NVIDIA["DALI"].values()),
     "nvImageCodec": tuple(NVIDIA["nvImageCodec"].values()),
     "regions": tuple(NVIDIA["nvImageCodec"].values()),
@@ -57,7 +55,7 @@ OPTIONAL: Final = {  # steps that are tried only if one of these distributions i
 EXTRAS: Final = {  # the modules that come with an extra
     "demo": ("skimage",), "hdf5": ("h5py",), "lmdb": ("lmdb",), "metrics": ("prometheus_client",),
     "parquet": ("pyarrow",), "ray": ("ray",), "remote": ("fsspec", "aiohttp"), "s3": ("s3fs",), "gs": ("gcsfs",),
-    "hf": ("huggingface_hub",),
+    "hf": ("huggingface_hub",), "kornia": ("kornia",),
 }  # fmt: skip
 
 
@@ -231,18 +229,15 @@ def check_workers(workers: int, trial: Trial) -> Finding:
 
 
 def _check_gpu(results: Mapping[str, Trial]) -> list[Finding]:
-    version, cuda = _driver()
+    driver, cuda = _driver()
     torch = results["torch"]
-    devices = torch.get("devices", [])
-    places = [(f"GPU {number}", *limits.near(device.get("address"))) for number, device in enumerate(devices)]
+    devices = len(torch.get("devices", []))
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     return [
         check_torch(torch, driver_cuda=cuda),
-        check_driver(version, cuda),
-        check_gpus(torch, driver_cuda=cuda),
-        *([check_placement(places, limits.numa_nodes())] if devices else []),
+        check_gpus(torch, driver=driver, cuda=cuda),
         check_page_locking(limits.lockable_bytes(), results["page-locked memory"].get("code")),
-        check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=len(devices)),
+        check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=devices),
     ]
 
 
@@ -280,45 +275,22 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
     return Finding("torch", "works", found)
 
 
-def check_driver(version: str | None, cuda: str | None) -> Finding:
-    """Check NVIDIA's driver: its version, and the newest CUDA that it runs."""
-    name = "NVIDIA driver"
-    if version is None and cuda is None:
-        return Finding(name, "not needed", "there is none: everything runs on the CPU")
-    found = f"{version or 'of unknown version'}, runs CUDA up to {cuda or 'unknown'}"
-    if cuda is None:
-        found += ": the driver is there, its library libcuda.so.1 is not"
-        fix = "install the driver's libraries; in a container, docker run --gpus all with the NVIDIA container toolkit"
-        return Finding(name, "broken", found, fix)
-    return Finding(name, "works", found)
-
-
-def check_gpus(trial: Trial, *, driver_cuda: str | None) -> Finding:
-    """Check the devices that torch finds."""
+def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
+    """Check the devices that torch finds; `driver`: the version of NVIDIA's; `cuda`: the newest CUDA that it runs."""
     if devices := trial.get("devices", []):
         names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
         same = len(set(names)) == 1 and len(names) > 1
-        return Finding("GPUs", "works", f"{len(names)} × {names[0]}" if same else "; ".join(names))
-    if driver_cuda is None or not trial["ok"]:
-        return Finding("GPUs", "not needed", "none: batches are made on the CPU")
+        found = f"{len(names)} × {names[0]}" if same else "; ".join(names)
+        return Finding("GPUs", "works", found + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
+    if (driver is None and cuda is None) or not trial["ok"]:
+        return Finding("GPUs", "not needed", "none, and no NVIDIA driver: everything runs on the CPU")
+    if cuda is None:
+        found = f"NVIDIA's driver {driver} is there, its library libcuda.so.1 is not"
+        fix = "install the driver's libraries; in a container, docker run --gpus all with the NVIDIA container toolkit"
+        return Finding("GPUs", "broken", found, fix)
     found = f"torch finds none, although there is a driver{': ' + trial['why'] if trial.get('why') else ''}"
     fix = "check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, docker run --gpus all"
     return Finding("GPUs", "broken", found, fix)
-
-
-def check_placement(places: Sequence[tuple[str, int, str]], nodes: int) -> Finding:
-    """Check the machine's NUMA nodes. `places`: of each device its name, its node (-1: not known), and the CPUs of that
-    node, as a list."""
-    if nodes < 2:
-        return Finding("NUMA", "works", "one node: all CPUs are near the GPU")
-    found = f"{nodes} nodes: " + "; ".join(
-        f"{device} is near node {node}, CPUs {cpus}" if node >= 0 else f"the node of {device} is not known"
-        for device, node, cpus in places
-    )
-    if all(node >= 0 for _, node, _ in places):
-        return Finding("NUMA", "works", f"{found}. Workers go there if it has enough CPUs")
-    fix = "let the machine, or its hypervisor, say numa_node in /sys/bus/pci/devices; or numactl --cpunodebind"
-    return Finding("NUMA", "improve", f"{found}. Workers and decoded pixels may be far from the GPU", fix)
 
 
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
@@ -380,7 +352,6 @@ def _check_packages(results: Mapping[str, Trial]) -> list[Finding]:
             "Pillow", _version("pillow"), results["Pillow"], "decodes PNG, WebP and others, and damaged JPEGs"
         ),
         check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
-        *(check_optional(name, _version(name), results.get(name)) for name in ("kornia", "torchvision")),
         check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
         check_system(platform.release(), resource.getpagesize(), platform.python_version(), problem),
     ]
@@ -458,24 +429,8 @@ def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Fi
     return Finding(name, "broken", found, f"pip install --force-reinstall {name.lower()}")
 
 
-def check_optional(name: str, version: str | None, trial: Trial | None) -> Finding:
-    """Check kornia or torchvision, which one part of gpuload uses."""
-    use, install = "for the backend 'kornia'", "pip install 'gpuload[kornia]'"
-    if name == "torchvision":
-        use, install = (
-            "for transforms that are taken over from it",
-            "pip install torchvision, of the release that goes with torch",
-        )
-    if version is None:
-        return Finding(name, "not needed", f"not installed; {use}: {install}")
-    if trial is not None and not trial["ok"]:
-        found = f"{version} is installed, but cannot be used: {trial['why']}; {use}"
-        return Finding(name, "not needed", found, install)
-    return Finding(name, "works", f"{version}; {use}")
-
-
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
-    """List the extras for kinds of data, by whether all of their packages are there, and the program jpegtran."""
+    """List the extras, by whether all of their packages are there, and the program jpegtran."""
     there, absent = ([name for name, ok in installed.items() if ok is wanted] for wanted in (True, False))
     found = f"installed: {', '.join(there) or 'none'}"
     if absent:

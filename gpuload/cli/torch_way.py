@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,40 +21,25 @@ from gpuload.cli.source import MEAN, SIZE, STD
 from gpuload.datasets.sample import Encoded
 from gpuload.datasets.sample import Image as ImageOf
 from gpuload.datasets.tree import flatten
-from gpuload.errors import one_line
 
-__all__ = ["Pictures", "Way", "by_pillow", "by_simplejpeg", "collate", "data_loader", "random_box", "usual_way"]
-
-
-class Way(NamedTuple):
-    """How a file becomes pixels: `name` of what does it, `note` with versions and reasons, `decode` from the bytes to
-    uint8 H×W×3."""
-
-    name: str
-    note: str
-    decode: Callable[[bytes], np.ndarray]
-
-
-def usual_way() -> Way:
-    """Return the way of simplejpeg, on which gpuload depends; Pillow's where it is broken, with a note that says
-    why."""
-    try:
-        import simplejpeg  # noqa: F401
-
-        return Way("simplejpeg", f"simplejpeg {metadata.version('simplejpeg')}, torch's own resize", by_simplejpeg)
-    except Exception as error:
-        why = one_line(f"{type(error).__name__}: {error}", 120)
-        return Way("Pillow", f"simplejpeg, which is faster, cannot be used: {why}", by_pillow)
-
-
-def by_simplejpeg(data: bytes) -> np.ndarray:
-    """Decode a JPEG; other formats, and JPEGs that simplejpeg does not read, by Pillow."""
+try:
     import simplejpeg
+except Exception:  # a broken installation: `gpuload doctor` says how
+    simplejpeg = None
 
-    try:
-        return simplejpeg.decode_jpeg(data)
-    except ValueError:
-        return by_pillow(data)
+__all__ = ["DECODER", "Pictures", "by_pillow", "collate", "data_loader", "decode", "random_box"]
+
+DECODER: Final = f"simplejpeg {metadata.version('simplejpeg')}" if simplejpeg is not None else "Pillow"
+
+
+def decode(data: bytes) -> np.ndarray:
+    """Decode a JPEG to uint8 H×W×3; other formats, and JPEGs that simplejpeg does not read, by Pillow."""
+    if simplejpeg is not None:
+        try:
+            return simplejpeg.decode_jpeg(data)
+        except ValueError:
+            pass
+    return by_pillow(data)
 
 
 def by_pillow(data: bytes) -> np.ndarray:
@@ -82,13 +67,11 @@ class Pictures(torch.utils.data.Dataset):
 
     Args:
         dataset: any that gpuload takes.
-        decode: what makes pixels of an encoded file, as `Way.decode`.
         size: height and width of what comes out: float32 3×size×size.
     """
 
-    def __init__(self, dataset: Any, decode: Callable[[bytes], np.ndarray], size: int = SIZE) -> None:
+    def __init__(self, dataset: Any, size: int = SIZE) -> None:
         self.dataset = dataset
-        self.decode = decode
         self.size = size
         self.mean = torch.tensor(MEAN).view(3, 1, 1)
         self.std = torch.tensor(STD).view(3, 1, 1)
@@ -118,7 +101,7 @@ class Pictures(torch.utils.data.Dataset):
     def pixels(self, image: Any) -> np.ndarray:
         """Return the uint8 H×W×3 of an image in whatever form the dataset gave it."""
         if isinstance(image, Encoded):
-            return self.decode(image.data)
+            return decode(image.data)
         array = image.array if isinstance(image, ImageOf) else image
         return np.array(Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).convert("RGB"))
 
@@ -132,11 +115,11 @@ class Pictures(torch.utils.data.Dataset):
         return image.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
 
 
-def data_loader(dataset: Any, way: Way, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
+def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
     """Return a shuffled DataLoader over `Pictures`, whose workers stay. A batch is images, labels, and a list of the
     indices that cannot be loaded."""
     return torch.utils.data.DataLoader(
-        Pictures(dataset, way.decode),
+        Pictures(dataset),
         batch_size=batch_size,
         shuffle=True,
         num_workers=num_workers,

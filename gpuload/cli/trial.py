@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, Final
 
 from gpuload.errors import one_line
@@ -166,8 +165,6 @@ def _compare(pixels: Any) -> None:
 def _torch(jpeg: bytes) -> dict[str, Any]:
     import torch
 
-    from gpuload.stage import device as devices
-
     result: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "other": "", "devices": []}
     if torch.version.hip:
         result["other"] = f"ROCm {torch.version.hip}"
@@ -178,8 +175,7 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
             torch.cuda.init()  # says why
         for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
             properties = torch.get_device_module().get_device_properties(number)
-            address = devices.pci_address(torch.device(devices.usual_type(), number))
-            result["devices"].append({"name": properties.name, "bytes": properties.total_memory, "address": address})
+            result["devices"].append({"name": properties.name, "bytes": properties.total_memory})
     except (RuntimeError, AssertionError) as error:
         result["why"] = one_line(str(error))
     return result
@@ -234,13 +230,6 @@ def _dali(jpeg: bytes) -> None:
     from gpuload.stage.dali import DaliBackend
 
     DaliBackend(torch.device("cpu"))
-
-
-def _import(module: str) -> Callable[[bytes], None]:
-    def step(jpeg: bytes) -> None:
-        import_module(module)
-
-    return step
 
 
 def _regions(jpeg: bytes) -> dict[str, Any]:
@@ -325,7 +314,5 @@ STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
     "page-locked memory": _page_locking,
     "workers": _workers,
     "Triton": _triton,
-    "kornia": _import("kornia"),
-    "torchvision": _import("torchvision"),
     "DALI": _dali,
 }

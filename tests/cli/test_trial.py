@@ -45,22 +45,22 @@ def test_a_decoder_that_does_not_work(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.processes
 def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kornia.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "torch.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
     monkeypatch.syspath_prepend(tmp_path)
-    results = Trial(["Pillow", "kornia", "torchvision"], sample_jpeg()).results()
+    results = Trial(["Pillow", "torch", "workers"], sample_jpeg()).results()
     assert results == {
         "Pillow": {"ok": True, "why": ""},
-        "kornia": {"ok": False, "why": "the process crashed (SIGKILL)"},
-        "torchvision": {"ok": False, "why": "not tried, since kornia: the process crashed (SIGKILL)"},
+        "torch": {"ok": False, "why": "the process crashed (SIGKILL)"},
+        "workers": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
     }
 
 
 @pytest.mark.processes
 def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kornia.py").write_text("import signal; signal.pause()")
+    (tmp_path / "torch.py").write_text("import signal; signal.pause()")
     monkeypatch.syspath_prepend(tmp_path)
-    results = Trial(["kornia"]).results(limit_s=0.0)
-    assert results == {"kornia": {"ok": False, "why": "it was not done after 0 seconds"}}
+    results = Trial(["torch"]).results(limit_s=0.0)
+    assert results == {"torch": {"ok": False, "why": "it was not done after 0 seconds"}}
 
 
 @pytest.mark.processes
