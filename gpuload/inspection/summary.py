@@ -337,41 +337,41 @@ def advise(summary: dict[str, Any]) -> list[Advice]:
     return sorted(advice, key=lambda one: ("bad", "odd", "note").index(one.level))
 
 
-def _images(count: int, one: str = "", many: str = "") -> str:
-    return f"1 image{one}" if count == 1 else f"{count:,} images{many or one}"
+def _count(count: int, what: str, noun: str = "image") -> str:
+    """Return ``1 image is grey``, ``2 images are grey``; `what` begins with the verb in the singular, if it has one."""
+    if count == 1:
+        return f"1 {noun} {what}"
+    verb, _, rest = what.partition(" ")
+    return f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {rest}"
 
 
 def _on_damage(summary: dict[str, Any]) -> Iterator[Advice]:
     if count := summary["damaged"]["count"]:
         text = "Training stops at the first of them. Fix or remove the files; or have them left out."
-        yield Advice("bad", _images(count, " is damaged", " are damaged"), text, 'gl.Loader(…, on_error="skip")')
+        yield Advice("bad", _count(count, "is damaged"), text, 'gl.Loader(…, on_error="skip")')
     if count := summary["refused"]["count"]:
         text = (
             f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or "
             "a very large picture. If you trust them, raise the limit that the list names."
         )
-        title = _images(count, " is refused by a limit", " are refused by a limit")
-        yield Advice("odd", title, text, "gl.Loader(…, decode=gl.Decode(max_pixels=…))")
+        code = "gl.Loader(…, decode=gl.Decode(max_pixels=…))"
+        yield Advice("odd", _count(count, "is refused by a limit"), text, code)
 
 
 def _on_duplicates(summary: dict[str, Any]) -> Iterator[Advice]:
     for kind, how in (("files", "the same file"), ("pixels", "the same pixels in another file")):
         duplicates = summary["duplicates"][kind]
-
-        def pictures(count: int, where: str, how: str = how) -> str:
-            return f"{'1 picture is' if count == 1 else f'{count:,} pictures are'} in several {where} ({how})"
-
         if count := duplicates["several_data"]:
             text = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
-            yield Advice("bad", pictures(count, "data sets"), text)
+            yield Advice("bad", _count(count, f"is in several data sets ({how})", "picture"), text)
         if count := duplicates["several_classes"]:
             text = "At least one of the labels is wrong, or the classes overlap."
-            yield Advice("odd", pictures(count, "classes"), text)
+            yield Advice("odd", _count(count, f"is in several classes ({how})", "picture"), text)
         if count := duplicates["surplus"]:
-            title = _images(count, f" is there once more ({how})", f" are there once more ({how})")
-            yield Advice("note", title, "A picture that is there twice counts twice in training.")
+            text = "A picture that is there twice counts twice in training."
+            yield Advice("note", _count(count, f"is there once more ({how})"), text)
     if count := summary["duplicates"]["flat"]:
-        yield Advice("odd", _images(count, " of one colour"), "They show nothing; look whether they are meant.")
+        yield Advice("odd", _count(count, "of one colour"), "They show nothing; look whether they are meant.")
 
 
 def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
@@ -395,71 +395,54 @@ def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
 
 
-# Of each count of `_formats`: its level, how the title goes on for one image and for several, what it means, code.
-ON_FORMATS: Final[dict[str, tuple[Literal["odd", "note"], str, str, str, str]]] = {
+# Of each count of `_formats`: the level, the title, what it means, and code.
+ON_FORMATS: Final[dict[str, tuple[Literal["odd", "note"], str, str, str]]] = {
     "turned": (
-        "odd",
-        " is stored turned or mirrored, by EXIF orientation",
-        " are stored turned or mirrored, by EXIF orientation",
+        "odd", "is stored turned or mirrored, by EXIF orientation",
         "Viewers turn such pictures upright; a loader does only where it is told to.",
         "gl.Loader(…, decode=gl.Decode(exif=True))",
     ),
     "deep": (
-        "odd",
-        " has more than 8 bits a channel",
-        " have more than 8 bits a channel",
+        "odd", "has more than 8 bits a channel",
         "As 8 bits they lose what the others hold, and grey ones are refused.",
         'gl.ImageFolder(…, mode="unchanged")',
     ),
     "alpha": (
-        "note",
-        " has transparency",
-        " have transparency",
+        "note", "has transparency",
         'mode="RGB", the default, drops the alpha channel, and shows the colour that lies beneath.',
         'gl.ImageFolder(…, mode="RGBA")',
     ),
-    "grey": ("note", " is grey", " are grey", "They become RGB.", ""),
+    "grey": ("note", "is grey", "They become RGB.", ""),
     "cmyk": (
-        "note",
-        " is for print, in CMYK",
-        " are for print, in CMYK",
-        "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.",
-        "",
+        "note", "is for print, in CMYK",
+        "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.", "",
     ),
     "progressive": (
-        "note",
-        " is a progressive JPEG",
-        " are progressive JPEGs",
+        "note", "is stored as progressive JPEG",
         "These take more memory to decode, and no region can be cut out of their bytes. jpegtran makes them sequential "
-        "without loss.",
-        "",
+        "without loss.", "",
     ),
     "misnamed": (
-        "note",
-        " is of another format than the name says",
-        " are of another format than their names say",
-        "gpuload goes by the content; other programs may not.",
-        "",
+        "note", "is of another format than the name says", "gpuload goes by the content; other programs may not.", "",
     ),
-}
+}  # fmt: skip
 
 
 def _on_formats(summary: dict[str, Any]) -> Iterator[Advice]:
     formats = summary["formats"]
-    images = sum(formats["formats"].values())
-    for name, (level, one, many, text, code) in ON_FORMATS.items():
+    for name, (level, title, text, code) in ON_FORMATS.items():
         count = formats[name]
-        if name == "grey" and 0 < count == images:
+        if name == "grey" and 0 < count == sum(formats["formats"].values()):
             text = "As RGB they are three equal channels: three times the memory and the copying."
             yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
         elif count:
-            yield Advice(level, _images(count, one, many), text, code)
+            yield Advice(level, _count(count, title), text, code)
 
 
 def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
     for one in summary["data"]:
         if count := sum(one["ignored"].values()):
-            title = f"{count:,} {'file is' if count == 1 else 'files are'} not read in {one['name']}"
+            title = _count(count, f"is not read in {one['name']}", "file")
             most = ", ".join(f"{count:,} × {ending}" for ending, count in list(one["ignored"].items())[:5])
             text = f"{most}. Name the endings of those that are images."
             yield Advice("note", title, text, 'gl.ImageFolder(…, extensions=(".jpg", …))')
@@ -469,7 +452,7 @@ def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _images(count, " has", " have") + f" a side of fewer than {SMALL} pixels"
+        title = _count(count, f"has a side of fewer than {SMALL} pixels")
         text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges them."
         yield Advice("note", title, text)
     if (median := sizes["pixels"]["median"]) > LARGE:

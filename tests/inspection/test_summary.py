@@ -112,7 +112,7 @@ def test_whatever_is_odd_is_told() -> None:
         "1 image has transparency": "note",
         "1 image is grey": "note",
         "1 image is for print, in CMYK": "note",
-        "1 image is a progressive JPEG": "note",
+        "1 image is stored as progressive JPEG": "note",
         "1 image is of another format than the name says": "note",
         "6 files are not read in train": "note",
         "1 image has a side of fewer than 32 pixels": "note",
@@ -229,3 +229,15 @@ def test_data_with_nothing_to_measure(count: int) -> None:
     assert summary["damaged"]["count"] == count + 1
     assert (summary["sizes"], summary["classes"], summary["pixels"]) == ({}, {}, {"kinds": [], "levels": []})
     assert is_bad(summary)
+
+
+def test_several_of_a_kind_are_told_in_the_plural() -> None:
+    photo = Image.fromarray(smooth_image(40, 40, 0))
+    samples = [encoded(photo.convert("LA").resize((20, 30))), encoded(photo.convert("RGBA").resize((20, 31)))]
+    samples += [gl.Encoded(b"nothing"), gl.Encoded(b"else"), *(encoded(Image.new("RGB", (n, 50))) for n in (40, 41))]
+    assert list(advice_of(summary_of(samples))) == [
+        "2 images are damaged",
+        "2 images of one colour",
+        "2 images have transparency",
+        "2 images have a side of fewer than 32 pixels",
+    ]
