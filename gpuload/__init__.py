@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TooManyErrors,
         WorkerError,
     )
+    from gpuload.loader.headspace import headspace
     from gpuload.loader.loader import Loader
     from gpuload.loader.stats import Stats
     from gpuload.order.blocks import BlockShuffle
@@ -92,6 +93,7 @@ _HOMES = {
     "WorkerError": "gpuload.errors",
     "exporters": "gpuload.exporters",
     "get_worker_info": "gpuload.datasets.worker",
+    "headspace": "gpuload.loader.headspace",
     "keep": "gpuload.batches.pad",
     "pack": "gpuload.packing.pack",
     "pad": "gpuload.batches.pad",
@@ -141,6 +143,7 @@ __all__ = [
     "__version__",
     "exporters",
     "get_worker_info",
+    "headspace",
     "keep",
     "pack",
     "pad",

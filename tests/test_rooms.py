@@ -44,7 +44,7 @@ BACKENDS = ("reference", "kornia", "dali", "fused")
 # What can be imported where there is no torch, beside `gpuload` itself: workers import it. A function there may import
 # torch where only the user's own objects lead to it.
 WITHOUT_TORCH = (
-    "exporters", "inspection.seen", "packing", "workers", "ring", "order", "decode", "transforms", "datasets", "rng",
+    "exporters", "inspection.files", "packing", "workers", "ring", "order", "decode", "transforms", "datasets", "rng",
     "errors", "batches.pad",
 )  # fmt: skip
 

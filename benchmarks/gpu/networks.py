@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from gpuload.cli.training import small_network
-
 __all__ = ["training_step"]
 
 CLASSES = 1000
@@ -21,7 +19,7 @@ def training_step(
     torch's optimiser, whose import takes as long as all else of a row that is only tried out."""
     torch.manual_seed(0)
     if small:
-        network: nn.Module = small_network(CLASSES)
+        network: nn.Module = _small_network(CLASSES)
     else:
         from benchmarks.peers.torchvision_import import torchvision
 
@@ -40,3 +38,21 @@ def training_step(
             optimiser.step()
 
     return step
+
+
+def _small_network(classes: int) -> nn.Module:
+    """Four convolutions, of 8×8 patches and then 3×3: about 6 million multiplications for 224×224 pixels."""
+
+    def block(inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    return nn.Sequential(
+        *block(3, 24, 8, 8, 0),
+        *block(24, 32, 3, 2, 1),
+        *block(32, 48, 3, 2, 1),
+        *block(48, 64, 3, 2, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )

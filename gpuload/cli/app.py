@@ -1,21 +1,45 @@
-"""The commands and their options. Each is done by its own module, imported when it is run."""
+"""The commands and their options. Each is done by its own module, imported when it is run: --help needs no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal
 
 import typer
-
-from gpuload.cli import compare as comparing
-from gpuload.cli import inspect as inspecting
-from gpuload.cli.arguments import examples
-from gpuload.cli.bench import command as benching
-from gpuload.cli.doctor import command as doctoring
 
 __all__ = ["app"]
 
 app = typer.Typer(name="gpuload", no_args_is_help=True, help="The image data loader for GPU training.")
+
+# Arguments that several commands have.
+KINDS = (
+    "A folder of class folders or of images, a packed set, or a store: 'shards-*.tar', '*.parquet', an LMDB, .h5, "
+    ".npy, a .csv of paths."
+)
+Data = Annotated[str, typer.Argument(metavar="DATA", help=KINDS)]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images in a batch.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often gpuload and the DataLoader take turns.")]
+Json = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write all figures there. '-' is stdout; the rest goes to stderr."),
+]
+Fields = Annotated[str | None, typer.Option(help="Of tar shards: 'jpg,cls'. Default: all.")]
+Image = Annotated[str | None, typer.Option(help="Of a store: the column, or the pattern of keys, of images.")]
+Target = Annotated[str | None, typer.Option(help="Of a store: that of labels; '' for none.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:NAME",
+        help="Your transforms: a list of them, or a Chain, in a Python file. Default: a random crop to 224×224, a "
+        "flip, ImageNet's mean.",
+    ),
+]
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a command's help."""
+    return "\n\n".join(["Examples:", *commands])
 
 
 def _version(wanted: bool) -> None:
@@ -34,56 +58,162 @@ def _root(
 ) -> None: ...
 
 
-# Optional[…]: typer evaluates these annotations at run time.
-@app.command(epilog=examples("gpuload demo", "gpuload demo --data my/photos --workers 4 --epochs 5"))
+@app.command(epilog=examples("gpuload doctor", "gpuload doctor --json doctor.json"))
+def doctor(as_json: Json = None) -> None:
+    """Say what works on this machine, what does not, and how to fix it.
+
+    It looks at processors, memory, limits, the driver, torch and the GPUs.
+
+    It really tries each decoder, a worker, and what else is installed, in processes of their own.
+
+    Exit status: 0 if all that is needed works; 1 if something is broken.
+    """
+    from gpuload.cli.doctor import run
+
+    raise typer.Exit(run(as_json))
+
+
+@app.command(epilog=examples("gpuload demo", "gpuload demo --data my/photos --workers 4"))
 def demo(
     data: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Your own JPEGs, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
+        str | None,
+        typer.Option(help="Your own images, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the photographs and the contact sheet go.")] = Path("demo-out"),
     workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Worker processes, for both loaders. Default: the CPUs of this process, up to 8."),
+        int | None,
+        typer.Option(min=0, help="Worker processes of each. Default: the CPUs of this process, up to 8."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data, for each loader and for training.")] = 3,
-    device: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="cpu, cuda or xpu. Default: a GPU if there is one."),
-    ] = None,
+    batch_size: BatchSize = 32,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of a turn.")] = 3.0,
+    rounds: Rounds = 2,
+    device: Device = None,
     images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and with torch's DataLoader, compare, and train on them.
+    """Load real photographs with gpuload and with torch's DataLoader, by turns, and draw a contact sheet.
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """
-    from gpuload.cli.demo import Settings, run
+    from gpuload.cli.demo import run
 
+    options = {"workers": workers, "batch_size": batch_size, "seconds": seconds, "rounds": rounds, "images": images}
+    raise typer.Exit(run(data, out=out, device=device, **options))  # pyright: ignore[reportArgumentType]
+
+
+@app.command(
+    epilog=examples(
+        "gpuload bench imagenet/train",
+        "gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256",
+        "gpuload bench images --workers 8 --json bench.json",
+    )
+)
+def bench(
+    data: Data,
+    recipe: Recipe = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Measure with so many workers alone. Default: with several numbers.")
+    ] = None,
+    batch_size: BatchSize = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 3.0,
+    rounds: Rounds = 3,
+    device: Device = None,
+    fields: Fields = None,
+    image: Image = None,
+    target: Target = None,
+    as_json: Json = None,
+) -> None:
+    """Measure how fast your data load, next to torch's DataLoader; name the bottleneck, recommend a setting.
+
+    The Loader and the DataLoader are measured with several numbers of workers, then the best of both take turns. They
+    do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+
+    Files come from the disk or from the kernel's cache, as in an epoch that begins now. Images that cannot be loaded
+    are left out on both sides.
+
+    Exit status: 0; 1 if the data or an option cannot be used.
+    """
+    from gpuload.cli.bench import run
+
+    status = run(
+        data,
+        store={"fields": fields, "image": image, "target": target},
+        recipe=recipe,
+        workers=workers,
+        batch_size=batch_size,
+        seconds=seconds,
+        rounds=rounds,
+        device=device,
+        as_json=as_json,
+    )
+    raise typer.Exit(status)
+
+
+app.command(
+    "compare",
+    help="The same as bench, by its former name.\n\nExit status: 0; 1 if the data or an option cannot be used.",
+    epilog=examples("gpuload compare images"),
+)(bench)
+
+
+@app.command(
+    epilog=examples(
+        "gpuload inspect imagenet/train",
+        "gpuload inspect train val --recipe recipe.py:train --html report.html",
+        "gpuload inspect 'shards/train-*.tar' --fields jpg,cls --limit 50000 --json -",
+    )
+)
+def inspect(
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA", help=f"{KINDS} Of several, images that are in more than one are found."),
+    ],
+    recipe: Recipe = None,
+    html: Annotated[str, typer.Option(metavar="FILE", help="The page that is written; '' for none.")] = "inspect.html",
+    as_json: Json = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all.")
+    ] = None,
+    pixels: Annotated[
+        str, typer.Option(metavar="N", help="How many images are decoded, drawn at random; or 'all'.")
+    ] = "4000",
+    images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
+    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Worker processes. Default: one for each CPU of this process.")
+    ] = None,
+    extensions: Annotated[
+        str | None, typer.Option(help="Of a folder: the endings of images, as in '.jpg,.avif'.")
+    ] = None,
+    fields: Fields = None,
+    image: Image = None,
+    target: Target = None,
+) -> None:
+    """Look at data sets, and write one HTML page about them.
+
+    It has sizes, formats, classes, damaged files, duplicates, mean and std, and images before and after augmentation.
+
+    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
+    """
+    from gpuload.cli.inspect import Settings, run
+
+    if pixels != "all" and not pixels.isdecimal():
+        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
+    extensions = extensions and extensions.lower()
     settings = Settings(
-        data=data, out=out, workers=workers, batch_size=batch_size, epochs=epochs, device=device, images=images
+        data=data,
+        store={"fields": fields, "image": image, "target": target, "extensions": extensions},
+        recipe=recipe,
+        html=html or None,
+        json=as_json,
+        limit=limit,
+        pixels=None if pixels == "all" else int(pixels),
+        images=images,
+        draws=draws,
+        seed=seed,
+        workers=workers,
     )
     raise typer.Exit(run(settings))
-
-
-@app.command(epilog=examples("gpuload index 'shards/train-{000..099}.tar'", "gpuload index 'shards/*.tar' --again"))
-def index(
-    shards: Annotated[
-        list[str], typer.Argument(help="Tar archives; 'train-{000..099}.tar' and 'train-*.tar' stand for several.")
-    ],
-    workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Processes. Default: one for each CPU of this process, up to 16."),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
-) -> None:
-    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them.
-
-    Exit status: 0; 1 if a shard is missing or damaged.
-    """
-    from gpuload.cli.index import run
-
-    raise typer.Exit(run(shards, workers=workers, again=again))
 
 
 @app.command(
@@ -94,18 +224,11 @@ def index(
     )
 )
 def pack(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A folder of class folders or of images, a packed set, or a store: 'shards-*.tar', '*.parquet', an "
-            "LMDB, .h5, .npy, a .csv of paths."
-        ),
-    ],
+    data: Data,
     folder: Annotated[str, typer.Argument(help="Where the set goes: a new folder, or one where this was begun.")],
     to: Annotated[str, typer.Option(help="tar, lmdb, parquet or array.")],
     short_side: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Resize larger images so that their shorter side has as many pixels."),
+        int | None, typer.Option(min=1, help="Resize larger images so that their shorter side has as many pixels.")
     ] = None,
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of JPEGs that are resized.")] = 90,
     cuttable: Annotated[
@@ -113,30 +236,23 @@ def pack(
     ] = False,
     shard_bytes: Annotated[str, typer.Option(help="How large a shard may be, about.")] = "256MB",
     workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Processes. Default: one for each CPU of this process, up to 16."),
+        int | None, typer.Option(min=0, help="Processes. Default: one for each CPU of this process, up to 16.")
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave damaged images out.")] = False,
+    on_error: Annotated[
+        Literal["raise", "skip"],
+        typer.Option(help="What to do with damaged images: name them and stop, or leave them out."),
+    ] = "raise",
     check: Annotated[bool, typer.Option("--check", help="Decode every image, to find all damage.")] = False,
     exif: Annotated[bool, typer.Option("--exif", help="With --to array: turn images upright.")] = False,
     ray: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; 'auto' is the one that this machine belongs to."),
     ] = None,
-    fields: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of tar shards that are read: 'jpg,cls'. Default: all."),
-    ] = None,
-    image: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a store that is read: the column, or the pattern of keys, of images."),
-    ] = None,
-    target: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a store that is read: that of labels; '' for none."),
-    ] = None,
+    fields: Fields = None,
+    image: Image = None,
+    target: Target = None,
     classes: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             metavar="DATA",
             help="Of class folders or a .csv: another data set, as the train split or its packed set, whose classes "
@@ -155,16 +271,16 @@ def pack(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--shard-bytes") from None
     status = run_pack(
-        source,
+        data,
         folder,
-        given={"fields": fields, "image": image, "target": target, "classes": classes},
+        store={"fields": fields, "image": image, "target": target, "classes": classes},
         to=to,
         short_side=short_side,
         quality=quality,
         cuttable=cuttable,
         shard_bytes=nbytes,
         workers=workers,
-        skip_bad=skip_bad,
+        skip_bad=on_error == "skip",
         check=check,
         exif=exif,
         ray=ray,
@@ -183,8 +299,21 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None
     raise typer.Exit(run_verify(folder))
 
 
-# Commands whose options stand in files of their own.
-app.command(epilog=examples(*benching.EXAMPLES))(benching.bench)
-app.command(epilog=examples(*comparing.EXAMPLES))(comparing.compare)
-app.command(epilog=examples(*doctoring.EXAMPLES))(doctoring.doctor)
-app.command(epilog=examples(*inspecting.EXAMPLES))(inspecting.inspect)
+@app.command(epilog=examples("gpuload index packed", "gpuload index 'shards/train-{000..099}.tar' --again"))
+def index(
+    shards: Annotated[
+        list[str],
+        typer.Argument(help="Folders of tar archives, or archives; 'train-{000..099}.tar' stands for several."),
+    ],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes. Default: one for each CPU of this process, up to 16.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
+) -> None:
+    """Make the indexes that gpuload.TarShards reads, so that no training has to wait for them.
+
+    Exit status: 0; 1 if a shard is missing or damaged.
+    """
+    from gpuload.cli.index import run
+
+    raise typer.Exit(run(shards, workers=workers, again=again))

@@ -1,22 +1,30 @@
-"""What all commands say, and how: the console, progress, errors. Results go to stdout, errors to stderr.
+"""What all commands say, and how: the console, progress, errors, JSON. Results go to stdout, errors to stderr.
 
-In a terminal progress is bars; elsewhere it is a line for each tenth of the work, so that a log stays short. Colours
+In a terminal, sentences break between words, but a long path stays whole, so that it can be copied; progress is bars.
+Elsewhere a line is never broken, and progress is a line for each tenth of the work, so that a log stays short. Colours
 follow rich's rules: none without a terminal, and none with ``NO_COLOR``.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gpuload.errors import LINES, visible
 
-__all__ = ["FAILED", "STOPPED", "Begin", "Tell", "bars", "count_of", "fail", "make_console", "progress", "say"]
+__all__ = [
+    "FAILED", "STOPPED", "Begin", "Tell", "bars", "busy", "count_of", "device_of", "fail", "make_console", "progress",
+    "replace_file", "say", "write_json",
+]  # fmt: skip
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
 STOPPED: Final = 130  # by ctrl-C, as shells have it
@@ -37,25 +45,36 @@ class Begin(Protocol):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that colours only what it is told to colour."""
+    """Make a console that colours only what it is told to colour."""
     return Console(highlight=False, emoji=False, stderr=stderr)
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, no emoji for ``:x:``, and no line breaks, so that a path can be copied. What a
-    terminal would take for a command is written out, since names in data are anybody's."""
-    console.print(visible(text, LINES), style=style, markup=False, emoji=False, soft_wrap=True)
+def say(console: Console, text: str, style: str | None = None, *, to_copy: bool = False) -> None:
+    """Print text as it is: no markup, no emoji for ``:x:``. What a terminal would take for a command is written out,
+    since names in data are anybody's. `to_copy`: a command or code, whose lines stay whole."""
+    shown = visible(text, LINES)
+    if console.is_terminal and not to_copy:
+        shown = "\n".join(_wrapped(line, console.width) for line in shown.split("\n"))
+    console.print(shown, style=style, markup=False, emoji=False, soft_wrap=True)
+
+
+def _wrapped(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.lstrip(), width, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def fail(console: Console, error: object, status: int = FAILED) -> int:
-    """Say what went wrong, on stderr if the console is that of stdout. Returns the exit status."""
+    """Say what went wrong, on stderr if the console is that of stdout. Return the exit status."""
     say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
     return status
 
 
 @contextmanager
 def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
-    """The progress of several tasks, one after the other or side by side; `transient`: bars go away at the end."""
+    """Show the progress of several tasks, one after the other or side by side; `transient`: bars go away at the end."""
     if not console.is_terminal:
         yield lambda what, total=None: _lines(console, what, total)
         return
@@ -83,24 +102,64 @@ def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None = None) -> Iterator[Tell]:
-    """The progress of one task."""
+    """Show the progress of one task."""
     with bars(console) as begin:
         yield begin(what, total)
 
 
 def _lines(console: Console, what: str, known: int | None) -> Tell:
-    told = 0
+    printed = 0
 
     def tell(done: int, total: int | None = None, note: str = "") -> None:
-        nonlocal told, known
+        nonlocal printed, known
         known = known if total is None else total
-        if known and (step := min(done, known) * STEPS // known) > told:
-            told = step
+        if known and (step := min(done, known) * STEPS // known) > printed:
+            printed = step
             say(console, f"{done:,} of {known:,} {what}" + (f", {note}" if note else ""))
 
     return tell
 
 
 def count_of(number: int, one: str, many: str = "") -> str:
-    """``1 image``, ``2 images``."""
+    """Return ``1 image``, ``2 images``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def busy() -> str:
+    """Return what to say of a busy machine before anything is measured; "" if it is idle."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cpus / 2:
+        return ""
+    return f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+
+
+def device_of(name: str | None) -> Any:
+    """Return the torch device of ``--device``, by default a GPU if there is one.
+
+    Raises:
+        ValueError: it is not a device, or there is no such device.
+    """
+    from gpuload.stage import device as devices
+    from gpuload.stage.plan import check_device
+
+    device = check_device(name or devices.usual_type())
+    if device.type not in ("cpu", devices.usual_type()):
+        kind = device.type.upper()
+        raise ValueError(f"--device {device}, but torch finds no {kind} device; leave --device out to run on the CPU")
+    return device
+
+
+def write_json(path: str, value: Mapping[str, Any]) -> None:
+    """Write JSON to a file; ``-`` is stdout."""
+    text = json.dumps(value, indent=2) + "\n"
+    if path == "-":
+        print(text, end="")
+    else:
+        replace_file(path, text)
+
+
+def replace_file(path: str, text: str) -> None:
+    """Write a file; one that was there is replaced when the new one is whole."""
+    draft = Path(f"{path}.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

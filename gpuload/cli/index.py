@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from gpuload.cli.console import fail, make_console, progress, say
+from gpuload.cli.console import count_of, fail, make_console, progress, say
+from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 
 __all__ = ["run"]
@@ -17,12 +18,12 @@ __all__ = ["run"]
 def run(
     patterns: Sequence[str], *, workers: int | None = None, again: bool = False, console: Console | None = None
 ) -> int:
-    """Make the indexes of these shards. Returns the exit status: 1 if a shard is missing or damaged."""
+    """Make the indexes of these shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing
+    or damaged."""
     console = console or make_console()
-    made = 0
+    made = done = 0
     try:
-        paths = list(dict.fromkeys(find_shards(patterns)))
-        done = 0
+        paths = list(dict.fromkeys(find_shards([path for pattern in patterns for path in _shards_in(pattern)])))
         with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
 
             def ready(path: str, new: bool) -> None:
@@ -35,14 +36,25 @@ def run(
             shards = open_shards(paths, workers=workers, again=again, progress=ready)
     except (OSError, ValueError) as error:
         return fail(console, error)
-    samples = sum(shard.samples for shard in shards)
-    members = sum(shard.members for shard in shards)
+    samples, members = (sum(getattr(shard, name) for shard in shards) for name in ("samples", "members"))
     nbytes = sum(shard.table.nbytes for shard in shards)
     size = sum(os.stat(path).st_size for path in paths)
+    files, fresh = count_of(members, "file"), len(shards) - made
     each = f", {nbytes / samples:.0f} for a sample" if samples else ""
-    console.print(
-        f"{len(shards):,} shards with {size:,} bytes: {samples:,} samples of {members:,} files\n"
-        f"{made:,} indexes made, {len(shards) - made:,} fresh; they have {nbytes:,} bytes{each}",
-        soft_wrap=True,
-    )
+    say(console, f"{count_of(len(shards), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
+    say(console, f"{count_of(made, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
     return 0
+
+
+def _shards_in(pattern: str) -> list[str]:
+    """Return the shards of a folder, such as one that `gpuload pack` wrote; or the pattern itself.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+    """
+    if not os.path.isdir(pattern):
+        return [pattern]
+    names = sorted(name for name in os.listdir(pattern) if name.endswith(".tar") and not is_litter(os.fsencode(name)))
+    if not names:
+        raise FileNotFoundError(f"the folder {pattern!r} has no shards; expected files whose names end in .tar")
+    return [os.path.join(pattern, name) for name in names]

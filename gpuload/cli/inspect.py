@@ -1,85 +1,232 @@
-"""``gpuload inspect``: its options. `gpuload.cli.inspecting`, which imports torch, does it."""
+"""``gpuload inspect``: looks at data sets, writes the page, says the most important things."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Optional
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from gpuload.cli.arguments import Fields, Image, JsonFile, Target
-
-__all__ = ["EXAMPLES", "inspect"]
-
-EXAMPLES: Final = (
-    "gpuload inspect imagenet/train",
-    "gpuload inspect train val --recipe recipe.py:train --html report.html",
-    "gpuload inspect 'shards/train-*.tar' --fields jpg,cls --limit 50000 --json -",
+from gpuload import __version__
+from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, replace_file, say
+from gpuload.cli.source import load_recipe, source_of
+from gpuload.datasets.files import EXTENSIONS
+from gpuload.datasets.sample import read
+from gpuload.datasets.stores.opening import is_url
+from gpuload.errors import GpuloadError, visible
+from gpuload.inspection.files import NAMED
+from gpuload.inspection.gather import Gathered, gather, gather_pixels
+from gpuload.inspection.page import (
+    GROUPS_SHOWN,
+    IMAGES_SHOWN,
+    SIDE,
+    bytes_text,
+    chosen,
+    contact_sheet,
+    default_recipe,
+    render,
+    thumbnails,
 )
+from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
+from gpuload.loader.limits import usable_cpus
+
+__all__ = ["BAD", "Settings", "run"]
+
+BAD: Final = 3  # exit status: it was done, and there are damaged images, or the same in several data sets
+LISTED: Final = 10  # damaged images in the terminal, and groups of duplicates
+STYLES: Final = {"bad": "bold red", "odd": "yellow", "note": "cyan"}
+WORDS: Final = {"bad": "fix", "odd": "check", "note": "to know"}
+SMALL_SIDE: Final = 112  # of pictures of duplicates
 
 
-# Optional[…]: typer evaluates these annotations at run time.
-def inspect(
-    data: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DATA",
-            help="What `gpuload pack` takes as a source; of several, images that are in more than one are found.",
-        ),
-    ],
-    recipe: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="FILE.py:NAME",
-            help="Your transforms, for the contact sheet: a list of them, or a Chain, in a Python file. Default: a "
-            "random crop to 224×224 and a flip.",
-        ),
-    ] = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The page that is written; '' for none.")] = "inspect.html",
-    as_json: JsonFile = None,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all."),
-    ] = None,
-    pixels: Annotated[
-        str, typer.Option(metavar="N", help="How many images are decoded, drawn at random; or 'all'.")
-    ] = "4000",
-    images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
-    draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
-    workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Worker processes. Default: one for each CPU of this process."),
-    ] = None,
-    extensions: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of a folder: the endings of images, as in '.jpg,.avif'."),
-    ] = None,
-    fields: Fields = None,
-    image: Image = None,
-    target: Target = None,
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of the command line; see `gpuload.cli.app.inspect`. `store`: those of `source_of`; `pixels`: None for
+    all."""
+
+    data: Sequence[str]
+    store: Mapping[str, str | None] = field(default_factory=dict)
+    recipe: str | None = None
+    html: str | None = "inspect.html"
+    json: str | None = None
+    limit: int | None = None
+    pixels: int | None = 4000
+    images: int = 8
+    draws: int = 6
+    seed: int = 0
+    workers: int | None = None
+
+
+def run(settings: Settings, console: Console | None = None) -> int:
+    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done."""
+    console = console or make_console()
+    talk = make_console(stderr=True) if settings.json == "-" else console  # stdout is for a program
+    try:
+        recipe = default_recipe() if settings.recipe is None else load_recipe(settings.recipe)
+        datasets = [_dataset(data, settings.store) for data in settings.data]
+        ignored = [_ignored(dataset, settings.store.get("extensions")) for dataset in datasets]
+        workers = usable_cpus() if settings.workers is None else settings.workers
+        options = {"seed": settings.seed, "workers": workers}
+        with bars(talk) as begin:
+            names = _names(settings.data)
+            gathered = gather(datasets, names, limit=settings.limit, tell=begin("files"), **options)
+            if settings.pixels != 0:
+                gather_pixels(gathered, most=settings.pixels, tell=begin("pixels"), **options)
+        summary = summarise(gathered, ignored=ignored)
+        advice = advise(summary)
+        if settings.html is not None:
+            _write(settings.html, gathered, summary, advice, recipe, workers, settings)
+        if settings.json is not None:
+            text = json.dumps({**summary, "advice": [one._asdict() for one in advice]}, indent=1) + "\n"
+            print(text, end="") if settings.json == "-" else replace_file(settings.json, text)
+    except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
+        return fail(talk, error)
+    except KeyboardInterrupt:
+        say(talk, "stopped", "yellow")
+        return STOPPED
+    _show(talk, summary, advice)
+    if settings.html is not None:
+        size = bytes_text(os.path.getsize(settings.html))
+        say(talk, f"{visible(settings.html)}: {size}; it opens in any browser, and needs no network")
+    return BAD if is_bad(summary) else 0
+
+
+def _dataset(data: str, store: Mapping[str, str | None]) -> Any:
+    """Return what `gpuload pack` takes as a source; or a single image."""
+    if os.path.isfile(data) and data.lower().endswith(tuple(NAMED)):
+        return [read(data)]
+    return source_of(data, store)
+
+
+def _names(data: Sequence[str]) -> list[str]:
+    """Name data sets by the last parts of their paths, as many as tell them apart."""
+    paths = [one if is_url(one) else os.path.abspath(one) for one in data]
+    parts = [[part for part in path.split(os.sep) if part] or [path] for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = [os.sep.join(one[-count:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(data, 1)]
+
+
+def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
+    root, kind = getattr(dataset, "root", None), type(dataset).__name__
+    if kind not in ("ImageFolder", "ImageFiles") or not isinstance(root, str) or is_url(root):
+        return {}
+    extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
+    return ignored_in(root, extensions, classes=kind == "ImageFolder")
+
+
+def _write(
+    path: str,
+    gathered: Gathered,
+    summary: dict[str, Any],
+    advice: Sequence[Advice],
+    recipe: list[Any],
+    workers: int,
+    settings: Settings,
 ) -> None:
-    """Look at data sets, and write one HTML page about them.
+    few = min(workers, 2)
+    strips = chosen(gathered, settings.images)
+    duplicates = [
+        image["row"]
+        for kind in ("files", "pixels")
+        for group in summary["duplicates"][kind]["listed"][:GROUPS_SHOWN]
+        for image in group["images"][:IMAGES_SHOWN]
+    ]
+    sides = dict.fromkeys(duplicates, SMALL_SIDE) | dict.fromkeys(strips, SIDE)
+    pictures = thumbnails(gathered, sides, workers=few)
+    sheet = contact_sheet(gathered, strips, recipe, pictures, draws=settings.draws, seed=settings.seed, workers=few)
+    shown = "\n".join(map(repr, recipe))
+    page = render(summary, advice, sheet, pictures, recipe=shown, seed=settings.seed, version=__version__)
+    replace_file(path, page)
 
-    It has sizes, formats, classes, damaged files, duplicates, mean and std, and images before and after augmentation.
 
-    Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
-    """
-    from gpuload.cli.inspecting import Settings, run
+def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
+    """Print the summary: a table in a terminal, plain lines elsewhere."""
+    facts = [(name, visible(value)) for name, value in _facts(summary)]
+    if console.is_terminal:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts:
+            table.add_row(name, Text(value))
+        console.print(table)
+    else:
+        for name, value in facts:
+            say(console, f"{name}: {value}")
+    for kind in summary["pixels"]["kinds"][:1]:
+        if kind["normalize"]:
+            say(console, kind["normalize"], to_copy=True)
+    for words, style in _listed(summary):
+        say(console, words, style)
+    if console.is_terminal:
+        console.print()
+    for one in advice:
+        say(console, f"{WORDS[one.level]}: {visible(one.title)}", STYLES[one.level])
+        for line in one.code.splitlines():
+            say(console, f"    {line}", to_copy=True)
 
-    if pixels != "all" and not pixels.isdecimal():
-        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
-    given = {"fields": fields, "image": image, "target": target, "extensions": extensions and extensions.lower()}
-    settings = Settings(
-        data=data,
-        recipe=recipe,
-        html=html or None,
-        json=as_json,
-        limit=limit,
-        pixels=None if pixels == "all" else int(pixels),
-        images=images,
-        draws=draws,
-        seed=seed,
-        workers=workers,
-        given={name: value for name, value in given.items() if value is not None},
-    )
-    raise typer.Exit(run(settings))
+
+def _listed(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines that name damaged files and duplicates, with their styles."""
+    damaged = summary["damaged"]
+    for one in damaged["listed"][:LISTED]:
+        yield f"damaged: {visible(one['path'])}: {visible(one['cause'])}", "red"
+    if (more := damaged["count"] - LISTED) > 0:
+        yield f"damaged: {more:,} more", "red"
+    for kind, what in (("files", "same file"), ("pixels", "same pixels")):
+        duplicates = summary["duplicates"][kind]
+        several = len(summary["data"]) > 1
+        for group in duplicates["listed"][:LISTED]:
+            names = [f"{one['data'] + ': ' if several else ''}{one['name']}" for one in group["images"][:LISTED]]
+            more = f", and {group['count'] - LISTED:,} more" if group["count"] > LISTED else ""
+            yield f"{what}: {', '.join(map(visible, names))}{more}", "yellow"
+        if (more := duplicates["groups"] - LISTED) > 0:
+            yield f"{what}: {more:,} more", "yellow"
+
+
+def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
+    for one in summary["data"]:
+        yield "data", one["kind"] or one["name"]
+    some = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
+    yield "images", f"{images['looked_at']:,}{some}, {bytes_text(images['bytes'])}"
+    if sizes:
+        width, height = sizes["width"], sizes["height"]
+        yield (
+            "sizes",
+            (
+                f"median {width['median']:,.0f}×{height['median']:,.0f}, "
+                f"smallest {'×'.join(map(str, sizes['smallest']))}, "
+                f"largest {'×'.join(map(str, sizes['largest']))}; {count_of(sizes['distinct'], 'size')}"
+            ),
+        )
+        spread = sizes["bytes"]
+        yield (
+            "files",
+            f"median {bytes_text(spread['median'])}, {bytes_text(spread['least'])} to {bytes_text(spread['most'])}",
+        )
+        for name, kind in (("formats", "formats"), ("modes", "modes"), ("sampling", "sampling")):
+            if counts := summary["formats"][kind]:
+                yield name, ", ".join(f"{what} {number:,}" for what, number in counts.items())
+    if classes:
+        least, most = classes["listed"][-1], classes["listed"][0]
+        yield (
+            "classes",
+            (
+                f"{classes['count']:,}; the largest is {most['name']} with {most['count']:,}, "
+                f"the smallest {least['name']} with {least['count']:,}"
+            ),
+        )
+    files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
+    yield "duplicates", f"{count_of(files, 'file')}; among {images['decoded']:,} decoded images {pixels:,} by pixels"
+    yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit {summary['refused']['count']:,}"
+    for kind in summary["pixels"]["kinds"][:1]:
+        for name in ("mean", "std"):
+            yield name, ", ".join(f"{value:.4f}" for value in kind[name])

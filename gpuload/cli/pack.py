@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rich.console import Console
 
-from gpuload.cli.console import STOPPED, fail, make_console, progress, say
+from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say
 from gpuload.cli.source import source_of
 from gpuload.errors import GpuloadError
 from gpuload.packing.manifest import MANIFEST
@@ -24,32 +25,32 @@ def run_pack(
     source: str,
     folder: str,
     *,
-    given: dict[str, str | None],
+    store: Mapping[str, str | None],
     console: Console | None = None,
     **options: Any,
 ) -> int:
-    """Pack a source. Returns the exit status: 1 if samples are damaged, or it cannot be done."""
+    """Pack a source. Return the exit status: 1 if samples are damaged, or it cannot be done."""
     console = console or make_console()
     try:
-        dataset = source_of(source, {name: value for name, value in given.items() if value is not None})
+        dataset = source_of(source, store)
         say(console, f"{dataset!r}")
         with progress(console, "samples") as tell:
 
             def report(done: int, total: int, nbytes: int) -> None:
                 tell(done, total, f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e6 else "")
 
-            made = pack(dataset, folder, progress=report, **options)
+            packed = pack(dataset, folder, progress=report, **options)
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
         return fail(console, error)
     except KeyboardInterrupt:
         say(console, "stopped; what is done is kept: run the same again to go on", "yellow")
         return STOPPED
-    _tell(console, made)
+    _tell(console, packed)
     return 0
 
 
 def run_verify(folder: str, *, console: Console | None = None) -> int:
-    """Verify a packed set. Returns the exit status: 1 if it is not what was packed."""
+    """Verify a packed set. Return the exit status: 1 if it is not what was packed."""
     console = console or make_console()
     try:
         with progress(console, "parts") as tell:
@@ -59,14 +60,14 @@ def run_verify(folder: str, *, console: Console | None = None) -> int:
     for problem in problems:
         say(console, problem, "red")
     if problems:
-        say(console, f"{len(problems)} problem(s) in {folder}: copy these files again, or pack the set again")
+        say(console, f"{count_of(len(problems), 'problem')} in {folder}: copy these files again, or pack the set again")
         return 1
     say(console, f"{folder}: all is as it was packed")
     return 0
 
 
 def size_of(text: str) -> int:
-    """A number of bytes: ``256MB``, ``1GiB``, ``1000``.
+    """Read a number of bytes: ``256MB``, ``1GiB``, ``1000``.
 
     Raises:
         ValueError: it is none.
@@ -77,13 +78,14 @@ def size_of(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def _tell(console: Console, made: Packed) -> None:
-    went_on = f" ({made.taken_up:,} of them were there already)" if made.taken_up else ""
-    say(console, f"{made.samples:,} samples{went_on}, {made.nbytes:,} bytes in {made.files:,} file(s) in {made.folder}")
-    for why, count in made.kept.items():
-        say(console, f"{count:,} images kept as they are, {why}")
-    for one in made.left_out[:SHOWN]:
+def _tell(console: Console, packed: Packed) -> None:
+    there = f" ({packed.taken_up:,} of them were there already)" if packed.taken_up else ""
+    samples, files = count_of(packed.samples, "sample"), count_of(packed.files, "file")
+    say(console, f"{samples}{there}, {packed.nbytes:,} bytes in {files} in {packed.folder}")
+    for why, count in packed.kept.items():
+        say(console, f"{count_of(count, 'image')} kept as {'it is' if count == 1 else 'they are'}, {why}")
+    for one in packed.left_out[:SHOWN]:
         say(console, f"left out: {one['source'] or 'sample ' + str(one['index'])}: {one['cause']}", "yellow")
-    if len(made.left_out) > SHOWN:
-        say(console, f"left out: {len(made.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
-    say(console, f"Read it with {made.read}")
+    if len(packed.left_out) > SHOWN:
+        say(console, f"left out: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
+    say(console, f"Read it with {packed.read}", to_copy=True)

@@ -1,16 +1,27 @@
-"""The dataset that a command line names: ``gpuload pack``, ``bench``, ``compare`` and others take the same."""
+"""What a command line names: a dataset, by its path, and the user's own transforms, ``--recipe FILE.py:name``.
+
+A recipe's file is run once, in this process, as ``python FILE.py`` would run it, but under another name than
+``__main__``. Modules beside it can be imported; they come after all others, so that none of them takes the place of a
+library.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuload import datasets
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import is_litter
+from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
+from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["source_of"]
+__all__ = ["MEAN", "SIZE", "STD", "RecipeError", "load_recipe", "source_of", "usual_recipe"]
 
 OPTIONS_OF: Final = {
     "fields": ("TarShards",),
@@ -21,13 +32,24 @@ OPTIONS_OF: Final = {
 }
 
 
-def source_of(source: str, given: dict[str, str]) -> Any:
-    """The dataset that a command line names: by what is there, else by the end of the name.
+def source_of(source: str, options_given: Mapping[str, str | None]) -> Any:
+    """Return the dataset that a command line names: by what is there, else by the end of the name.
+
+    Args:
+        source: a path, a pattern of paths, or a URL.
+        options_given: the options of `OPTIONS_OF`, as the command line has them; None where one was not given.
 
     Raises:
         FileNotFoundError: there is nothing.
-        ValueError: it is of no known kind, or options do not go with it.
+        ValueError: it is of no known kind, options do not go with it, or it has no samples.
     """
+    dataset = _open(source, {name: value for name, value in options_given.items() if value is not None})
+    if not len(dataset):
+        raise ValueError(f"{dataset!r} has no samples")
+    return dataset
+
+
+def _open(source: str, given: dict[str, str]) -> Any:
     name = _kind_of(source)
     for option in given:
         if name not in OPTIONS_OF[option]:
@@ -39,7 +61,7 @@ def source_of(source: str, given: dict[str, str]) -> Any:
         if several in options:
             options[several] = tuple(options[several].split(","))
     if "classes" in options:
-        options["classes"] = source_of(options["classes"], {})
+        options["classes"] = _open(options["classes"], {})
     if options.get("target") == "":
         options["target"] = None
     return getattr(datasets, name)(source, **options)
@@ -58,12 +80,9 @@ def _kind_of(source: str) -> str:
             return "LMDB"
         if any(name.endswith(".parquet") for name in names):
             return "Parquet"
-        flat = any(name.lower().endswith(EXTENSIONS) for name in names)
-        return (
-            "ImageFiles"
-            if flat or not any(os.path.isdir(os.path.join(source, name)) for name in names)
-            else "ImageFolder"
-        )
+        is_flat = any(name.lower().endswith(EXTENSIONS) for name in names)
+        has_folders = any(os.path.isdir(os.path.join(source, name)) for name in names)
+        return "ImageFolder" if has_folders and not is_flat else "ImageFiles"
     for ending, name in endings.items():
         if source.lower().endswith(ending):
             return name
@@ -73,3 +92,72 @@ def _kind_of(source: str) -> str:
         f"{source!r} is of no kind that is known: expected a folder of images, or a name that ends in "
         f"{', '.join(endings)}. In Python, gpuload takes any dataset"
     )
+
+
+# -- recipes ----------------------------------------------------------------------------------------------------------
+
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
+SIZE: Final = 224
+
+
+def usual_recipe() -> list[Any]:
+    """Return what most image classifiers are trained with: a random crop to 224×224, a flip, ImageNet's mean."""
+    return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message says which, why, and what was expected."""
+
+
+def load_recipe(spec: str) -> list[Any]:
+    """Return the transforms that ``FILE.py:name`` names: a list, tuple or `Chain` in a Python file.
+
+    Returns:
+        The transforms in order; a module at the end too.
+
+    Raises:
+        RecipeError: there is no such file or name, the file raises an error, or what is there is no chain.
+    """
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path or not name.isidentifier():
+        raise RecipeError(f"--recipe expects FILE.py:name, the list of transforms `name` in that file, got {spec!r}")
+    if not os.path.isfile(path):
+        raise RecipeError(f"--recipe {spec}: there is no file {path!r}")
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        names = runpy.run_path(path, run_name="gpuload_recipe")
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
+    if name not in names:
+        chains = [other for other, value in names.items() if isinstance(value, list | tuple | Chain)]
+        there = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain at all"
+        raise RecipeError(f"--recipe {spec}: {path} has no {name!r}; {there}")
+    value = names[name]
+    if isinstance(value, Compose):
+        value = list(value.transforms)
+    if not isinstance(value, list | tuple | Chain):
+        kind = type(value)
+        of = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"
+        raise RecipeError(
+            f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got one {kind.__name__}{of}"
+            + ("; gpuload.transforms.from_torchvision makes a list of it" if of == " of torchvision" else "")
+        )
+    if isinstance(value, Chain):
+        return [*value.transforms, *([] if value.module is None else [value.module])]
+    try:
+        Chain(value)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"--recipe {spec}: {error}") from error
+    return list(value)
+
+
+def _describe(error: BaseException, path: str) -> str:
+    """Say what was raised, and in which line of the file."""
+    if isinstance(error, SyntaxError):
+        return one_line(f"SyntaxError in line {error.lineno}: {error.msg}")
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f" in line {lines[-1]}" if lines else ""
+    return one_line(f"{type(error).__name__}{where}: {error}")

@@ -9,50 +9,37 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
 from PIL import Image
 
+from gpuload.cli.source import MEAN, SIZE, STD
 from gpuload.datasets.sample import Encoded
 from gpuload.datasets.sample import Image as ImageOf
 from gpuload.datasets.tree import flatten
-from gpuload.errors import one_line
 
-__all__ = ["Pictures", "Way", "by_pillow", "by_simplejpeg", "random_box", "usual_way"]
-
-
-class Way(NamedTuple):
-    """How a file becomes pixels: `name` of what does it, `note` with versions and reasons, `decode` from the bytes to
-    uint8 H×W×3."""
-
-    name: str
-    note: str
-    decode: Callable[[bytes], np.ndarray]
-
-
-def usual_way() -> Way:
-    """simplejpeg, on which gpuload depends; Pillow where it is broken, with a note that says why."""
-    try:
-        import simplejpeg  # noqa: F401
-
-        return Way("simplejpeg", f"simplejpeg {metadata.version('simplejpeg')}, torch's own resize", by_simplejpeg)
-    except Exception as error:
-        why = one_line(f"{type(error).__name__}: {error}", 120)
-        return Way("Pillow", f"simplejpeg, which is faster, cannot be used: {why}", by_pillow)
-
-
-def by_simplejpeg(data: bytes) -> np.ndarray:
-    """A JPEG's pixels; those of other formats, and of JPEGs that simplejpeg does not read, by Pillow."""
+try:
     import simplejpeg
+except Exception:  # a broken installation: `gpuload doctor` says how
+    simplejpeg = None
 
-    try:
-        return simplejpeg.decode_jpeg(data)
-    except ValueError:
-        return by_pillow(data)
+__all__ = ["DECODER", "Pictures", "by_pillow", "collate", "data_loader", "decode", "random_box"]
+
+DECODER: Final = f"simplejpeg {metadata.version('simplejpeg')}" if simplejpeg is not None else "Pillow"
+
+
+def decode(data: bytes) -> np.ndarray:
+    """Decode a JPEG to uint8 H×W×3; other formats, and JPEGs that simplejpeg does not read, by Pillow."""
+    if simplejpeg is not None:
+        try:
+            return simplejpeg.decode_jpeg(data)
+        except ValueError:
+            pass
+    return by_pillow(data)
 
 
 def by_pillow(data: bytes) -> np.ndarray:
@@ -61,7 +48,7 @@ def by_pillow(data: bytes) -> np.ndarray:
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """A box as torchvision's RandomResizedCrop draws it, from torch's generator: (left, top, right, bottom)."""
+    """Draw a box as torchvision's RandomResizedCrop does, from torch's generator: (left, top, right, bottom)."""
     for _ in range(10):
         area = width * height * float(torch.empty(1).uniform_(0.08, 1))
         ratio = math.exp(float(torch.empty(1).uniform_(math.log(3 / 4), math.log(4 / 3))))
@@ -76,32 +63,30 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
 
 class Pictures(torch.utils.data.Dataset):
     """The first image of each sample of one of gpuload's datasets, as a training step takes it, and its label, or 0.
+    Instead of a sample that cannot be loaded comes its index.
 
     Args:
         dataset: any that gpuload takes.
-        decode: what makes pixels of an encoded file, as `Way.decode`.
         size: height and width of what comes out: float32 3×size×size.
-        mean, std: what it is normalised by, of values in 0 … 1.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        decode: Callable[[bytes], np.ndarray],
-        size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
+    def __init__(self, dataset: Any, size: int = SIZE) -> None:
         self.dataset = dataset
-        self.decode = decode
         self.size = size
-        self.mean = torch.tensor(mean).view(3, 1, 1)
-        self.std = torch.tensor(std).view(3, 1, 1)
+        self.mean = torch.tensor(MEAN).view(3, 1, 1)
+        self.std = torch.tensor(STD).view(3, 1, 1)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | int:
+        try:
+            return self.load(index)
+        except Exception:  # as a Loader leaves it out
+            return index
+
+    def load(self, index: int) -> tuple[torch.Tensor, int]:
+        """Load one sample. TypeError if it has no image."""
         leaves: list[Any] = []
         flatten(self.dataset[index], leaves)
         image = next((leaf for leaf in leaves if isinstance(leaf, Encoded | ImageOf | np.ndarray)), None)
@@ -114,17 +99,39 @@ class Pictures(torch.utils.data.Dataset):
         return self.view(pixels, random_box(width, height), float(torch.rand(())) < 0.5), label
 
     def pixels(self, image: Any) -> np.ndarray:
-        """The uint8 H×W×3 of an image in whatever form the dataset gave it."""
+        """Return the uint8 H×W×3 of an image in whatever form the dataset gave it."""
         if isinstance(image, Encoded):
-            return self.decode(image.data)
+            return decode(image.data)
         array = image.array if isinstance(image, ImageOf) else image
         return np.array(Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).convert("RGB"))
 
     def view(self, pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
-        """The box (left, top, right, bottom) of the pixels, resized, flipped or not, and normalised."""
+        """Return the box (left, top, right, bottom) of the pixels, resized, flipped or not, and normalised."""
         left, top, right, bottom = box
         image = torch.from_numpy(pixels).permute(2, 0, 1)[None, :, top:bottom, left:right]
         image = torch.nn.functional.interpolate(image, size=(self.size, self.size), mode="bilinear", antialias=True)[0]
         if flip:
             image = image.flip(2)
         return image.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
+
+
+def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
+    """Return a shuffled DataLoader over `Pictures`, whose workers stay. A batch is images, labels, and a list of the
+    indices that cannot be loaded."""
+    return torch.utils.data.DataLoader(
+        Pictures(dataset),
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=num_workers,
+        collate_fn=collate,
+        persistent_workers=num_workers > 0,
+        pin_memory=pin_memory,
+    )
+
+
+def collate(samples: Sequence[tuple[torch.Tensor, int] | int]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Put samples of `Pictures` into a batch, without those that cannot be loaded."""
+    loaded = [sample for sample in samples if not isinstance(sample, int)]
+    images = torch.stack([image for image, _ in loaded]) if loaded else torch.empty(0, 3, 1, 1)
+    labels = torch.tensor([label for _, label in loaded])
+    return images, labels, [sample for sample in samples if isinstance(sample, int)]

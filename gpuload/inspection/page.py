@@ -1,27 +1,213 @@
-"""The page: one HTML file that needs nothing else, no network and no script.
+"""The page: one HTML file that needs nothing else, no network and no script; and its pictures.
 
 What comes from the data (names of files, classes, causes) is untrusted: jinja2 escapes all of it, characters that
 cannot be seen are written out, and a content security policy forbids everything but the page's own pictures and style.
+
+Pictures are small JPEGs in data URIs: images as they are, and as a recipe makes them. A `Loader` makes them, in its
+workers, as in training; each epoch gives every image another draw.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime
+import io
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from gpuload.errors import visible
-from gpuload.inspection.advice import Advice
-from gpuload.inspection.sheet import Strip
+import numpy as np
+import torch
 
-__all__ = ["GROUPS_SHOWN", "IMAGES_SHOWN", "render"]
+from gpuload.errors import visible
+from gpuload.inspection.files import DEEP, GOOD, Picked
+from gpuload.inspection.gather import Gathered
+from gpuload.inspection.summary import Advice
+from gpuload.loader.loader import Loader
+from gpuload.transforms import Chain, Normalize, RandomHorizontalFlip, RandomResizedCrop
+from gpuload.workers.faults import Faults
+
+__all__ = [
+    "GROUPS_SHOWN", "IMAGES_SHOWN", "SIDE", "Strip", "bytes_text", "chosen", "contact_sheet", "default_recipe",
+    "render", "thumbnails",
+]  # fmt: skip
 
 GROUPS_SHOWN: Final = 12  # groups of duplicates that are shown with pictures, of each kind
 IMAGES_SHOWN: Final = 4  # pictures of each
 LISTED: Final = 200  # damaged images
 BARS: Final = 24  # classes with a bar each
 WIDTH, HEIGHT = 320, 96  # of a chart, in its own units
+SIDE: Final = 176  # pixels of the longer side of a picture
+QUALITY: Final = 82
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def default_recipe() -> list[Any]:
+    """Return what is done to images where no recipe is given."""
+    return [RandomResizedCrop(224), RandomHorizontalFlip()]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One image of the contact sheet.
+
+    Attributes:
+        name, label: of the image; the label is empty if there is none.
+        size: width and height.
+        before: the whole image, as a data URI; None if it cannot be shown.
+        after: what the recipe made of it, draw by draw.
+    """
+
+    name: str
+    label: str
+    size: tuple[int, int]
+    before: str | None
+    after: list[str]
+
+
+def chosen(gathered: Gathered, images: int) -> list[int]:
+    """Return rows for a contact sheet: from all over the data, one of each of as many classes as there can be. All are
+    of the kind that most measured images are of, since a batch has one."""
+    rows = gathered.measured
+    if not len(rows) or not images:
+        return []
+    modes = gathered.rows["mode"][rows].astype(np.int64) << 16 | (gathered.rows["flags"][rows] & DEEP)
+    kinds, counts = np.unique(modes, return_counts=True)
+    rows = rows[modes == kinds[counts.argmax()]]
+    _, first = np.unique(gathered.rows["label"][rows], return_index=True)
+    if len(first) > images:
+        first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
+    rest = np.setdiff1d(np.arange(len(rows)), first)
+    more = min(images - len(first), len(rest))
+    if more > 0:
+        first = np.r_[first, rest[np.linspace(0, len(rest) - 1, more).round().astype(int)]]
+    return np.sort(rows[first]).tolist()
+
+
+def contact_sheet(
+    gathered: Gathered,
+    rows: Sequence[int],
+    recipe: Sequence[Any],
+    before: dict[int, str],
+    *,
+    draws: int,
+    seed: int,
+    workers: int | None,
+) -> list[Strip]:
+    """Return images before and after the recipe.
+
+    Args:
+        rows: of the images.
+        before: pictures of them as they are.
+
+    Raises:
+        SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
+    """
+    if not rows:
+        return []
+    after: list[list[str]] = [[] for _ in rows]
+    with _loader(_picked(gathered, rows), len(rows), seed, workers, recipe, on_error="raise") as loader:
+        for _ in range(draws):
+            for batch, _ in loader:
+                images = batch[0] if isinstance(batch, list | tuple) else batch
+                for place, views in enumerate(_views(images, len(rows))):
+                    after[place] += [_uri(_to_uint8(view, recipe), SIDE) for view in views]
+    return [
+        Strip(
+            gathered.name_of(row),
+            gathered.label_of(row) or "",
+            (int(gathered.rows["width"][row]), int(gathered.rows["height"][row])),
+            before.get(row),
+            after[place],
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def thumbnails(gathered: Gathered, sides: dict[int, int], *, workers: int | None) -> dict[int, str]:
+    """Return small pictures of whole images, by row; without those that cannot be shown.
+
+    Args:
+        sides: for each row how many pixels the longer side has.
+    """
+    shown: dict[int, str] = {}
+    rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
+    if not rows:
+        return shown
+    # One by one: a few large ones at once could take more memory than there is.
+    with _loader(_picked(gathered, rows), 1, 0, workers, [], on_error="skip") as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
+        for (images, _), info in loader:
+            for image, index in zip(images, info.indices.tolist(), strict=True):
+                shown[rows[index]] = _uri(_to_uint8(image, []), sides[rows[index]])
+    return shown
+
+
+def _picked(gathered: Gathered, rows: Sequence[int]) -> Picked:
+    picked = gathered.rows[np.asarray(rows)]
+    return Picked(gathered.datasets, picked["which"], gathered.indices[np.asarray(rows)], picked["flags"] & DEEP > 0)
+
+
+def _loader(
+    dataset: Any, batch_size: int, seed: int, workers: int | None, recipe: Sequence[Any], *, on_error: Any
+) -> Loader:
+    chain = Chain(recipe)
+    whole = chain.module is not None or chain.mixing is not None  # these take a batch of one size
+    return Loader(
+        dataset,
+        batch_size,
+        transforms=recipe,
+        num_workers=workers,
+        device="cpu",
+        ragged="error" if whole else "list",
+        seed=seed,
+        info=True,
+        faults=Faults(on_error=on_error, max_error_rate=1.0, max_restarts=100),
+    )
+
+
+def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
+    """Return for each image what a recipe made of it: one picture, or one for each view of a `MultiView`."""
+    if (
+        isinstance(batch, list | tuple)
+        and len(batch)
+        and (len(batch) != count or not isinstance(batch[0], torch.Tensor) or batch[0].ndim == 4)
+    ):
+        return [list(views) for views in zip(*batch, strict=True)]
+    return [[image] for image in batch]
+
+
+def _to_uint8(image: torch.Tensor, recipe: Sequence[Any]) -> np.ndarray:
+    """Return a finished image, C×H×W of any type, as levels H×W×3: a `Normalize` of the recipe is taken back."""
+    pixels = image.detach().cpu()
+    if pixels.dtype != torch.uint8:
+        deep, pixels = pixels.dtype == torch.uint16, pixels.float()
+        normalize = next((step for step in reversed(recipe) if isinstance(step, Normalize)), None)
+        if normalize is not None and len(normalize.mean) in (1, len(pixels)):
+            pixels = pixels * torch.tensor(normalize.std)[:, None, None] + torch.tensor(normalize.mean)[:, None, None]
+        if deep:
+            pixels = pixels / 257
+        elif normalize is not None or float(pixels.abs().max()) <= 2:
+            pixels = pixels * 255
+        pixels = pixels.round().clamp(0, 255).to(torch.uint8)
+    levels = pixels.permute(1, 2, 0).numpy()
+    return levels[:, :, :3] if levels.shape[2] >= 3 else np.repeat(levels[:, :, :1], 3, axis=2)
+
+
+def _uri(levels_hwc: np.ndarray, side: int) -> str:
+    from PIL import Image as Pillow
+
+    picture, file = Pillow.fromarray(np.ascontiguousarray(levels_hwc)), io.BytesIO()
+    picture.thumbnail((side, side), Pillow.Resampling.LANCZOS)
+    picture.save(file, "JPEG", quality=QUALITY, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def render(
@@ -34,10 +220,10 @@ def render(
     seed: int,
     version: str,
 ) -> str:
-    """The page, as text.
+    """Return the page, as text.
 
     Args:
-        summary, advice: what was found.
+        summary, advice: what is known of the data sets.
         sheet: the contact sheet.
         pictures: data URIs of images that the summary lists, by row.
         recipe: the transforms, as text.
@@ -46,7 +232,7 @@ def render(
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
-    environment.globals.update(bars=_bars, levels=_levels, line=_line, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT)
+    environment.globals.update(bars=_bars, levels=_outline, line=_line, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
     return template.render(
         summary=summary,
@@ -65,7 +251,7 @@ def render(
 
 
 def bytes_text(nbytes: float) -> str:
-    """A number of bytes with a unit, such as ``1.2 GB``."""
+    """Return a number of bytes with a unit, such as ``1.2 GB``."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
@@ -85,7 +271,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _bars(spread: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bars of a histogram: place, height, and what they are."""
+    """Return the bars of a histogram: place, height, and what they are."""
     counts, bounds = spread["counts"], spread["bounds"]
     each, most = WIDTH / len(counts), max(counts)
     return [
@@ -101,9 +287,9 @@ def _bars(spread: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _levels(counts: list[int], most: int) -> str:
-    """The outline of how often each level is there, as the points of a polygon. The ends, where clipped levels pile up,
-    may leave the picture."""
+def _outline(counts: list[int], most: int) -> str:
+    """Return the outline of how often each level is there, as the points of a polygon. The ends, where clipped levels
+    pile up, may leave the picture."""
     points = [
         f"{WIDTH * level / 255:.1f},{HEIGHT * (1 - min(1.0, count / most)):.1f}" for level, count in enumerate(counts)
     ]
@@ -111,7 +297,7 @@ def _levels(counts: list[int], most: int) -> str:
 
 
 def _line(counts: list[int]) -> str:
-    """The outline of the sizes of all classes, the largest first."""
+    """Return the outline of the sizes of all classes, the largest first."""
     picked = counts if len(counts) <= WIDTH else [counts[at * len(counts) // WIDTH] for at in range(WIDTH)]
     each, most = WIDTH / len(picked), max(picked)
     points = []

@@ -1,4 +1,5 @@
-"""What all rows come to, as plain values: what ``--json`` writes, the terminal shows, and the page is made of.
+"""What all rows come to, as plain values, and what to do about it: what ``--json`` writes, the terminal shows, and the
+page is made of.
 
 docs/inspecting.md says what each entry means. A text may hold any character that a file's name may.
 """
@@ -6,12 +7,15 @@ docs/inspecting.md says what each entry means. A text may hold any character tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Final
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from gpuload.inspection.duplicates import Groups, equal, looking_alike
+from gpuload.datasets.litter import is_litter
+from gpuload.decode.options import Decode
 from gpuload.inspection.files import (
     ALPHA,
     DAMAGED,
@@ -26,25 +30,29 @@ from gpuload.inspection.files import (
     RESTARTS,
     SAMPLINGS,
 )
-from gpuload.inspection.gather import Gathered, name_of
+from gpuload.inspection.gather import Gathered
 
-__all__ = ["LISTED", "summarise"]
+__all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ignored_in", "is_bad", "summarise"]
 
 LISTED: Final = 1000  # images, or groups of them, that are named; all are counted
 BINS: Final = 32
 FEW: Final = 10  # a class with fewer images is said to have few
 SMALL: Final = 32  # pixels
+LARGE: Final = 1_500_000  # pixels
+UNEQUAL: Final = 10  # times as large as the smallest class
+LONGEST: Final = 12  # characters of an ending
+IN_ROOT: Final = "(images outside of class folders)"
+LITTER: Final = "(images that other programs keep there, as in .ipynb_checkpoints)"
 
 
-def summarise(found: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """The summary, without advice.
+def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
+    """Return the summary, without advice.
 
     Args:
-        found: what was gathered.
+        gathered: what is known of the data sets.
         ignored: for each data set, how many files of which endings it leaves out.
     """
-    rows = found.rows
-    known = rows[rows["width"] > 0]
+    rows = gathered.rows
     return {
         "data": [
             {
@@ -54,38 +62,61 @@ def summarise(found: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, An
                 "looked_at": int((rows["which"] == which).sum()),
                 "ignored": ignored[which],
             }
-            for which, (name, dataset) in enumerate(zip(found.names, found.datasets, strict=True))
+            for which, (name, dataset) in enumerate(zip(gathered.names, gathered.datasets, strict=True))
         ],
         "images": {
-            "samples": sum(len(dataset) for dataset in found.datasets),
+            "samples": sum(len(dataset) for dataset in gathered.datasets),
             "looked_at": len(rows),
-            "decoded": len(found.measured),
-            "drawn": found.drawn,
+            "decoded": len(gathered.measured),
+            "drawn": gathered.drawn,
             "bytes": int(rows["nbytes"].sum()),
         },
-        "damaged": _states(found, DAMAGED),
-        "refused": _states(found, REFUSED),
+        "damaged": _states(gathered, DAMAGED),
+        "refused": _states(gathered, REFUSED),
         "sizes": _sizes(rows[rows["state"] == GOOD]),
-        "formats": _formats(known),
-        "classes": _classes(found),
-        "duplicates": _duplicates(found),
-        "pixels": _pixels(found),
+        "formats": _formats(rows[rows["width"] > 0]),
+        "classes": _classes(gathered),
+        "duplicates": _duplicates(gathered),
+        "pixels": _pixels(gathered),
     }
 
 
-def _states(found: Gathered, state: int) -> dict[str, Any]:
-    """The damaged images, or those that a limit refuses."""
-    rows = np.flatnonzero(found.rows["state"] == state).tolist()
-    listed = [{**_named(found, row), "cause": found.notes.get(row, "")} for row in rows[:LISTED]]
+def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[str, int]:
+    """Count the files in a folder that a data set of images leaves out, by their endings, the most frequent first.
+
+    Args:
+        root: a folder; links to folders are not followed.
+        extensions: the endings of images, lower case, with the dot.
+        classes: whether images directly in the root do not count, as each has to be in the folder of its class.
+    """
+    counts: Counter[str] = Counter()
+    endings = tuple(extensions)
+    for folder, _, names in os.walk(root):
+        in_litter = is_litter(os.fsencode(folder.removeprefix(root)))
+        for name in names:
+            if name.lower().endswith(endings) and (in_litter or is_litter(os.fsencode(name))):
+                counts[LITTER] += 1
+            elif not name.lower().endswith(endings):
+                ending = os.path.splitext(name)[1].lower()
+                counts[ending if 1 < len(ending) <= LONGEST else "(no ending)"] += 1
+            elif classes and folder == root:
+                counts[IN_ROOT] += 1
+    return dict(counts.most_common())
+
+
+def _states(gathered: Gathered, state: int) -> dict[str, Any]:
+    """Return the damaged images, or those that a limit refuses."""
+    rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
+    listed = [{**_named(gathered, row), "cause": gathered.notes.get(row, "")} for row in rows[:LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
-def _named(found: Gathered, row: int) -> dict[str, Any]:
+def _named(gathered: Gathered, row: int) -> dict[str, Any]:
     return {
-        "data": found.names[found.rows["which"][row]],
-        "index": int(found.indices[row]),
-        "name": name_of(found, row),
-        "path": name_of(found, row, full=True),
+        "data": gathered.names[gathered.rows["which"][row]],
+        "index": int(gathered.indices[row]),
+        "name": gathered.name_of(row),
+        "path": gathered.name_of(row, full=True),
         "row": row,
     }
 
@@ -113,7 +144,7 @@ def _size_at(known: np.ndarray, at: int) -> list[int]:
 
 
 def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
-    """Where values lie, and a histogram from the 0.5th to the 99.5th percentile, whose ends take in the rest."""
+    """Return where values lie, and a histogram from the 0.5th to the 99.5th percentile, whose ends take in the rest."""
     low, median, high = np.percentile(values, (0.5, 50, 99.5)).tolist()
     if low == high:
         bounds = np.array([low, high])
@@ -158,20 +189,20 @@ def _counts(codes: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
     return {names[code]: int(counts[code]) for code in np.argsort(-counts, kind="stable").tolist() if counts[code]}
 
 
-def _classes(found: Gathered) -> dict[str, Any]:
-    """Classes, the largest first; empty if there are no labels."""
-    labels = found.rows["label"]
-    if not found.classes or not (labels >= 0).any():
+def _classes(gathered: Gathered) -> dict[str, Any]:
+    """Return the classes, the largest first; empty if there are no labels."""
+    labels = gathered.rows["label"]
+    if not gathered.classes or not (labels >= 0).any():
         return {}
     each = np.stack(
         [
-            np.bincount(labels[(labels >= 0) & (found.rows["which"] == which)], minlength=len(found.classes))
-            for which in range(len(found.names))
+            np.bincount(labels[(labels >= 0) & (gathered.rows["which"] == which)], minlength=len(gathered.classes))
+            for which in range(len(gathered.names))
         ]
     )
     counts = each.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
-    listed = [{"name": found.classes[at], "count": int(counts[at]), "each": each[:, at].tolist()} for at in order]
+    listed = [{"name": gathered.classes[at], "count": int(counts[at]), "each": each[:, at].tolist()} for at in order]
     least = listed[-1]["count"]
     return {
         "count": len(listed),
@@ -179,8 +210,11 @@ def _classes(found: Gathered) -> dict[str, Any]:
         "imbalance": listed[0]["count"] / least if least else None,
         "few": sum(one["count"] < FEW for one in listed),
         "missing": [
-            {"data": name, "classes": [found.classes[at] for at in np.flatnonzero(each[which] == 0)[:LISTED].tolist()]}
-            for which, name in enumerate(found.names)
+            {
+                "data": name,
+                "classes": [gathered.classes[at] for at in np.flatnonzero(each[which] == 0)[:LISTED].tolist()],
+            }
+            for which, name in enumerate(gathered.names)
             if (each[which] == 0).any()
         ],
         "listed": listed[:LISTED] if len(listed) <= 2 * LISTED else listed[:LISTED] + listed[-LISTED:],
@@ -188,62 +222,63 @@ def _classes(found: Gathered) -> dict[str, Any]:
     }
 
 
-def _duplicates(found: Gathered) -> dict[str, Any]:
-    """Equal files among all rows; among the measured ones equal pixels, and equal looks, in files that differ."""
-    rows = found.rows
-    there = np.flatnonzero((rows["state"] == GOOD) | ((rows["state"] == REFUSED) & (rows["nbytes"] > 0)))
-    files = equal(rows["digest"][there], there)
-    shown = ~found.pixels["flat"]
-    measured, own = found.measured[shown], found.pixels[shown]
-    pixels = equal(own["digest"], measured)
-    pixels = pixels.keep(pixels.differ(_ranks(rows["digest"])) if len(pixels) else np.zeros(0, bool))
-    digests = np.full(len(rows), -1, np.int64)
-    digests[measured] = _ranks(own["digest"])
-    alike = looking_alike(own["looks"], measured)
-    alike = alike.keep(alike.differ(digests))
-    told = {name: _groups(found, groups) for name, groups in (("files", files), ("pixels", pixels), ("looks", alike))}
-    return {**told, "flat": int(found.pixels["flat"].sum())}
+def _duplicates(gathered: Gathered) -> dict[str, Any]:
+    """Return equal files among all rows, and among the measured ones equal pixels in files that differ."""
+    rows = gathered.rows
+    read = np.flatnonzero((rows["state"] == GOOD) | ((rows["state"] == REFUSED) & (rows["nbytes"] > 0)))
+    files = equal_rows(rows["digest"][read], read)
+    is_flat = gathered.pixels["flat"]
+    pixels = equal_rows(gathered.pixels["digest"][~is_flat], gathered.measured[~is_flat])
+    pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
+    return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(is_flat.sum())}
 
 
-def _ranks(digests: np.ndarray) -> np.ndarray:
-    """A number for each distinct digest (n × 2), from 0 on."""
-    return np.unique(digests, axis=0, return_inverse=True)[1].reshape(-1) if len(digests) else np.zeros(0, np.int64)
+def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+    """Return the groups of two or more rows whose keys (n × k integers) are equal."""
+    if not len(rows):
+        return []
+    order = np.lexsort(keys.T)
+    is_first = np.any(np.diff(keys[order], axis=0, prepend=keys[order][:1] - 1), axis=1)
+    sizes = np.diff(np.flatnonzero(is_first), append=len(rows))
+    sizes_many = sizes[sizes > 1]
+    many = rows[order][np.repeat(sizes > 1, sizes)]
+    return np.split(many, np.cumsum(sizes_many)[:-1]) if len(many) else []
 
 
-def _groups(found: Gathered, groups: Groups) -> dict[str, Any]:
-    """Groups of images, those first that are in several data sets, then those in several classes."""
-    across, mixed = groups.differ(found.rows["which"]), groups.differ(found.rows["label"])
-    order = np.lexsort((-groups.sizes, ~mixed, ~across)).tolist()
-    members = list(groups) if len(groups) <= LISTED else None
-    ends = [*groups.starts[1:].tolist(), len(groups.rows)]
-    listed = []
-    for at in order[:LISTED]:
-        rows = members[at] if members is not None else groups.rows[groups.starts[at] : ends[at]]
-        label = found.rows["label"]
-        listed.append(
-            {
-                "several_data": bool(across[at]),
-                "several_classes": bool(mixed[at]),
-                "count": len(rows),
-                "images": [
-                    {**_named(found, row), "class": found.classes[label[row]] if label[row] >= 0 else None}
-                    for row in np.sort(rows)[:LISTED].tolist()
-                ],
-            }
-        )
+def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
+    """Describe groups of images, those first that are in several data sets, then those in several classes."""
+    which, label = gathered.rows["which"], gathered.rows["label"]
+    described = [(_differ(which[group]), _differ(label[group]), group) for group in groups]
+    described.sort(key=lambda one: (not one[0], not one[1], -len(one[2])))
+    listed = [
+        {
+            "several_data": several_data,
+            "several_classes": several_classes,
+            "count": len(group),
+            "images": [
+                {**_named(gathered, row), "class": gathered.label_of(row)} for row in np.sort(group)[:LISTED].tolist()
+            ],
+        }
+        for several_data, several_classes, group in described[:LISTED]
+    ]
     return {
         "groups": len(groups),
-        "surplus": groups.surplus,
-        "several_data": int(across.sum()),
-        "several_classes": int(mixed.sum()),
+        "surplus": sum(len(group) - 1 for group in groups),
+        "several_data": sum(several_data for several_data, _, _ in described),
+        "several_classes": sum(several_classes for _, several_classes, _ in described),
         "listed": listed,
     }
 
 
-def _pixels(found: Gathered) -> dict[str, Any]:
-    """Mean and std of each channel, for each kind of image; and how often each level is there."""
+def _differ(values: np.ndarray) -> bool:
+    """Return whether values differ; negative ones do not count."""
+    return len(np.unique(values[values >= 0])) > 1
+
+
+def _pixels(gathered: Gathered) -> dict[str, Any]:
+    """Return mean and std of each channel, for each kind of image; and how often each level is there."""
     kinds = []
-    for (channels, bits), group in sorted(found.groups.items(), key=lambda item: -item[1].images):
+    for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
         most, count = (1 << bits) - 1, group.pixels
         mean = [total / count / most for total in group.sums]
         # In whole numbers up to the root: what cancels here would cost a float all its digits.
@@ -260,15 +295,167 @@ def _pixels(found: Gathered) -> dict[str, Any]:
                 "normalize": _normalize(mean, std),
             }
         )
-    levels = None if found.main is None else found.groups[found.main].levels
-    told = [] if levels is None or found.main is None else levels[: min(4, found.main[0])].tolist()
-    return {"kinds": kinds, "levels": told}
+    levels = None if gathered.main is None else gathered.groups[gathered.main].levels
+    levels_of_main = [] if levels is None or gathered.main is None else levels[: min(4, gathered.main[0])].tolist()
+    return {"kinds": kinds, "levels": levels_of_main}
 
 
 def _normalize(mean: list[float], std: list[float]) -> str | None:
-    """The line to paste; None where a channel is the same everywhere, which cannot be divided by."""
-    numbers: Callable[[list[float]], str] = lambda values: ", ".join(f"{value:.4f}" for value in values)  # noqa: E731
+    """Return the line to paste; None where a channel is the same everywhere, which cannot be divided by."""
     if not all(round(value, 4) > 0 for value in std):
         return None
+    means, stds = (", ".join(f"{value:.4f}" for value in values) for values in (mean, std))
     comma = "," if len(mean) == 1 else ""
-    return f"T.Normalize(mean=({numbers(mean)}{comma}), std=({numbers(std)}{comma}))"
+    return f"T.Normalize(mean=({means}{comma}), std=({stds}{comma}))"
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+
+class Advice(NamedTuple):
+    """One thing that was found: how bad it is, what it is, what it means and what to do, and code for that.
+
+    `level`: "bad" spoils training or its evaluation; "odd" is probably not meant; "note" is to be known.
+    """
+
+    level: Literal["bad", "odd", "note"]
+    title: str
+    text: str
+    code: str = ""
+
+
+def is_bad(summary: dict[str, Any]) -> bool:
+    """Return whether there are damaged images, or images that are in several data sets: what the exit status says."""
+    duplicates = summary["duplicates"]
+    return bool(summary["damaged"]["count"] or any(duplicates[kind]["several_data"] for kind in ("files", "pixels")))
+
+
+def advise(summary: dict[str, Any]) -> list[Advice]:
+    """Return all advice, the worst first."""
+    parts = (_on_damage, _on_duplicates, _on_classes, _on_formats, _on_ignored, _on_sizes)
+    advice = [one for part in parts for one in part(summary)]
+    return sorted(advice, key=lambda one: ("bad", "odd", "note").index(one.level))
+
+
+def _count(count: int, what: str, noun: str = "image") -> str:
+    """Return ``1 image is grey``, ``2 images are grey``; `what` begins with the verb in the singular, if it has one."""
+    if count == 1:
+        return f"1 {noun} {what}"
+    verb, _, rest = what.partition(" ")
+    return f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {rest}"
+
+
+def _on_damage(summary: dict[str, Any]) -> Iterator[Advice]:
+    if count := summary["damaged"]["count"]:
+        text = "Training stops at the first of them. Fix or remove the files; or have them left out."
+        yield Advice("bad", _count(count, "is damaged"), text, 'gl.Loader(…, on_error="skip")')
+    if count := summary["refused"]["count"]:
+        text = (
+            f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or "
+            "a very large picture. If you trust them, raise the limit that the list names."
+        )
+        code = "gl.Loader(…, decode=gl.Decode(max_pixels=…))"
+        yield Advice("odd", _count(count, "is refused by a limit"), text, code)
+
+
+def _on_duplicates(summary: dict[str, Any]) -> Iterator[Advice]:
+    for kind, how in (("files", "the same file"), ("pixels", "the same pixels in another file")):
+        duplicates = summary["duplicates"][kind]
+        if count := duplicates["several_data"]:
+            text = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
+            yield Advice("bad", _count(count, f"is in several data sets ({how})", "picture"), text)
+        if count := duplicates["several_classes"]:
+            text = "At least one of the labels is wrong, or the classes overlap."
+            yield Advice("odd", _count(count, f"is in several classes ({how})", "picture"), text)
+        if count := duplicates["surplus"]:
+            text = "A picture that is there twice counts twice in training."
+            yield Advice("note", _count(count, f"is there once more ({how})"), text)
+    if count := summary["duplicates"]["flat"]:
+        yield Advice("odd", _count(count, "of one colour"), "They show nothing; look whether they are meant.")
+
+
+def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
+    if not (classes := summary["classes"]):
+        return
+    if classes["imbalance"] is None or classes["imbalance"] > UNEQUAL:
+        ratio = "" if classes["imbalance"] is None else f": the largest has {classes['imbalance']:.0f} times as many"
+        text = "Draw samples with weights, or weigh the loss, if small classes matter as much as large ones."
+        code = "counts = np.bincount(dataset.labels)\ngl.Loader(dataset, weights=1 / counts[dataset.labels], …)"
+        yield Advice("odd", f"Classes differ much in size{ratio}", text, code)
+    if count := classes["few"]:
+        title = f"Fewer than {FEW} images in {count:,} of {classes['count']:,} classes"
+        yield Advice("note", title, "Too few to learn much from, or to measure with.")
+    for one in classes["missing"] if len(summary["data"]) > 1 else ():
+        count = len(one["classes"])
+        title = f"{count:,} {'class has' if count == 1 else 'classes have'} no images in {one['data']}"
+        text = (
+            "Labels number the classes that a data set has, so they mean the same in all only if all are given the "
+            "same classes."
+        )
+        yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
+
+
+# Of each count of `_formats`: the level, the title, what it means, and code.
+ON_FORMATS: Final[dict[str, tuple[Literal["odd", "note"], str, str, str]]] = {
+    "turned": (
+        "odd", "is stored turned or mirrored, by EXIF orientation",
+        "Viewers turn such pictures upright; a loader does only where it is told to.",
+        "gl.Loader(…, decode=gl.Decode(exif=True))",
+    ),
+    "deep": (
+        "odd", "has more than 8 bits a channel",
+        "As 8 bits they lose what the others hold, and grey ones are refused.",
+        'gl.ImageFolder(…, mode="unchanged")',
+    ),
+    "alpha": (
+        "note", "has transparency",
+        'mode="RGB", the default, drops the alpha channel, and shows the colour that lies beneath.',
+        'gl.ImageFolder(…, mode="RGBA")',
+    ),
+    "grey": ("note", "is grey", "They become RGB.", ""),
+    "cmyk": (
+        "note", "is for print, in CMYK",
+        "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.", "",
+    ),
+    "progressive": (
+        "note", "is stored as progressive JPEG",
+        "These take more memory to decode, and no region can be cut out of their bytes. jpegtran makes them sequential "
+        "without loss.", "",
+    ),
+    "misnamed": (
+        "note", "is of another format than the name says", "gpuload goes by the content; other programs may not.", "",
+    ),
+}  # fmt: skip
+
+
+def _on_formats(summary: dict[str, Any]) -> Iterator[Advice]:
+    formats = summary["formats"]
+    for name, (level, title, text, code) in ON_FORMATS.items():
+        count = formats[name]
+        if name == "grey" and 0 < count == sum(formats["formats"].values()):
+            text = "As RGB they are three equal channels: three times the memory and the copying."
+            yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
+        elif count:
+            yield Advice(level, _count(count, title), text, code)
+
+
+def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
+    for one in summary["data"]:
+        if count := sum(one["ignored"].values()):
+            title = _count(count, f"is not read in {one['name']}", "file")
+            most = ", ".join(f"{count:,} × {ending}" for ending, count in list(one["ignored"].items())[:5])
+            text = f"{most}. Name the endings of those that are images."
+            yield Advice("note", title, text, 'gl.ImageFolder(…, extensions=(".jpg", …))')
+
+
+def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
+    if not (sizes := summary["sizes"]):
+        return
+    if count := sizes["small"]:
+        title = _count(count, f"has a side of fewer than {SMALL} pixels")
+        text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges them."
+        yield Advice("note", title, text)
+    if (median := sizes["pixels"]["median"]) > LARGE:
+        title = f"Images are large: half of them have more than {median / 1e6:.1f} megapixels"
+        text = "Most of that is decoded only to be made smaller. Packed with a short side of 512 they load faster."
+        yield Advice("note", title, text, "gpuload pack DATA FOLDER --to tar --short-side 512")

@@ -47,7 +47,14 @@ def test_examples_name_options_that_there_are(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bench"], ["bench", "x", "--seconds", "0"], ["compare", "x", "--no-such"], ["x"]]
+    "arguments",
+    [
+        ["bench"],
+        ["bench", "x", "--seconds", "0"],
+        ["compare", "x", "--no-such"],
+        ["pack", "x", "y", "--to", "tar", "--on-error", "replace"],
+        ["x"],
+    ],
 )
 def test_a_command_line_that_makes_no_sense_ends_with_2(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)
@@ -70,3 +77,24 @@ def test_python_m_gpuload_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[1:] == ["False 0"], done.stderr
+
+
+def test_one_thing_has_one_name_and_one_help_in_all_commands() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    meanings: dict[str, set[str]] = {}
+    for command in commands.values():
+        for parameter in command.params:
+            if parameter.name in ("as_json", "device", "batch_size", "rounds", "recipe", "fields", "image", "target"):
+                meanings.setdefault(parameter.name, set()).add(f"{parameter.opts} {parameter.help}")
+    assert len(meanings) == 8
+    assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
+    assert {"doctor", "bench", "inspect"} <= {
+        name for name, command in commands.items() if any("--json" in one.opts for one in command.params)
+    }
+
+
+def test_compare_is_bench() -> None:
+    def options(command: str) -> str:
+        return helped(command).split("Options")[1].split("Examples")[0]
+
+    assert options("compare") == options("bench")

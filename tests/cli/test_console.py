@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from gpuload.cli.console import FAILED, bars, count_of, fail, make_console, progress, say
+from gpuload.cli.console import (
+    FAILED,
+    bars,
+    busy,
+    count_of,
+    device_of,
+    fail,
+    make_console,
+    progress,
+    say,
+    write_json,
+)
+from gpuload.stage import device as devices
 
 
 def test_without_a_terminal_there_is_a_line_for_each_tenth() -> None:
@@ -53,6 +69,17 @@ def test_what_is_said_is_said_as_it_is() -> None:
     assert file.getvalue() == text + "\n"
 
 
+def test_in_a_terminal_lines_break_between_words_but_what_is_to_be_copied_stays_whole() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=20, force_terminal=True, color_system=None)
+    say(console, "damaged: /a/very/long-path/to/an/image.jpg: it ends early\n  [b]two-word indent of it")
+    say(console, "pip uninstall -y one two && pip install three", to_copy=True)
+    assert file.getvalue() == (
+        "damaged:\n/a/very/long-path/to/an/image.jpg:\nit ends early\n  [b]two-word indent\n  of it\n"
+        "pip uninstall -y one two && pip install three\n"
+    )
+
+
 def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(make_console(), ValueError("no [such] thing")) == FAILED == 1
     assert capsys.readouterr() == ("", "no [such] thing\n")
@@ -79,3 +106,28 @@ def test_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_of_things() -> None:
     assert [count_of(1, "class", "classes"), count_of(0, "image")] == ["1 class", "0 images"]
     assert count_of(2000, "class", "classes") == "2,000 classes"
+
+
+def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(str(tmp_path / "a.json"), {"rate": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"rate": 1.5}
+    assert os.listdir(tmp_path) == ["a.json"]
+    assert capsys.readouterr().out == ""
+    write_json("-", {"rate": 1.5})
+    assert json.loads(capsys.readouterr().out) == {"rate": 1.5}
+
+
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9, 9))
+    assert busy() == ""
+    monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 0, 0))
+    assert busy() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs"
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of("cpu") == torch.device("cpu")
+    monkeypatch.setattr(devices, "usual_type", lambda: "cpu")
+    assert device_of(None) == torch.device("cpu")
+    with pytest.raises(ValueError, match="--device xpu, but torch finds no XPU device; leave --device out"):
+        device_of("xpu")

@@ -15,8 +15,8 @@ from tars import shards_of_pictures
 from typer.testing import CliRunner
 
 from gpuload.cli.app import app
-from gpuload.cli.inspecting import FOUND, Settings
-from gpuload.cli.inspecting import run as run_settings
+from gpuload.cli.inspect import BAD, Settings
+from gpuload.cli.inspect import run as run_settings
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -44,10 +44,10 @@ def test_damage_is_an_exit_status(tmp_path: Path) -> None:
     for number in range(11):
         (data / "a" / f"{number}.jpg").write_bytes(b"nothing")
     status, text, _ = run(data, "--html", "")
-    assert status == FOUND == 3
+    assert status == BAD == 3
     assert f"damaged: {data}/a/0.jpg: DecodeError: not an image" in text
     assert "damaged: 1 more" in text
-    assert 'mend: 11 images are damaged\n    gl.Loader(…, on_error="skip")' in text
+    assert 'fix: 11 images are damaged\n    gl.Loader(…, on_error="skip")' in text
     assert os.listdir(tmp_path) == ["data"]
 
 
@@ -56,8 +56,9 @@ def test_the_same_image_in_two_data_sets_is_an_exit_status(tmp_path: Path) -> No
     assert run(train, val, "--html", "")[0] == 0
     shutil.copy(train / "a" / "0.jpg", val / "a" / "9.jpg")
     status, text, _ = run(train, val, "--html", "")
-    assert status == FOUND
-    assert "mend: 1 picture is in several data sets (the same file)" in text
+    assert status == BAD
+    assert "fix: 1 picture is in several data sets (the same file)" in text
+    assert "same file: train: a/0.jpg, val: a/9.jpg\n" in text
 
 
 def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
@@ -65,20 +66,20 @@ def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
     (data / "a" / "1.jpg").write_bytes(b"")
     status, text, said = run(data, "--json", "-", "--html", tmp_path / "page.html")
     told = json.loads(text)
-    assert status == FOUND
+    assert status == BAD
     assert told["images"]["looked_at"] == 2
     assert told["damaged"]["listed"][0]["path"] == f"{data}/a/1.jpg"
     assert told["advice"][0] == {
         "level": "bad",
         "title": "1 image is damaged",
-        "text": "Training stops at the first of them. Mend or remove the files; or have them left out.",
+        "text": "Training stops at the first of them. Fix or remove the files; or have them left out.",
         "code": 'gl.Loader(…, on_error="skip")',
     }
     assert "2 of 2 files" in said
-    assert "mend: 1 image is damaged" in said
+    assert "fix: 1 image is damaged" in said
     status, text, _ = run(data, "--json", tmp_path / "found.json", "--html", "")
     assert json.loads((tmp_path / "found.json").read_text())["sizes"] == told["sizes"]
-    assert "mend: 1 image is damaged" in text
+    assert "fix: 1 image is damaged" in text
 
 
 def test_shards_and_single_images_are_taken_too(tmp_path: Path) -> None:
@@ -128,3 +129,14 @@ def test_a_terminal_gets_a_table(tmp_path: Path, width: int) -> None:
     assert "\\x1b[31mb" in text
     assert "\x1b[31mb" not in text
     assert "classes" in text
+
+
+def test_ten_groups_of_duplicates_are_named(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", {"a": 11})
+    for number in range(11):
+        shutil.copy(data / "a" / f"{number}.jpg", data / "a" / f"copy-{number}.jpg")
+    status, text, _ = run(data, "--html", "")
+    assert status == 0
+    assert text.count("same file: a/") == 10
+    assert "same file: a/0.jpg, a/copy-0.jpg\n" in text
+    assert "same file: 1 more\n" in text

@@ -44,7 +44,7 @@ def test_a_folder_is_packed_and_verified(tmp_path: Path) -> None:
     assert lines[0] == f"ImageFolder({str(source)!r}: 12 images in 3 classes)"
     assert lines[-3:] == [
         "12 of 12 samples",
-        f"12 samples, {nbytes:,} bytes in {len(shards)} file(s) in {target}",
+        f"12 samples, {nbytes:,} bytes in {len(shards)} files in {target}",
         f"Read it with gpuload.TarShards('{target}/shard-*.tar', fields=('jpg', 'cls'))",
     ]
     assert run("verify", target)[1].splitlines()[-1] == f"{target}: all is as it was packed"
@@ -52,7 +52,7 @@ def test_a_folder_is_packed_and_verified(tmp_path: Path) -> None:
     status, text = run("verify", target)
     assert status == 1
     assert f"{shards[1].name} is missing" in text
-    assert text.splitlines()[-1].startswith("1 problem(s) in ")
+    assert text.splitlines()[-1].startswith("1 problem in ")
 
 
 def test_damage_is_an_error_and_says_what_to_do(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_damage_is_an_error_and_says_what_to_do(tmp_path: Path) -> None:
     status, text = run("pack", source, target, "--to", "tar", "--workers", "0")
     assert status == 1
     assert f"{bad}: DecodeError: not an image" in text
-    assert "leave them out with --skip-bad" in text
-    status, text = run("pack", source, target, "--to", "tar", "--workers", "0", "--skip-bad")
+    assert "leave them out with --on-error skip" in text
+    status, text = run("pack", source, target, "--to", "tar", "--workers", "0", "--on-error", "skip")
     assert status == 0
     assert f"left out: {bad}: DecodeError" in text
     assert "12 samples" in text
@@ -79,7 +79,7 @@ def test_what_is_kept_is_told(tmp_path: Path) -> None:
     status, text = run("pack", source, tmp_path / "set", "--to", "tar", "--short-side", "32", "--workers", "0")
     assert status == 0
     assert text.splitlines()[0] == f"ImageFiles({str(source)!r}: 2 images)"
-    assert "1 images kept as they are, not resized: WEBP of mode RGB" in text
+    assert "1 image kept as it is, not resized: WEBP of mode RGB" in text
 
 
 def test_all_that_can_be_named_is_read(tmp_path: Path) -> None:

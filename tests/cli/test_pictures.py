@@ -1,4 +1,4 @@
-"""The folder of JPEGs made from scikit-image's photographs, and the contact sheet."""
+"""The folder of JPEGs made from scikit-image's photographs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 import lacking
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs
-from gpuload.cli.sheet import ContactSheet, to_uint8
 
 from_skimage = lacking.needs("skimage")
 
@@ -68,36 +66,3 @@ def test_without_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PhotographsMissing, match=r"pip install 'gpuload\[demo\]'"):
         photographs()
-
-
-def test_normalised_images_come_back_as_they_were() -> None:
-    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(2, 3, 16, 16)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    normalised = (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    assert (to_uint8(normalised, mean, std) == pixels.permute(0, 2, 3, 1).numpy()).all()
-
-
-def test_sheet_has_a_row_for_each_class(tmp_path: Path) -> None:
-    sheet = ContactSheet(["red", "green"], columns=3)
-    red, green = np.zeros((2, 1, 8, 8, 3), np.uint8)
-    red[..., 0] = green[..., 1] = 200
-    sheet.add(np.concatenate([green, red, red, red, red]), [1, 0, 0, 0, 0])
-    assert not sheet.full
-    sheet.add(np.concatenate([green, green]), [1, 1])
-    assert sheet.full
-    sheet.write(tmp_path / "new" / "sheet.png")
-    with Image.open(tmp_path / "new" / "sheet.png") as picture:
-        assert picture.size == (6 + 3 * 134, 6 + 2 * 152)
-        colours = [
-            picture.getpixel((6 + 64 + 134 * column, 6 + 18 + 64 + 152 * row)) for row in (0, 1) for column in (0, 1, 2)
-        ]
-    assert colours == [(200, 0, 0)] * 3 + [(0, 200, 0)] * 3
-
-
-def test_sheet_without_classes_fills_row_by_row(tmp_path: Path) -> None:
-    sheet = ContactSheet([], rows=2, columns=2)
-    sheet.add(np.zeros((3, 8, 8, 3), np.uint8), None)
-    assert [len(row) for row in sheet.rows] == [2, 1]
-    sheet.write(tmp_path / "sheet.png")
-    with Image.open(tmp_path / "sheet.png") as picture:
-        assert picture.size == (6 + 2 * 134, 6 + 2 * 134)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,21 @@ from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
-from gpuload.cli.torch_way import Pictures, by_pillow, by_simplejpeg, random_box, usual_way
+from gpuload.cli import torch_way
+from gpuload.cli.source import MEAN, STD
+from gpuload.cli.torch_way import DECODER, Pictures, by_pillow, collate, data_loader, decode, random_box
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LOW = [(0 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 HIGH = [(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]
 
 
-def pictures(dataset, decode=by_simplejpeg) -> Pictures:
-    return Pictures(dataset, decode, 64, MEAN, STD)
+def pictures(dataset) -> Pictures:
+    return Pictures(dataset, 64)
 
 
 def test_a_sample_is_decoded_cropped_and_normalised(jpeg_folder: Path) -> None:
     dataset = gl.ImageFolder(jpeg_folder)
-    image, label = pictures(dataset)[5]
+    image, label = pictures(dataset).load(5)
     assert (image.shape, image.dtype, label) == ((3, 64, 64), torch.float32, dataset.labels[5])
     for channel in range(3):
         assert LOW[channel] - 1e-5 <= image[channel].min() < image[channel].max() <= HIGH[channel] + 1e-5
@@ -60,10 +61,10 @@ def test_formats_that_are_no_jpegs_and_grey_ones_are_decoded_too() -> None:
     for image in (Image.fromarray(pixels), Image.fromarray(pixels[..., 0])):
         file = io.BytesIO()
         image.save(file, "PNG")
-        decoded = by_simplejpeg(file.getvalue())
+        decoded = decode(file.getvalue())
         assert np.array_equal(decoded, np.asarray(image.convert("RGB")))
     grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
-    assert np.array_equal(by_simplejpeg(grey), by_pillow(grey))
+    assert np.array_equal(decode(grey), by_pillow(grey))
 
 
 def test_whatever_holds_the_image() -> None:
@@ -71,18 +72,29 @@ def test_whatever_holds_the_image() -> None:
     encoded = gl.Encoded(jpeg_bytes(pixels))
     samples = [(encoded, 3), {"cls": np.int64(4), "jpg": encoded}, gl.Image(pixels), (pixels[..., :1], "a text")]
     made = pictures(samples)
-    assert [made[number][1] for number in range(len(made))] == [3, 4, 0, 0]
+    assert [made.load(number)[1] for number in range(len(made))] == [3, 4, 0, 0]
     assert {made.pixels(image).shape for image in (encoded, samples[2], samples[3][0])} == {(60, 80, 3)}
     assert np.array_equal(made.pixels(samples[2]), pixels)
     with pytest.raises(TypeError, match="sample 0 has no image, but int, str"):
-        pictures([(3, "a")])[0]
+        pictures([(3, "a")]).load(0)
 
 
-def test_the_fastest_decoder_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = usual_way()
-    assert (way.name, way.decode) == ("simplejpeg", by_simplejpeg)
-    assert way.note.startswith("simplejpeg 1.")
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    way = usual_way()
-    assert (way.name, way.decode) == ("Pillow", by_pillow)
-    assert way.note.startswith("simplejpeg, which is faster, cannot be used: ModuleNotFoundError: ")
+def test_pillow_decodes_where_simplejpeg_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"simplejpeg {metadata.version('simplejpeg')}" == DECODER
+    data = jpeg_bytes(smooth_image(60, 80, 0))
+    monkeypatch.setattr(torch_way, "simplejpeg", None)
+    assert np.array_equal(decode(data), by_pillow(data))
+
+
+def test_what_cannot_be_loaded_is_left_out_of_its_batch() -> None:
+    good = gl.Encoded(jpeg_bytes(smooth_image(60, 80, 0)))
+    samples = [(good, 5), (gl.Encoded(b"nothing"), 6), (good, 7)]
+    made = pictures(samples)
+    assert made[1] == 1
+    images, labels, failed = collate([made[number] for number in range(3)])
+    assert (images.shape, labels.tolist(), failed) == ((2, 3, 64, 64), [5, 7], [1])
+    images, labels, failed = collate([made[1]])
+    assert (len(images), len(labels), failed) == (0, 0, [1])
+    loader = data_loader(samples, batch_size=3, num_workers=0, pin_memory=False)
+    [(images, labels, failed)] = loader
+    assert (images.shape, sorted(labels.tolist()), failed) == ((2, 3, 224, 224), [5, 7], [1])

@@ -11,7 +11,7 @@ from stage.decode.test_images import KINDS, Photos, batches, photo
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.cli.doctor.regions import find_fault
+from gpuload.cli.trial import find_fault
 from gpuload.stage.decode.choose import choose, find_decoder
 from gpuload.stage.decode.nvimagecodec import GPU
 

@@ -1,4 +1,4 @@
-"""What is known of a file without its pixels."""
+"""What is known of a file, and of its pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.inspection import files
-from gpuload.inspection.files import FORMATS, GOOD, MODES, SAMPLINGS, look_at, take_apart
+from gpuload.inspection.files import FORMATS, GOOD, MODES, PIXELS, SAMPLINGS, find_image, look_at, measure
 
 PICTURE = smooth_image(24, 32, 0)
 
@@ -141,11 +141,62 @@ def test_equal_bytes_have_equal_digests() -> None:
     ],
 )
 def test_labels_are_numbers_or_words(sample: Any, label: Any) -> None:
-    taken = take_apart(sample)
-    assert isinstance(taken.image, gl.Encoded)
-    assert taken.label == label
+    found = find_image(sample)
+    assert isinstance(found.image, gl.Encoded)
+    assert found.label == label
 
 
 def test_a_sample_without_an_image_is_told() -> None:
     with pytest.raises(TypeError, match="the sample holds no image: int, str"):
-        take_apart((1, "x"))
+        find_image((1, "x"))
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def measured(sample: Any) -> np.void:
+    numbers, told = measure(sample, Decoder(Decode()))
+    assert not told
+    return numbers.view(PIXELS)[0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 3, 13])
+def test_sums_are_exact(dtype: Any, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "STRIP", 100)  # several strips, the last one smaller
+    array = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (23, 17, channels), dtype, endpoint=True)
+    found = measured(gl.Image(array, layout="HWC"))
+    assert (found["channels"], found["bits"], found["count"]) == (channels, 8 * array.itemsize, 23 * 17)
+    exact = array.astype(object)
+    assert found["sums"][:channels].tolist() == exact.sum(axis=(0, 1)).tolist()
+    assert found["squares"][:channels].tolist() == (exact**2).sum(axis=(0, 1)).tolist()
+    assert not found["sums"][channels:].any()
+    for channel in range(min(channels, 4)):
+        upper = array[..., channel] >> (8 * array.itemsize - 8)
+        assert found["levels"][channel].tolist() == np.bincount(upper.ravel(), minlength=256).tolist()
+
+
+def test_files_are_counted_as_they_are_decoded() -> None:
+    data = jpeg_bytes(smooth_image(40, 30, 0))
+    array = Decoder(Decode()).decode(gl.Encoded(data), Decoder(Decode()).header(gl.Encoded(data)))
+    assert measured(gl.Encoded(data)).tobytes() == measured(gl.Image(array)).tobytes()
+
+
+def test_what_has_no_levels_is_left_out() -> None:
+    for array in (np.zeros((4, 4, 3), np.float32), np.zeros((40, 40, 17), np.uint8)):
+        assert measured(gl.Image(array, layout="HWC"))["bits"] == 0
+
+
+def test_damage_is_told() -> None:
+    numbers, told = measure(gl.Encoded(b"nothing"), Decoder(Decode()))
+    assert json.loads(told)["cause"].startswith("DecodeError: not an image")
+    assert not numbers.any()
+
+
+def test_an_image_of_one_colour_is_flat() -> None:
+    array = np.full((20, 20, 3), 200, np.uint8)
+    assert measured(gl.Image(array))["flat"]
+    array[:, ::2] += 3  # deviates by 1.5 levels
+    assert measured(gl.Image(array))["flat"]
+    array[:, ::2] += 3
+    assert not measured(gl.Image(array))["flat"]

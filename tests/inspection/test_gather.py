@@ -14,7 +14,7 @@ from tars import shards_of_pictures
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.inspection.files import DAMAGED, GOOD
-from gpuload.inspection.gather import Gathered, gather, gather_pixels, name_of
+from gpuload.inspection.gather import Gathered, gather, gather_pixels
 
 
 def gathered(*datasets: Any, workers: int = 0, most: int | None = None, **options: Any) -> Gathered:
@@ -27,7 +27,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3, "b": 2}))
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")
     told: list[tuple[int, int]] = []
-    found = gather([dataset], ["x"], workers=0, told=lambda done, total: told.append((done, total)))
+    found = gather([dataset], ["x"], workers=0, tell=lambda done, total: told.append((done, total)))
     assert found.rows["state"].tolist() == [GOOD, DAMAGED, GOOD, GOOD, GOOD]
     assert found.rows["width"].tolist() == [56, 0, 56, 56, 64]
     assert found.rows["nbytes"].tolist() == [os.path.getsize(path) for path in dataset.paths]
@@ -35,7 +35,7 @@ def test_every_image_has_a_row(tmp_path: Path) -> None:
     assert list(found.notes) == [1]
     assert "not an image" in found.notes[1]
     assert told == [(0, 5), (5, 5)]
-    assert (name_of(found, 3), name_of(found, 3, full=True)) == ("b/0.jpg", str(tmp_path / "b" / "0.jpg"))
+    assert (found.name_of(3), found.name_of(3, full=True)) == ("b/0.jpg", str(tmp_path / "b" / "0.jpg"))
 
 
 def test_sums_are_those_of_all_pixels(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_limit_draws_from_each_data_set() -> None:
     other = gathered(*sets, limit=10, seed=4, most=6)
     assert other.indices.tolist() != found.indices.tolist()
     assert gathered(*sets, limit=10, seed=3, most=6).measured.tolist() == found.measured.tolist()
-    assert name_of(found, 0) == str(found.indices[0])
+    assert found.name_of(0) == str(found.indices[0])
 
 
 def test_classes_are_the_same_by_name(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_classes_are_the_same_by_name(tmp_path: Path) -> None:
     found = gathered(train, val, shards)
     named = [found.classes[label] for label in found.rows["label"]]
     assert named == ["cat", "dog", "bird", "cat", *(str(label) for _, label in shards)]
-    assert name_of(found, 4) == shards.keys[0]
+    assert found.name_of(4) == shards.keys[0]
 
 
 def test_captions_are_no_classes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,8 @@ from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
 import gpuload as gl
-from gpuload.inspection.advice import advise, is_bad
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.ignored import IN_ROOT, ignored_in
-from gpuload.inspection.summary import summarise
+from gpuload.inspection.summary import IN_ROOT, advise, equal_rows, ignored_in, is_bad, summarise
 
 
 def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int | None = None) -> dict[str, Any]:
@@ -29,8 +27,7 @@ def summary_of(*datasets: Any, ignored: dict[str, int] | None = None, most: int 
 
 
 def advice_of(summary: dict[str, Any]) -> dict[str, str]:
-    """The level of each title. The pictures of tests are so smooth that some look alike; that is not told here."""
-    return {one.title: one.level for one in advise(summary) if "very alike" not in one.title}
+    return {one.title: one.level for one in advise(summary)}
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> gl.Encoded:
@@ -110,15 +107,15 @@ def test_whatever_is_odd_is_told() -> None:
     for title, level in {
         "1 image is damaged": "bad",
         "1 image is stored turned or mirrored, by EXIF orientation": "odd",
-        "1 image with more than 8 bits a channel": "odd",
+        "1 image has more than 8 bits a channel": "odd",
         "1 image of one colour": "odd",
-        "1 image with transparency": "note",
+        "1 image has transparency": "note",
         "1 image is grey": "note",
-        "1 image for print, in CMYK": "note",
-        "1 image as progressive JPEG": "note",
-        "1 image of another format than the name says": "note",
+        "1 image is for print, in CMYK": "note",
+        "1 image is stored as progressive JPEG": "note",
+        "1 image is of another format than the name says": "note",
         "6 files are not read in train": "note",
-        "1 image with a side of fewer than 32 pixels": "note",
+        "1 image has a side of fewer than 32 pixels": "note",
     }.items():
         assert found.pop(title) == level
     assert not found
@@ -146,24 +143,64 @@ def test_classes_that_differ_in_size_and_that_are_missing(tmp_path: Path) -> Non
 
 def test_images_in_both_data_sets_are_found_however_they_are_stored(tmp_path: Path) -> None:
     array = smooth_image(120, 160, 50)
-    for name, options in (("file", {}), ("pixels", {"comment": b"another file"}), ("looks", {"quality": 70})):
+    for name, options in (("file", {}), ("pixels", {"comment": b"another file"}), ("other", {"quality": 70})):
         for data in ("train", "val"):
             path = tmp_path / name / data / "x" / "1.jpg"
             path.parent.mkdir(parents=True)
             path.write_bytes(jpeg_bytes(array, **(options if data == "val" else {})))
             (path.parent / "2.jpg").write_bytes(picture(len(name) + len(data)))
-    for kind, name in (("files", "file"), ("pixels", "pixels"), ("looks", "looks")):
-        sets = [gl.ImageFolder(tmp_path / name / data) for data in ("train", "val")]
-        summary = summary_of(*sets)
+    for kind, name in (("files", "file"), ("pixels", "pixels")):
+        summary = summary_of(*(gl.ImageFolder(tmp_path / name / data) for data in ("train", "val")))
         told = summary["duplicates"][kind]
         assert (told["groups"], told["surplus"], told["several_data"], told["several_classes"]) == (1, 1, 1, 0), name
         assert [(image["data"], image["name"]) for image in told["listed"][0]["images"]] == [
             ("train", "x/1.jpg"),
             ("val", "x/1.jpg"),
         ]
-        assert is_bad(summary) == (kind != "looks")
-        others = [summary["duplicates"][other]["groups"] for other in ("files", "pixels", "looks") if other != kind]
-        assert others == [0, 0], "one that is found by its bytes is not told again by its pixels and looks"
+        assert is_bad(summary)
+        other = "pixels" if kind == "files" else "files"
+        assert summary["duplicates"][other]["groups"] == 0, "what is found by its bytes is not told again by its pixels"
+    summary = summary_of(*(gl.ImageFolder(tmp_path / "other" / data) for data in ("train", "val")))
+    assert summary["duplicates"] == {
+        "files": {"groups": 0, "surplus": 0, "several_data": 0, "several_classes": 0, "listed": []},
+        "pixels": {"groups": 0, "surplus": 0, "several_data": 0, "several_classes": 0, "listed": []},
+        "flat": 0,
+    }
+    assert not is_bad(summary)
+
+
+def test_equal_rows_are_in_one_group() -> None:
+    rng = np.random.default_rng(0)
+    keys, rows = rng.integers(-3, 3, (60, 2)), rng.permutation(1000)[:60]
+    expected: dict[tuple[int, ...], set[int]] = {}
+    for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
+        expected.setdefault(tuple(key), set()).add(row)
+    groups = {frozenset(group.tolist()) for group in equal_rows(keys, rows)}
+    assert groups == {frozenset(group) for group in expected.values() if len(group) > 1}
+    assert equal_rows(np.arange(5)[:, None], np.arange(5)) == []
+    assert equal_rows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64)) == []
+    assert [group.tolist() for group in equal_rows(np.zeros((3, 2), np.int64), np.arange(3))] == [[0, 1, 2]]
+
+
+def test_groups_in_several_data_sets_come_first_then_those_in_several_classes(tmp_path: Path) -> None:
+    def put(name: str, seed: int) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(seed))
+
+    for name, seed in {
+        "train/a/0": 0, "train/a/1": 0, "train/a/2": 0,
+        "train/a/3": 1, "train/b/0": 1,
+        "train/a/4": 2, "val/a/0": 2,
+        "train/b/1": 3, "val/b/0": 4,
+    }.items():  # fmt: skip
+        put(f"{name}.jpg", seed)
+    listed = summary_of(*(gl.ImageFolder(tmp_path / data) for data in ("train", "val")))["duplicates"]["files"][
+        "listed"
+    ]
+    assert [(one["several_data"], one["several_classes"], one["count"]) for one in listed] == [
+        (True, False, 2), (False, True, 2), (False, False, 3),
+    ]  # fmt: skip
 
 
 def test_one_image_in_two_classes(tmp_path: Path) -> None:
@@ -192,3 +229,15 @@ def test_data_with_nothing_to_measure(count: int) -> None:
     assert summary["damaged"]["count"] == count + 1
     assert (summary["sizes"], summary["classes"], summary["pixels"]) == ({}, {}, {"kinds": [], "levels": []})
     assert is_bad(summary)
+
+
+def test_several_of_a_kind_are_told_in_the_plural() -> None:
+    photo = Image.fromarray(smooth_image(40, 40, 0))
+    samples = [encoded(photo.convert("LA").resize((20, 30))), encoded(photo.convert("RGBA").resize((20, 31)))]
+    samples += [gl.Encoded(b"nothing"), gl.Encoded(b"else"), *(encoded(Image.new("RGB", (n, 50))) for n in (40, 41))]
+    assert list(advice_of(summary_of(samples))) == [
+        "2 images are damaged",
+        "2 images of one colour",
+        "2 images have transparency",
+        "2 images have a side of fewer than 32 pixels",
+    ]

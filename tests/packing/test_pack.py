@@ -197,7 +197,7 @@ def test_damaged_images_are_all_listed_and_left_out_only_if_that_is_asked_for(
     assert lines[0] == f"2 of 12 samples are damaged, so {str(folder.parent / 'set')!r} is not finished:"
     assert lines[1].startswith(f"  {cut}: DecodeError: the JPEG cannot be decoded: ")
     assert lines[2].startswith(f"  {none}: DecodeError: not an image that gpuload decodes: 7 bytes")
-    assert "--skip-bad" in lines[3]
+    assert "--on-error skip" in lines[3]
     with pytest.raises(FileNotFoundError, match="is not finished: run the same gpuload pack again"):
         gl.verify(folder.parent / "set")
     path = packed(to, skip_bad=True, **options)

@@ -1,4 +1,4 @@
-"""``--recipe FILE.py:name``: what it takes, and what it says of everything else."""
+"""``--recipe FILE.py:name``: what it takes, and what it says of everything else. `test_pack` names data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuload import transforms as T
-from gpuload.cli.recipe import RecipeError, load_recipe, usual_recipe
+from gpuload.cli.source import RecipeError, load_recipe, usual_recipe
 
 FILE = """
 import torch

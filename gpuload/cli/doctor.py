@@ -1,0 +1,465 @@
+"""``gpuload doctor``: what of this machine and this installation works, what does not, and how to fix it.
+
+Each check is a function from facts to a `Finding`. The facts are gathered in this process, which imports no torch; what
+can crash, hang or take seconds is tried in processes of its own (`gpuload.cli.trial`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpuload import __version__
+from gpuload.cli.console import count_of, make_console, progress, say, write_json
+from gpuload.cli.trial import LOCKED_BYTES, STEPS, begin_trials, sample_jpeg
+from gpuload.errors import LimitError
+from gpuload.loader import limits
+from gpuload.workers.process import check_platform
+
+__all__ = ["Finding", "as_dict", "examine", "exit_status", "run", "show", "summary"]
+
+State = Literal["works", "improve", "broken", "not needed"]
+Trial = Mapping[str, Any]
+COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not needed": "dim"}
+
+LITTLE_BYTES: Final = 1_000_000_000  # in addition to the workers: decoded pixels on their way, and batches
+THREADS: Final = 32  # of a worker and this process together, while their libraries start
+OLDEST_TORCH: Final = (2, 8)
+
+# NVIDIA's packages come for one version of CUDA: the distribution of each extra.
+NVIDIA: Final = {
+    "nvImageCodec": {"cu12": "nvidia-nvimgcodec-cu12", "cu13": "nvidia-nvimgcodec-cu13"},
+    "DALI": {"cu12": "nvidia-dali-cuda120", "cu13": "nvidia-dali-cuda130"},
+}
+OPTIONAL: Final = {  # steps that are tried only if one of these distributions is installed
+    "Triton": ("triton",),
+    "DALI": tuple(NVIDIA["DALI"].values()),
+    "nvImageCodec": tuple(NVIDIA["nvImageCodec"].values()),
+    "regions": tuple(NVIDIA["nvImageCodec"].values()),
+}
+EXTRAS: Final = {  # the modules that come with an extra
+    "demo": ("skimage",), "hdf5": ("h5py",), "lmdb": ("lmdb",), "metrics": ("prometheus_client",),
+    "parquet": ("pyarrow",), "ray": ("ray",), "remote": ("fsspec", "aiohttp"), "s3": ("s3fs",), "gs": ("gcsfs",),
+    "hf": ("huggingface_hub",), "kornia": ("kornia",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Args:
+        name: what was looked at.
+        state: ``"works"``; ``"improve"``: it works, but holds training back; ``"broken"``: it is needed, or was
+            installed, and does not work; ``"not needed"``.
+        found: what was found, with figures.
+        fix: what to do about it: a command where there is one; "" where there is nothing to do.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def run(as_json: str | None = None, console: Console | None = None) -> int:
+    """Examine this machine, and print the report or write it as JSON. Return the exit status."""
+    with progress(make_console(stderr=True), "checks") as tell:
+        findings = examine(tell)
+    if as_json is not None:
+        write_json(as_json, as_dict(findings))
+    if as_json != "-":
+        show(findings, console or make_console())
+    return exit_status(findings)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Name the worst finding in one sentence. Findings come in the order of their weight."""
+    broken, improve = ([one for one in findings if one.state == state] for state in ("broken", "improve"))
+    if broken:
+        things = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
+        return f"{things} broken, which will hurt; first of all {broken[0].name}: {broken[0].found}"
+    if improve:
+        return f"All that is needed works. What holds it back most is {improve[0].name}: {improve[0].found}"
+    return "All that is needed works, and nothing holds it back."
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """Return 1 if something is broken, else 0."""
+    return int(any(finding.state == "broken" for finding in findings))
+
+
+def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the report for JSON."""
+    status = exit_status(findings)
+    return {"summary": summary(findings), "exit_status": status, "findings": [asdict(one) for one in findings]}
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """Print the findings as a table, then what to do about them, and the summary."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        style = COLOURS[finding.state]
+        table.add_row(Text(finding.state, style), finding.name, Text(finding.found, "dim" * (style == "dim")))
+    console.print(table)
+    to_fix = [finding for finding in findings if finding.fix]
+    if to_fix:
+        say(console, "What to do:\n", "bold")
+        for finding in to_fix:
+            say(console, f"  {finding.name}: {finding.fix}", to_copy=True)
+        console.print()
+    say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
+
+
+def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list[Finding]:
+    """Look at everything, in some seconds. `tell` is called with how many steps are done, of how many."""
+    try:
+        jpeg = sample_jpeg()
+    except Exception:  # Pillow is broken: its own trial says how
+        jpeg = b""
+    steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
+    trials = begin_trials(jpeg, steps)
+    results: dict[str, Trial] = {}
+    tell(0, len(steps))
+    for trial in trials:
+        results |= trial.results()
+        tell(len(results), len(steps))
+    return [*_check_machine(results), *_check_gpu(results), *_check_packages(results)]
+
+
+# -- what the machine, container or job allows ------------------------------------------------------------------------
+
+
+def _check_machine(results: Mapping[str, Trial]) -> list[Finding]:
+    usable = limits.usable_cpus()
+    workers = limits.default_workers(usable, 1)
+    left = limits.processes_left()
+    soft, hard = (
+        None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return [
+        check_cpus(usable=usable, affinity=len(os.sched_getaffinity(0)), online=os.cpu_count() or 1),
+        check_memory(workers),
+        check_open_files(workers, soft=soft, hard=hard),
+        check_processes(workers, left and left[0]),
+        check_workers(workers, results["workers"]),
+    ]
+
+
+def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
+    """Check the processors: `usable` by affinity mask and CPU quota, of those `affinity` allows, of those `online`."""
+    bounds = [f"the affinity mask allows {affinity} of {online}"] if affinity < online else []
+    bounds += [f"the CPU quota of the control group allows {usable}"] if usable < affinity else []
+    found = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
+    if usable > 1:
+        return Finding("CPUs", "works", found)
+    found += ". Workers read and decode on the CPU, and have to share it with the training loop"
+    fix = "more CPUs for the process: taskset -c, docker run --cpus, Kubernetes limits.cpu, Slurm --cpus-per-task"
+    return Finding("CPUs", "improve", found, fix)
+
+
+def check_memory(workers: int, *, root: str = "/") -> Finding:
+    """Check the memory that the control group leaves, or the machine has free. `root` is the folder used as ``/``."""
+    free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
+    if free is None:
+        return Finding("memory", "works", "no limit is known")
+    found = f"{size_of(free)} free {'before the limit of the control group' if free == left else 'on the machine'}"
+    needed = workers * limits.WORKER_BYTES
+    if free >= needed + LITTLE_BYTES:
+        return Finding("memory", "works", found)
+    found += ", but" if free < needed else ", little for batches and decoded images;"
+    found += f" {count_of(workers, 'worker')} (the default here) take about {size_of(needed)}"
+    fix = "a higher memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or fewer workers"
+    return Finding("memory", "broken" if free < needed else "improve", found, fix)
+
+
+def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
+    """Check how many descriptors this process may still open; `soft` and `hard` limits, None for none."""
+    left = limits.descriptors_left()
+    if left is None or soft is None:
+        return Finding("open files", "works", "no limit")
+    found = f"{left:,} more may be opened, of {soft:,} (ulimit -n)"
+    try:
+        limits.check_descriptors(workers)
+    except LimitError:
+        raisable = hard is None or hard > soft
+        fix = f"ulimit -n {hard or 'unlimited'}" if raisable else "a higher hard limit, by the administrator"
+        return Finding("open files", "broken", f"{found}: too few for {count_of(workers, 'worker')}", fix)
+    return Finding("open files", "works", found)
+
+
+def check_processes(workers: int, left: int | None) -> Finding:
+    """Check how many more processes and threads may be started; None for no limit."""
+    if left is None:
+        return Finding("processes", "works", "no limit")
+    found = f"{left:,} more processes and threads may be started"
+    if left < workers + THREADS:
+        found += f": too few for {count_of(workers, 'worker')} and their libraries"
+        return Finding("processes", "broken", found, "a higher limit: ulimit -u, docker run --pids-limit")
+    return Finding("processes", "works", found)
+
+
+def check_workers(workers: int, trial: Trial) -> Finding:
+    """Check that a worker process starts; `workers`: how many are the default here."""
+    if trial["ok"]:
+        return Finding("workers", "works", f"one started and gave its batch in {trial['seconds']:.1f} s")
+    fix = f"until this is fixed: num_workers=0. The default here is {workers}"
+    return Finding("workers", "broken", trial["why"], fix)
+
+
+# -- torch and the GPUs -----------------------------------------------------------------------------------------------
+
+
+def _check_gpu(results: Mapping[str, Trial]) -> list[Finding]:
+    driver, cuda = _driver()
+    torch = results["torch"]
+    devices = len(torch.get("devices", []))
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    return [
+        check_torch(torch, driver_cuda=cuda),
+        check_gpus(torch, driver=driver, cuda=cuda),
+        check_page_locking(limits.lockable_bytes(), results["page-locked memory"].get("code")),
+        check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=devices),
+    ]
+
+
+def _driver() -> tuple[str | None, str | None]:
+    """Return the version of NVIDIA's driver, and the newest CUDA that it runs; None for what is not there."""
+    path = Path("/proc/driver/nvidia/version")
+    match = re.search(r"Kernel Module\D*([\d.]+)", path.read_text() if path.is_file() else "")
+    try:
+        number = ctypes.c_int()
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        status = -1
+    cuda = f"{number.value // 1000}.{number.value % 1000 // 10}" if status == 0 and number.value else None
+    return match[1] if match else None, cuda
+
+
+def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
+    """Check torch's version and the CUDA that it was built for; `driver_cuda` is what the driver runs, None without."""
+    if not trial["ok"]:
+        return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
+    version, cuda, other = trial["version"], trial["cuda"], trial["other"]
+    found = f"{version}, built for {f'CUDA {cuda}' if cuda else other or 'the CPU'}"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        return Finding("torch", "broken", f"{found}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
+    if driver_cuda is None or other:
+        return Finding("torch", "works", found)
+    major = int(driver_cuda.partition(".")[0])
+    fix = "pip install --force-reinstall torch"
+    fix += "" if major >= 13 else " --index-url https://download.pytorch.org/whl/cu126"
+    if cuda is None:
+        return Finding("torch", "broken", f"{found}, but there is an NVIDIA driver: the GPU lies idle", fix)
+    if int(cuda.partition(".")[0]) > major:
+        found += f", but the driver runs CUDA up to {driver_cuda}"
+        return Finding("torch", "broken", found, f"a newer driver, or {fix}")
+    return Finding("torch", "works", found)
+
+
+def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
+    """Check the devices that torch finds; `driver`: the version of NVIDIA's; `cuda`: the newest CUDA that it runs."""
+    if devices := trial.get("devices", []):
+        names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
+        same = len(set(names)) == 1 and len(names) > 1
+        found = f"{len(names)} × {names[0]}" if same else "; ".join(names)
+        return Finding("GPUs", "works", found + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
+    if (driver is None and cuda is None) or not trial["ok"]:
+        return Finding("GPUs", "not needed", "none, and no NVIDIA driver: everything runs on the CPU")
+    if cuda is None:
+        found = f"NVIDIA's driver {driver} is there, its library libcuda.so.1 is not"
+        fix = "install the driver's libraries; in a container, docker run --gpus all with the NVIDIA container toolkit"
+        return Finding("GPUs", "broken", found, fix)
+    found = f"torch finds none, although there is a driver{': ' + trial['why'] if trial.get('why') else ''}"
+    fix = "check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, docker run --gpus all"
+    return Finding("GPUs", "broken", found, fix)
+
+
+def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
+    """Check page-locked memory, from which copies to a GPU run on their own.
+
+    Args:
+        limit_bytes: of memory that a process may lock (``ulimit -l``); None: no limit.
+        code: of locking `locked_bytes` on trial: 0, or the runtime's error; None: there is no GPU to lock memory for.
+    """
+    name = "page-locked memory"
+    limit = "the limit (ulimit -l) is " + ("no limit" if limit_bytes is None else size_of(limit_bytes))
+    if code is None:
+        return Finding(name, "not needed", f"{limit}; without a GPU nothing is locked")
+    if code == 0:
+        return Finding(name, "works", f"{size_of(locked_bytes)} were locked on trial; {limit}")
+    found = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
+    fix = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
+    return Finding(name, "broken", f"{found}the training loop waits for them", fix)
+
+
+def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
+    """Check Triton, which the backend ``"fused"`` is made with, and its C compiler; `trial`: of a kernel on the GPU."""
+    if not devices:
+        return Finding("Triton", "not needed", "runs on GPUs only" + (f"; {version} is installed" if version else ""))
+    slow = "transforms run in torch, several times slower than fused"
+    if version is None:
+        return Finding("Triton", "improve", f"not installed: {slow}", "pip install 'gpuload[fused]'")
+    if compiler is None:
+        fix = "apt-get install gcc, or set CC to the path of one"
+        return Finding("Triton", "broken", f"{version}, but the C compiler that it needs is missing: {slow}", fix)
+    if trial is not None and not trial["ok"]:
+        fix = f"check that {compiler} works (CC names another one); pip install --force-reinstall triton"
+        return Finding("Triton", "broken", f"{version}, cannot be used: {trial['why']}", fix)
+    return Finding("Triton", "works", f"{version} with {compiler}: the backend 'fused' can be used")
+
+
+# -- decoders and optional packages -----------------------------------------------------------------------------------
+
+
+def _check_packages(results: Mapping[str, Trial]) -> list[Finding]:
+    cuda = results["torch"].get("cuda")
+    versions = {
+        name: {extra: version for extra, package in packages.items() if (version := _version(package))}
+        for name, packages in NVIDIA.items()
+    }
+    crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
+    jpegs = "decodes whole images, and what nvImageCodec refuses" if crops else "decodes all JPEGs here"
+    extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
+    try:
+        check_platform()
+        problem = ""
+    except RuntimeError as error:
+        problem = str(error)
+    return [
+        check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
+        *([check_regions(results["regions"])] if "regions" in results else []),
+        check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
+        check_decoder(
+            "Pillow", _version("pillow"), results["Pillow"], "decodes PNG, WebP and others, and damaged JPEGs"
+        ),
+        check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
+        check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
+        check_system(platform.release(), resource.getpagesize(), platform.python_version(), problem),
+    ]
+
+
+def cuda_extra(torch_cuda: str | None, others: Sequence[str] = ()) -> str:
+    """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. Without CUDA either works: it
+    is that of `others` of NVIDIA's packages, which must be for the same one, else the newest."""
+    if torch_cuda is not None:
+        return "cu13" if torch_cuda.startswith("13") else "cu12"
+    return others[0] if others else "cu13"
+
+
+def check_nvidia(
+    name: str, versions: Mapping[str, Mapping[str, str]], trial: Trial | None, *, torch_cuda: str | None
+) -> Finding:
+    """Check nvImageCodec or DALI.
+
+    Args:
+        name: which of the two.
+        versions: what is installed of both, by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
+        trial: of decoding a region, or of making the backend; None: not tried.
+        torch_cuda: the CUDA that torch was built for; None: the CPU.
+    """
+    is_codec, installed = name == "nvImageCodec", versions[name]
+    others = [extra for other, found in versions.items() if other != name for extra in found]
+    extra = cuda_extra(torch_cuda, others)
+    install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
+    use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
+    if not installed and is_codec:
+        found = f"not installed. It {use}; without it whole images are decoded, at about half the rate"
+        return Finding(name, "improve", found, install)
+    if not installed:
+        return Finding(name, "not needed", f"not installed; the backend 'dali' is optional: {install}")
+    found = " and ".join(f"{version} for CUDA {one[2:]}" for one, version in installed.items())
+    again = f"pip uninstall -y {' '.join(NVIDIA[name][one] for one in installed)} && {install}"
+    if len(installed) > 1:
+        return Finding(name, "broken", f"{found} are both installed, and overwrite each other's files", again)
+    if trial is not None and not trial["ok"]:
+        instead = ". Whole images are decoded in its place" if is_codec else ""
+        return Finding(name, "broken", f"{found}: {trial['why']}{instead}", again)
+    if torch_cuda is not None and extra not in installed:
+        found += f", but torch is built for CUDA {torch_cuda}"
+        found += f". It {use} on the CPU; on the GPU it needs the same CUDA" if is_codec else ""
+        return Finding(name, "improve", found, again)
+    if not is_codec and others and not installed.keys() & set(others):
+        found += f", but nvImageCodec is for {' and '.join(f'CUDA {one[2:]}' for one in others)}"
+        return Finding(name, "improve", f"{found}; both need the same CUDA", again)
+    return Finding(name, "works", f"{found}: {use}")
+
+
+def check_regions(trial: Trial) -> Finding:
+    """Check whether nvImageCodec decodes regions rightly on the device, for ``Decode(where="device")``; `trial` is what
+    `gpuload.cli.trial.try_regions` returned, or how its process ended."""
+    whole = "Decode(where='device') decodes whole images"
+    if not trial["ok"]:
+        return Finding("regions", "not needed", f"{trial['why']}. On a GPU {whole}")
+    faults, used = trial["faults"], trial["used"]
+    found = f"{trial['version']} on {trial['device']}: " + "; ".join(
+        f"{name}: {fault or 'its bits are those of whole images'}" for name, fault in faults.items()
+    )
+    if any(faults[name] for name in used):
+        fix = "Decode(where='cpu'), and an issue at gpuload's with this version and GPU"
+        return Finding("regions", "broken", found, fix)
+    if len(used) < len(faults):
+        found += f". {whole}, since this version is not among those that are known to be right"
+    return Finding("regions", "works", found)
+
+
+def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Finding:
+    """Check simplejpeg or Pillow, on which gpuload depends."""
+    if version is not None and trial["ok"]:
+        return Finding(name, "works", f"{version}: {role}")
+    found = "not installed, although gpuload depends on it" if version is None else f"{version}: {trial['why']}"
+    return Finding(name, "broken", found, f"pip install --force-reinstall {name.lower()}")
+
+
+def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
+    """List the extras, by whether all of their packages are there, and the program jpegtran."""
+    there, absent = ([name for name, ok in installed.items() if ok is wanted] for wanted in (True, False))
+    found = f"installed: {', '.join(there) or 'none'}"
+    if absent:
+        found += f"; not installed: {', '.join(absent)}, each by pip install 'gpuload[NAME]'"
+    if not jpegtran:
+        found += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
+    return Finding("extras", "works" if there else "not needed", found)
+
+
+def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
+    """Check kernel, page size and interpreter; `problem`: why workers cannot be processes here."""
+    found = f"gpuload {__version__}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
+    if problem:
+        return Finding("system", "broken", f"{found}; {problem}", "use num_workers=0, or Linux with glibc")
+    return Finding("system", "works", found)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def size_of(nbytes: float) -> str:
+    """Return ``64 KB``, ``1.5 GB``: thousands, as disks and docker count; powers of two where they are exact."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if nbytes >= factor:
+            exact = nbytes / (1 << factor.bit_length() // 10 * 10)
+            number = exact if exact == int(exact) else nbytes / factor
+            return f"{number:,.0f} {unit}" if number >= 10 or number == int(number) else f"{number:.1f} {unit}"
+    return f"{nbytes:,.0f} bytes"

@@ -1,0 +1,318 @@
+"""Trying what can crash, hang or take seconds, in processes of their own, for ``gpuload doctor``.
+
+A process does one *trial* of several steps. For each it prints a line of JSON when it begins and one when it is done,
+so that the last step of a process that dies is known. The doctor's process has `begin_trials` and `Trial`; the others
+run `main`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gpuload.errors import one_line
+
+__all__ = ["LOCKED_BYTES", "STEPS", "Trial", "begin_trials", "find_fault", "main", "sample_jpeg", "try_regions"]
+
+LIMIT_S: Final = 120.0
+LOCKED_BYTES: Final = 64 << 20
+NEAR: Final = 3  # levels that decoders may differ by
+SIZE_WH: Final = (96, 64)
+REGION_TLHW: Final = (16, 8, 32, 40)
+
+# The trial of regions: the size of its pictures, and the regions as (top, left, height, width): within, at each edge
+# and corner, thin, and on the borders of 4:2:0's blocks of 16×16.
+HEIGHT, WIDTH = 165, 221
+REGIONS: Final = (
+    (0, 0, HEIGHT, WIDTH), (37, 51, 90, 101), (0, 0, 33, 47), (HEIGHT - 31, WIDTH - 45, 31, 45), (16, 32, 64, 80),
+    (0, 17, HEIGHT, 1), (0, WIDTH - 1, HEIGHT, 1), (HEIGHT - 1, 0, 1, WIDTH), (HEIGHT - 1, WIDTH - 1, 1, 1),
+)  # fmt: skip
+
+
+class Trial:
+    """A process that tries these steps; started at once."""
+
+    def __init__(self, steps: Sequence[str], jpeg: bytes = b"") -> None:
+        self.steps = list(steps)
+        settings = {"path": sys.path, "steps": self.steps, "jpeg": base64.b64encode(jpeg).decode()}
+        code = (
+            "import json, sys; settings = json.loads(sys.stdin.readline()); sys.path[:] = settings['path']; "
+            "from gpuload.cli.trial import main; main(settings)"
+        )
+        self._started_s = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(settings) + "\n")
+        self._process.stdin.flush()
+
+    def results(self, limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
+        """Wait for the process, and return what came of each step: ``ok``, ``why`` it failed, and its own values."""
+        try:
+            left_s = max(1.0, self._started_s + limit_s - time.monotonic())
+            output, errors = self._process.communicate(timeout=left_s)
+            ending = _describe_end(self._process.returncode, errors)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            output, _ = self._process.communicate()
+            ending = f"it was not done after {limit_s:.0f} seconds"
+        return _results(self.steps, output, ending)
+
+
+def _results(steps: Sequence[str], output: str, ending: str) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = {}
+    current = ""
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue  # a library's own output
+        record = json.loads(line)
+        if "begin" in record:
+            current = record["begin"]
+        else:
+            results[current] = record
+    if current and current not in results:
+        results[current] = {"ok": False, "why": ending}
+    why = f"not tried, since {current}: {ending}" if current else ending
+    return {step: results.get(step, {"ok": False, "why": why}) for step in steps}
+
+
+def _describe_end(status: int, errors: str) -> str:
+    if status < 0:
+        return f"the process crashed ({signal.Signals(-status).name})"
+    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+    return one_line(f"the process ended with status {status}{': ' + last if last else ''}")
+
+
+def begin_trials(jpeg: bytes, steps: Sequence[str]) -> list[Trial]:
+    """Start the processes for these steps: one for each decoder and for regions, one for all else that imports
+    torch."""
+    alone = [step for step in steps if step in DECODERS or step == "regions"]
+    others = [step for step in steps if step not in alone]
+    return [*(Trial([step], jpeg) for step in alone), *([Trial(others)] if others else [])]
+
+
+def sample_jpeg() -> bytes:
+    """Make a small 4:2:0 JPEG, whose pixels are known."""
+    from PIL import Image
+
+    width, height = SIZE_WH
+    image = Image.new("RGB", SIZE_WH)
+    image.putdata([(2 * x, 3 * y, x + y) for y in range(height) for x in range(width)])
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Do the steps, in the process of a trial."""
+    jpeg = base64.b64decode(settings["jpeg"])
+    for step in settings["steps"]:
+        print(json.dumps({"begin": step}), flush=True)
+        try:
+            result = {"ok": True, "why": "", **(STEPS[step](jpeg) or {})}
+        except BaseException as error:  # whatever a broken installation raises, a SystemExit too
+            result = {"ok": False, "why": one_line(f"{type(error).__name__}: {error}")}
+        print(json.dumps(result), flush=True)
+
+
+def _decode(name: str) -> Callable[[bytes], None]:
+    """Return a step: decode a region of the JPEG by one of gpuload's decoders, and compare it."""
+
+    def step(jpeg: bytes) -> None:
+        from gpuload.decode import Decode
+        from gpuload.decode import jpeg as decoders
+        from gpuload.decode.header import read_header
+
+        pixels, why = getattr(decoders, name)().decode(jpeg, read_header(jpeg, Decode()).jpeg, False, REGION_TLHW)
+        if pixels is None:
+            raise RuntimeError(why)
+        _compare(pixels)
+
+    return step
+
+
+def _by_pillow(jpeg: bytes) -> None:
+    import numpy as np
+    from PIL import Image
+
+    top, left, height, width = REGION_TLHW
+    _compare(np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))[top : top + height, left : left + width])
+
+
+def _compare(pixels: Any) -> None:
+    import numpy as np
+
+    top, left, height, width = REGION_TLHW
+    ys, xs = np.mgrid[top : top + height, left : left + width]
+    off = float(np.abs(np.stack([2 * xs, 3 * ys, xs + ys], axis=2) - pixels.astype(np.int64)).mean())
+    if off > NEAR:
+        raise RuntimeError(f"it decodes wrong pixels: {off:.0f} levels off on average")
+
+
+def _torch(jpeg: bytes) -> dict[str, Any]:
+    import torch
+
+    result: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "other": "", "devices": []}
+    if torch.version.hip:
+        result["other"] = f"ROCm {torch.version.hip}"
+    elif torch.xpu._is_compiled():
+        result["other"] = "XPU"
+    try:
+        if torch.version.cuda and not torch.cuda.is_available():
+            torch.cuda.init()  # says why
+        for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
+            properties = torch.get_device_module().get_device_properties(number)
+            result["devices"].append({"name": properties.name, "bytes": properties.total_memory})
+    except (RuntimeError, AssertionError) as error:
+        result["why"] = one_line(str(error))
+    return result
+
+
+def _page_locking(jpeg: bytes) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from gpuload.stage import device as devices
+
+    if not devices.is_available():
+        return {"code": None}
+    device = devices.Accelerator(devices.current_device())
+    memory = np.ones(LOCKED_BYTES, np.uint8)
+    code = device.lock(memory.ctypes.data, LOCKED_BYTES)
+    if code == 0:
+        device.unlock(memory.ctypes.data)
+        torch.accelerator.synchronize()
+    return {"code": None if code == devices.NO_LOCKS else code}
+
+
+def _workers(jpeg: bytes) -> dict[str, Any]:
+    import numpy as np
+
+    import gpuload as gl
+
+    dataset = [(np.full((8, 8, 3), number, np.uint8), number) for number in range(4)]
+    began_s = time.perf_counter()
+    with gl.Loader(dataset, 4, num_workers=1, device="cpu") as loader:
+        images, numbers = next(iter(loader))
+        seconds = time.perf_counter() - began_s
+    if numbers.tolist() != [0, 1, 2, 3] or images[:, 0, 0, 0].tolist() != [0, 1, 2, 3]:
+        raise RuntimeError("a worker gave other samples than it was asked for")
+    return {"seconds": seconds}
+
+
+def _triton(jpeg: bytes) -> None:
+    from gpuload.stage import device as devices
+    from gpuload.stage.fused import FusedBackend
+
+    if not devices.is_available():
+        return
+    if (missing := FusedBackend.missing(devices.current_device())) is not None:
+        raise RuntimeError(missing)
+    FusedBackend(devices.current_device())
+
+
+def _dali(jpeg: bytes) -> None:
+    import torch
+
+    from gpuload.stage.dali import DaliBackend
+
+    DaliBackend(torch.device("cpu"))
+
+
+def _regions(jpeg: bytes) -> dict[str, Any]:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may crash
+    return try_regions()
+
+
+def try_regions() -> dict[str, Any]:
+    """Try whether the decoders of this machine's GPU, or of its CPU, decode a region to the bits of that part of the
+    whole image. A version gets into `REGIONS_RIGHT` once this found no fault on several kinds of GPUs.
+
+    Returns:
+        The ``version``, the ``device``, the ``faults`` of each decoder ("" for none), and the names of those that
+        gpuload decodes regions with, ``used``.
+    """
+    import torch
+
+    from gpuload.stage import device as devices
+    from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, REGIONS_RIGHT, NvImageCodec, load_library
+
+    on_gpu = devices.is_available() and devices.kind() == "cuda" and torch.version.hip is None
+    device, library = devices.current_device() if on_gpu else torch.device("cpu"), load_library()
+    faults = {}
+    for name in (ENGINE, GPU) if on_gpu else (CPU,):
+        try:
+            decoder = NvImageCodec(device, 1, library, regions_right={name: (library.__version__,)}, only=name)
+            faults[name] = find_fault(decoder, device)
+        except RuntimeError as error:
+            faults[name] = str(error)
+    used = [name for name in faults if library.__version__ in REGIONS_RIGHT[name]]
+    return {"version": library.__version__, "device": str(device), "faults": faults, "used": used}
+
+
+def find_fault(decoder: Any, device: Any) -> str:
+    """Return what is wrong with the regions of a decoder; "" if nothing is. Each must have the bits of that part of the
+    whole picture, many in one call. Pictures that it refuses as a whole do not count."""
+    import numpy as np
+
+    from gpuload.stage.decode.backend import Refused, Source, fetch
+
+    compared = 0
+    for data, grey in _pictures():
+        file = np.frombuffer(data, np.uint8)
+        sources = [Source(file, HEIGHT, WIDTH, grey, region) for region in REGIONS]
+        [image] = decoder.decode(sources[:1])
+        if isinstance(image, Refused):
+            continue
+        compared += 1
+        whole = fetch(image, sources[0], device).astype(np.int64)
+        for source, part in zip(sources, decoder.decode(sources), strict=True):
+            if isinstance(part, Refused):
+                return f"it refuses a region: {part.why}"
+            top, left, height, width = source.region_tlhw
+            levels = np.abs(fetch(part, source, device) - whole[top : top + height, left : left + width]).max()
+            if levels:
+                return f"the region {source.region_tlhw} is up to {levels} levels away from that part of the whole one"
+    return "" if compared else "it refuses each picture of the trial"
+
+
+def _pictures() -> list[tuple[bytes, bool]]:
+    """Make JPEGs, and say whether they are grey."""
+    import numpy as np
+    from PIL import Image
+
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    picture = Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+    options: list[dict[str, Any]] = [{"subsampling": 2}, {"subsampling": 1}, {"subsampling": 0}]
+    options.append({"subsampling": 2, "restart_marker_blocks": 4})
+    pictures = []
+    for grey, how in [*((False, one) for one in options), (True, {})]:
+        file = io.BytesIO()
+        (picture.convert("L") if grey else picture).save(file, "JPEG", quality=90, **how)
+        pictures.append((file.getvalue(), grey))
+    return pictures
+
+
+DECODERS: Final = {"nvImageCodec": _decode("NvImageCodec"), "simplejpeg": _decode("SimpleJpeg"), "Pillow": _by_pillow}
+STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
+    **DECODERS,
+    "regions": _regions,
+    "torch": _torch,
+    "page-locked memory": _page_locking,
+    "workers": _workers,
+    "Triton": _triton,
+    "DALI": _dali,
+}

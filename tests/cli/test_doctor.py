@@ -1,0 +1,502 @@
+"""``gpuload doctor``: each check, in set-ups that lack something (some limits are really set), and the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gpuload import __version__
+from gpuload.cli import doctor
+from gpuload.cli.app import app
+from gpuload.cli.doctor import Finding, as_dict, exit_status, summary
+from gpuload.loader.limits import descriptors_left, usable_cpus
+from gpuload.stage.decode.nvimagecodec import GPU
+
+MB = 1_000_000
+OK = {"ok": True, "why": ""}
+BAD = {"ok": False, "why": "ImportError: libnvjpeg.so.12"}
+REGIONS = {"version": "0.9.0", "device": "cuda:0", "ok": True, "why": ""}
+FINE = Finding("CPUs", "works", "8 CPUs for this process")
+NO_GPU = Finding("GPUs", "not needed", "none: batches are made on the CPU")
+SLOW = Finding("nvImageCodec", "improve", "not installed", "pip install 'gpuload[cu13]'")
+SLOWER = Finding("Triton", "improve", "not installed", "pip install 'gpuload[fused]'")
+BROKEN = Finding("workers", "broken", "no process can be started", "num_workers=0")
+
+
+def test_the_worst_is_named_first() -> None:
+    assert summary([FINE, NO_GPU]) == "All that is needed works, and nothing holds it back."
+    assert summary([FINE, SLOW, SLOWER]) == (
+        "All that is needed works. What holds it back most is nvImageCodec: not installed"
+    )
+    assert summary([SLOW, BROKEN]) == (
+        "1 thing is broken, which will hurt; first of all workers: no process can be started"
+    )
+    assert summary([BROKEN, SLOW, BROKEN]).startswith("2 things are broken")
+
+
+def test_scripts_fail_only_if_something_is_broken() -> None:
+    assert [exit_status(found) for found in ([], [FINE, NO_GPU], [SLOW], [SLOW, BROKEN])] == [0, 0, 0, 1]
+
+
+def test_json_has_it_all() -> None:
+    assert as_dict([FINE, BROKEN]) == {
+        "summary": summary([FINE, BROKEN]),
+        "exit_status": 1,
+        "findings": [
+            {"name": "CPUs", "state": "works", "found": "8 CPUs for this process", "fix": ""},
+            {"name": "workers", "state": "broken", "found": "no process can be started", "fix": "num_workers=0"},
+        ],
+    }
+
+
+# -- as people and scripts see it --------------------------------------------------------------------------------------
+
+
+FINDINGS = [
+    Finding("CPUs", "works", "8 CPUs for this process"),
+    Finding("nvImageCodec", "improve", "not installed. It decodes a crop alone", "pip install 'gpuload[cu13]' [now]"),
+    Finding("GPUs", "not needed", "none: batches are made on the CPU"),
+]
+
+
+@pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 0), ([*FINDINGS, BROKEN], 1)])
+def test_scripts_get_json_and_a_status(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], status: int) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda tell: findings)
+    done = CliRunner().invoke(app, ["doctor", "--json", "-"])
+    assert done.exit_code == status
+    assert json.loads(done.stdout) == doctor.as_dict(findings)
+
+
+def test_people_get_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda tell: tell(3, 3) or FINDINGS)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    assert "3 of 3 checks" in done.stderr
+    assert "3 of 3 checks" not in done.stdout
+    assert "  nvImageCodec: pip install 'gpuload[cu13]' [now]\n" in done.stdout
+    assert "What holds it back most is nvImageCodec" in done.stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("colour", [False, True])
+def test_it_fits_the_terminal(width: int, colour: bool) -> None:
+    file = io.StringIO()
+    doctor.show(
+        [*FINDINGS, BROKEN],
+        Console(file=file, width=width, force_terminal=True, color_system="standard" if colour else None),
+    )
+    text = file.getvalue()
+    assert ("\x1b[" in text) == colour
+    if not colour:
+        assert max(map(len, text.splitlines())) <= width
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def test_cpus_by_mask_and_by_quota() -> None:
+    assert doctor.check_cpus(usable=8, affinity=8, online=8).found == "8 CPUs for this process"
+    found = doctor.check_cpus(usable=2, affinity=4, online=8)
+    assert found.state == "works"
+    assert found.found == (
+        "2 CPUs for this process; the affinity mask allows 4 of 8; the CPU quota of the control group allows 2"
+    )
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_one_core_is_named(one_core: None) -> None:
+    found = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
+    assert found.state == "improve"
+    assert "What holds it back most is CPUs: 1 CPU for this process" in summary([found])
+    assert "the affinity mask allows 1 of 8" in found.found
+    assert "taskset -c" in found.fix
+
+
+def container(root: Path, limit: int, use: int) -> str:
+    files = {
+        "proc/self/cgroup": "0::/job\n",
+        "proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/job/memory.max": f"{limit}\n",
+        "sys/fs/cgroup/job/memory.current": f"{use}\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "state", "text"),
+    [
+        (9000, 7, "works", "8.5 GB free before the limit of the control group"),
+        (1500, 7, "improve", "1 GB free before the limit of the control group, little for batches and decoded images"),
+        (700, 7, "broken", "200 MB free before the limit of the control group, but 7 workers (the default here) take"),
+        (700, 1, "improve", "1 worker (the default here) take about 45 MB"),
+    ],
+)
+def test_a_small_control_group(tmp_path: Path, limit: int, workers: int, state: str, text: str) -> None:
+    found = doctor.check_memory(workers, root=container(tmp_path, limit * MB, 500 * MB))
+    assert found.state == state
+    assert text in found.found
+    assert ("docker run --memory" in found.fix) == (state != "works")
+
+
+def test_a_machine_that_is_full(tmp_path: Path) -> None:
+    root = container(tmp_path, 9000 * MB, 500 * MB)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 100000 kB\n")
+    found = doctor.check_memory(7, root=root)
+    assert (found.state, found.found[:26]) == ("broken", "102 MB free on the machine")
+    assert doctor.check_memory(7, root=str(tmp_path / "none")).found == "no limit is known"
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """About 30 descriptors are left: how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = descriptors_left()
+    assert left is not None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - left + 30, hard))
+    now = descriptors_left()
+    assert now is not None
+    yield now
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_open_files_are_named(few_files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
+    found = doctor.check_open_files(7, soft=soft, hard=hard)
+    assert found.state == "broken"
+    assert found.found == f"{few_files} more may be opened, of {soft:,} (ulimit -n): too few for 7 workers"
+    assert found.fix == f"ulimit -n {hard}"
+    assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
+    assert doctor.check_open_files(7, soft=None, hard=None).found == "no limit"
+
+
+def test_few_processes() -> None:
+    assert doctor.check_processes(8, None).state == "works"
+    assert doctor.check_processes(8, 500).state == "works"
+    found = doctor.check_processes(8, 20)
+    assert (found.state, found.fix) == ("broken", "a higher limit: ulimit -u, docker run --pids-limit")
+
+
+def test_the_system() -> None:
+    fine = doctor.check_system("6.1", 65536, "3.13.0")
+    assert (fine.state, fine.found) == ("works", f"gpuload {__version__}, kernel 6.1, pages of 64 KB, Python 3.13.0")
+    assert doctor.check_system("6.1", 4096, "3.13", "no Linux").state == "broken"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (65536, "64 KB"), (8 << 20, "8 MB"), (1_500_000_000, "1.5 GB"),
+     (34_359_738_368, "32 GB"), (2_000_000, "2 MB"), (25_270_000_000, "25 GB")],
+)  # fmt: skip
+def test_sizes_read_as_people_write_them(nbytes: int, text: str) -> None:
+    assert doctor.size_of(nbytes) == text
+
+
+# -- torch and GPUs ----------------------------------------------------------------------------------------------------
+
+
+H100 = {"name": "NVIDIA H100", "bytes": 80_000_000_000}
+
+
+def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **others: Any) -> dict[str, Any]:
+    return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **others}
+
+
+def test_no_gpu_is_nothing_to_fix() -> None:
+    findings = [
+        doctor.check_torch(torch_trial(), driver_cuda=None),
+        doctor.check_gpus(torch_trial(), driver=None, cuda=None),
+        doctor.check_page_locking(65536, None),
+        doctor.check_triton(None, None, compiler=None, devices=0),
+    ]
+    assert {finding.state for finding in findings} == {"works", "not needed"}
+    assert "64 KB; without a GPU nothing is locked" in findings[2].found
+
+
+def test_all_is_well_with_a_gpu() -> None:
+    there = torch_trial("13.0", devices=[H100, H100])
+    findings = [
+        doctor.check_torch(there, driver_cuda="13.0"),
+        doctor.check_gpus(there, driver="580.65", cuda="13.0"),
+        doctor.check_page_locking(65536, 0),
+        doctor.check_triton("3.6.0", OK, compiler="/usr/bin/gcc", devices=2),
+    ]
+    assert {finding.state for finding in findings} == {"works"}
+    assert findings[1].found == "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0"
+    assert findings[2].found == "64 MB were locked on trial; the limit (ulimit -l) is 64 KB"
+
+
+@pytest.mark.parametrize(
+    ("build", "driver_cuda", "text", "fix"),
+    [
+        (torch_trial(None), "13.0", "built for the CPU, but there is an NVIDIA driver: the GPU lies idle",
+         "pip install --force-reinstall torch"),
+        (torch_trial(None), "12.4", "the GPU lies idle",
+         "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"),
+        (torch_trial("13.0"), "12.4", "built for CUDA 13.0, but the driver runs CUDA up to 12.4", "a newer driver, or"),
+        (torch_trial("12.6", version="2.7.1"), "12.6", "gpuload needs 2.8 or newer", "pip install --upgrade torch"),
+        ({"ok": False, "why": "ImportError: libc10.so"}, None, "cannot be imported: ImportError: libc10.so", "pip"),
+    ],
+)  # fmt: skip
+def test_a_torch_that_does_not_fit(build: dict[str, Any], driver_cuda: str, text: str, fix: str) -> None:
+    found = doctor.check_torch(build, driver_cuda=driver_cuda)
+    assert found.state == "broken"
+    assert text in found.found
+    assert found.fix.startswith(fix)
+
+
+def test_newer_minor_versions_of_cuda_run_too() -> None:
+    assert doctor.check_torch(torch_trial("12.8"), driver_cuda="12.4").state == "works"
+    assert doctor.check_torch(torch_trial("12.8", version="2.10.0"), driver_cuda="13.0").state == "works"
+    assert (
+        doctor.check_torch(torch_trial(None, other="ROCm 7.0"), driver_cuda=None).found == "2.9.1, built for ROCm 7.0"
+    )
+
+
+def test_a_driver_without_its_library_or_its_gpus() -> None:
+    alone = doctor.check_gpus(torch_trial(), driver="550.1", cuda=None)
+    assert (alone.state, alone.found) == (
+        "broken", "NVIDIA's driver 550.1 is there, its library libcuda.so.1 is not"
+    )  # fmt: skip
+    assert "docker run --gpus all" in alone.fix
+    hidden = doctor.check_gpus(torch_trial("12.6", why="No CUDA GPUs are available"), driver="550.1", cuda="12.6")
+    assert hidden.state == "broken"
+    assert hidden.found == "torch finds none, although there is a driver: No CUDA GPUs are available"
+    assert "CUDA_VISIBLE_DEVICES" in hidden.fix
+    assert doctor.check_gpus(torch_trial(devices=[H100]), driver=None, cuda=None).found == "NVIDIA H100 with 80 GB"
+
+
+def test_what_triton_lacks() -> None:
+    absent = doctor.check_triton(None, None, compiler=None, devices=1)
+    assert (absent.state, absent.fix) == ("improve", "pip install 'gpuload[fused]'")
+    alone = doctor.check_triton("3.6.0", BAD, compiler=None, devices=1)
+    assert (alone.state, alone.fix) == ("broken", "apt-get install gcc, or set CC to the path of one")
+    assert alone.found.startswith("3.6.0, but the C compiler that it needs is missing: transforms run in torch")
+    broken = doctor.check_triton("3.6.0", BAD, compiler="/usr/bin/gcc", devices=1)
+    assert (broken.state, broken.found) == ("broken", f"3.6.0, cannot be used: {BAD['why']}")
+    assert broken.fix.startswith("check that /usr/bin/gcc works")
+
+
+MEMLOCK = """
+import ctypes, json, mmap, os, resource
+from gpuload.cli.doctor import check_page_locking, summary
+libc = ctypes.CDLL(None, use_errno=True)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+if os.geteuid() == 0:  # the limit does not hold for the superuser
+    os.setgid(65534)
+    os.setuid(65534)
+findings = []
+for nbytes in (16 << 10, 64 << 20):
+    memory = mmap.mmap(-1, nbytes)
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    code = 0 if libc.mlock(address, ctypes.c_size_t(nbytes)) == 0 else ctypes.get_errno()
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    finding = check_page_locking(limit, code, nbytes)
+    findings.append([finding.state, finding.found, finding.fix, summary([finding])])
+print(json.dumps(findings))
+"""
+
+
+@pytest.mark.processes
+def test_a_limit_of_64_kb_that_is_really_set_and_really_refuses() -> None:
+    done = subprocess.run([sys.executable, "-c", MEMLOCK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    little, much = json.loads(done.stdout)
+    assert little[:2] == ["works", "16 KB were locked on trial; the limit (ulimit -l) is 64 KB"]
+    assert much[0] == "broken"
+    assert (
+        "first of all page-locked memory: 64 MB could not be locked (error 12); the limit (ulimit -l) is 64 KB"
+        in much[3]
+    )
+    assert "ulimit -l unlimited" in much[2]
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cuda", "others", "extra"),
+    [
+        ("12.6", [], "cu12"),
+        ("13.0", [], "cu13"),
+        ("13.0", ["cu12"], "cu13"),
+        (None, [], "cu13"),
+        (None, ["cu12"], "cu12"),
+    ],
+)
+def test_the_extra_is_that_of_torchs_cuda(cuda: str | None, others: list[str], extra: str) -> None:
+    assert doctor.cuda_extra(cuda, others) == extra
+
+
+def nvidia(name: str, trial=OK, *, cuda: str | None, codec=None, dali=None) -> Finding:
+    versions = {"nvImageCodec": codec or {}, "DALI": dali or {}}
+    return doctor.check_nvidia(name, versions, trial, torch_cuda=cuda)
+
+
+def test_no_nvimagecodec_is_named() -> None:
+    found = nvidia("nvImageCodec", None, cuda="13.0")
+    assert (found.state, found.fix) == ("improve", "pip install 'gpuload[cu13]'")
+    assert "What holds it back most is nvImageCodec: not installed" in summary([found])
+
+
+def test_one_that_works() -> None:
+    for cuda in ("12.6", None):
+        found = nvidia("nvImageCodec", cuda=cuda, codec={"cu12": "0.9.0"})
+        assert (found.state, found.fix) == ("works", "")
+
+
+def test_one_for_another_cuda() -> None:
+    found = nvidia("nvImageCodec", cuda="13.0", codec={"cu12": "0.9.0"})
+    assert found.state == "improve"
+    assert "0.9.0 for CUDA 12, but torch is built for CUDA 13.0" in found.found
+    assert found.fix == "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"
+
+
+def test_both_at_once_and_one_that_does_not_decode() -> None:
+    both = nvidia("nvImageCodec", cuda="12.6", codec={"cu12": "0.9.0", "cu13": "0.9.1"})
+    assert (both.state, both.found) == (
+        "broken", "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files"
+    )  # fmt: skip
+    assert both.fix == ("pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'")
+    broken = nvidia("nvImageCodec", BAD, cuda="12.6", codec={"cu12": "0.9.0"})
+    assert broken.state == "broken"
+    assert "libnvjpeg.so.12. Whole images are decoded in its place" in broken.found
+
+
+def test_the_decoders_that_are_always_there() -> None:
+    assert doctor.check_decoder("Pillow", "13.0", OK, "decodes PNG") == Finding("Pillow", "works", "13.0: decodes PNG")
+    broken = doctor.check_decoder("simplejpeg", "1.9.0", BAD, "decodes")
+    assert (broken.state, broken.found) == ("broken", "1.9.0: ImportError: libnvjpeg.so.12")
+    absent = doctor.check_decoder("simplejpeg", None, BAD, "decodes")
+    assert absent.found == "not installed, although gpuload depends on it"
+    assert absent.fix == "pip install --force-reinstall simplejpeg"
+
+
+def test_dali() -> None:
+    assert nvidia("DALI", None, cuda="13.0").found.endswith("pip install 'gpuload[dali-cu13]'")
+    assert nvidia("DALI", None, cuda="12.6").found.endswith("pip install 'gpuload[dali-cu12]'")
+    assert nvidia("DALI", cuda="12.6", dali={"cu12": "2.4"}).state == "works"
+    other = nvidia("DALI", cuda="13.0", dali={"cu12": "2.4"})
+    assert (other.state, other.fix) == (
+        "improve", "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"
+    )  # fmt: skip
+    assert nvidia("DALI", BAD, cuda=None, dali={"cu12": "2.4"}).found == "2.4 for CUDA 12: ImportError: libnvjpeg.so.12"
+    assert nvidia("DALI", cuda=None, dali={"cu12": "2", "cu13": "2"}).state == "broken"
+
+
+def test_dali_and_nvimagecodec_for_different_cudas() -> None:
+    mixed = nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu13": "0.9"})
+    assert (mixed.state, mixed.found, mixed.fix) == (
+        "improve",
+        "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA",
+        "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'",
+    )
+    assert nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu12": "0.9"}).state == "works"
+    assert nvidia("DALI", None, cuda=None, codec={"cu12": "0.9"}).found.endswith("[dali-cu12]'")
+
+
+def test_extras_are_listed() -> None:
+    assert doctor.check_extras({"lmdb": True, "ray": False}, jpegtran=True).found == (
+        "installed: lmdb; not installed: ray, each by pip install 'gpuload[NAME]'"
+    )
+    assert doctor.check_extras({"lmdb": True}, jpegtran=False).found == (
+        "installed: lmdb; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
+    )
+    none = doctor.check_extras({"lmdb": False}, jpegtran=True)
+    assert (none.state, none.found[:17]) == ("not needed", "installed: none; ")
+
+
+@pytest.mark.parametrize(
+    ("trial", "state", "text"),
+    [
+        ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU Decode(where="),
+        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: its bits are those of whole images"),
+        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "whole images. Decode(where='device') decodes"),
+        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0: {GPU}: it refuses."),
+        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}, "broken", f"{GPU}: it refuses"),
+    ],
+)
+def test_what_is_told_of_regions(trial, state, text):
+    found = doctor.check_regions(trial)
+    assert found.state == state
+    assert text in found.found
+    assert bool(found.fix) == (state == "broken")
+
+
+def test_workers_that_do_not_start() -> None:
+    found = doctor.check_workers(7, BAD)
+    assert (found.state, found.found) == ("broken", BAD["why"])
+    assert found.fix == "until this is fixed: num_workers=0. The default here is 7"
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+LONG = tuple(doctor.NVIDIA["DALI"].values())  # these take seconds to import
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_this_machine_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in LONG else _version(name))
+    told: list[tuple[int, int]] = []
+    findings = doctor.examine(lambda done, total: told.append((done, total)))
+    by_name = {finding.name: finding for finding in findings}
+    assert len(by_name) == len(findings) == 16
+    assert told[0][0] == 0
+    assert told[-1][0] == told[-1][1]
+    assert by_name["workers"].state == "works", by_name["workers"]
+    assert by_name["workers"].found.startswith("one started and gave its batch in ")
+    assert by_name["torch"].found.startswith(metadata.version("torch"))
+    assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def trials(**others: Any) -> dict[str, Any]:
+    ok = {"ok": True, "why": ""}
+    torch = {**ok, "version": "2.9.1", "cuda": "13.0", "other": "", "devices": []}
+    return {"torch": torch, "simplejpeg": ok, "Pillow": ok, **others}
+
+
+def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
+    findings = doctor._check_packages(trials())
+    told = "All that is needed works. What holds it back most is nvImageCodec: not installed"
+    assert summary(findings).startswith(told)
+    assert findings[0].fix == "pip install 'gpuload[cu13]'"
+    assert findings[1].found == "1.0: decodes all JPEGs here"
+
+
+def test_the_wheel_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
+    findings = doctor._check_packages(trials(nvImageCodec={"ok": True, "why": ""}))
+    assert findings[0].found.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

@@ -1,0 +1,119 @@
+"""What is tried in processes of their own: decoders that work, that are broken, that crash, that hang."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
+
+from gpuload.cli.trial import HEIGHT, Trial, begin_trials, find_fault, sample_jpeg, try_regions
+from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec, load_library
+
+
+@pytest.mark.processes
+def test_decoders_that_work() -> None:
+    found: dict[str, object] = {}
+    for trial in begin_trials(sample_jpeg(), ["simplejpeg", "Pillow"]):
+        found |= trial.results()
+    assert found == {"simplejpeg": {"ok": True, "why": ""}, "Pillow": {"ok": True, "why": ""}}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise ImportError('libjpeg.so.9 is missing')", "ImportError: libjpeg.so.9 is missing"),
+        ("import os; os.kill(os.getpid(), 11)", "the process crashed (SIGSEGV)"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("import os; os._exit(3)", "the process ended with status 3"),
+        (
+            "import numpy\ndef decode_jpeg(*arguments, **options): return numpy.zeros((64, 96, 3), numpy.uint8)",
+            "RuntimeError: it decodes wrong pixels: 70 levels off on average",
+        ),
+    ],
+)
+def test_a_decoder_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
+    (tmp_path / "simplejpeg.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Trial(["simplejpeg"], sample_jpeg()).results() == {"simplejpeg": {"ok": False, "why": why}}
+
+
+@pytest.mark.processes
+def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
+    monkeypatch.syspath_prepend(tmp_path)
+    results = Trial(["Pillow", "torch", "workers"], sample_jpeg()).results()
+    assert results == {
+        "Pillow": {"ok": True, "why": ""},
+        "torch": {"ok": False, "why": "the process crashed (SIGKILL)"},
+        "workers": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
+    }
+
+
+@pytest.mark.processes
+def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("import signal; signal.pause()")
+    monkeypatch.syspath_prepend(tmp_path)
+    results = Trial(["torch"]).results(limit_s=0.0)
+    assert results == {"torch": {"ok": False, "why": "it was not done after 0 seconds"}}
+
+
+@pytest.mark.processes
+def test_a_process_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    why = Trial(["Pillow"]).results()["Pillow"]["why"]
+    assert why.startswith("the process ended with status 1: ")
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cpus_decoder_has_no_fault():
+    cpu = torch.device("cpu")
+    assert find_fault(NvImageCodec(cpu, 1, load_library()), cpu) == ""
+
+
+def shifted(codes: list[Any]) -> list[Any]:
+    """Regions from a column beside, as of a decoder that rounds them."""
+    images = pictures(codes)
+    return [np.roll(one, code.region is not None, 1) for one, code in zip(images, codes, strict=True)]
+
+
+def no_regions(codes: list[Any]) -> list[Any]:
+    return [one if code.region is None else None for one, code in zip(pictures(codes), codes, strict=True)]
+
+
+def small_ones_alone(codes: list[Any]) -> list[Any]:
+    return [one if len(one) < HEIGHT else None for one in pictures(codes)]
+
+
+@pytest.mark.parametrize(
+    ("works", "text"),
+    [
+        (pictures, ""),
+        (shifted, "the region (37, 51, 90, 101) is up to "),
+        (no_regions, "it refuses a region: it gave no image and no reason"),
+        (small_ones_alone, "it refuses each picture of the trial"),
+    ],
+)
+def test_regions_are_held_against_the_whole_picture(works, text):
+    with Gpu() as gpu:
+        decoder = gpu.decoder({GPU: ("0.9.0",)}, only=GPU, engine=nothing, gpu=works)
+        found = find_fault(decoder, gpu.device)
+    assert found.startswith(text)
+    assert bool(found) == bool(text)
+
+
+def test_the_trial_tells_version_device_faults_and_what_is_used():
+    version = load_library().__version__
+    assert try_regions() == {"version": version, "device": "cpu", "faults": {CPU: ""}, "used": [CPU]}
+
+
+@pytest.mark.processes
+def test_regions_are_tried_in_a_process_of_their_own():
+    assert Trial(["regions"]).results()["regions"]["faults"] == {CPU: ""}

@@ -1,0 +1,175 @@
+"""How much faster a loop could be, by a clock that only the loader and the step turn on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload as gl
+from gpuload.loader import headspace as measuring
+from gpuload.loader.headspace import WARM_UP, HeadspaceRates
+
+STEPS = 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(measuring, "perf_counter", clock)
+    return clock
+
+
+@dataclass
+class Batches:
+    """Epochs of `count` batches, each of which takes so many seconds; the first one of each epoch `start_s` more."""
+
+    clock: Clock
+    count: int = 100
+    each_s: float = 3.0
+    start_s: float = 0.0
+    ended: int = 0
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        self.clock.seconds += self.start_s
+        try:
+            for number in range(self.count):
+                self.clock.seconds += self.each_s
+                yield [torch.full((2, 3), number), torch.tensor([number, number])]
+        finally:
+            self.ended += 1
+
+
+def test_both_rates_are_printed_and_kept(clock, capsys):
+    loop = gl.headspace(Batches(clock, each_s=0.3, start_s=50), STEPS)
+    assert len(loop) == WARM_UP + 2 * STEPS
+    for _ in loop:
+        assert loop.rates is None
+        clock.seconds += 0.1
+    assert loop.rates is not None
+    assert (loop.rates.loader, loop.rates.copies) == pytest.approx((2.5, 10))
+    assert capsys.readouterr().out == (
+        "headspace: 2.50 batches/s (400.0 ms a step) with the loader,\n"
+        "           10.00 batches/s (100.0 ms a step) with copies of one batch\n"
+        "A faster loader could make this loop at most 4.00 times as fast.\n"
+    )
+    with pytest.raises(StopIteration) as over:  # for who drives it by hand, and it is not printed twice
+        next(loop)
+    assert (over.value.value, capsys.readouterr().out) == (loop.rates, "")
+
+
+def test_a_loop_that_does_not_wait_is_told_so(clock, capsys):
+    for _ in gl.headspace(Batches(clock, each_s=0.01), STEPS):
+        clock.seconds += 1
+    assert capsys.readouterr().out.endswith(
+        "The loop does not wait for its loader: a faster one would bring nothing.\n"
+    )
+
+
+def test_the_last_step_of_each_measurement_counts_and_the_first_steps_do_not(clock):
+    loop, seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
+    for _, step_s in zip(loop, seconds, strict=True):
+        clock.seconds += step_s
+    assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)
+
+
+def test_real_batches_come_first_then_a_new_copy_of_the_first_before_each_step(clock):
+    numbers, memory = [], set()
+    for images, labels in gl.headspace(Batches(clock), STEPS):
+        assert images.unique().tolist() == labels.unique().tolist()
+        numbers.append(labels[0].item())
+        memory.add(images)
+        clock.seconds += 1
+        images.fill_(-1)  # as a step that normalizes in place, or mixes labels
+        labels.fill_(-1)
+    assert numbers == [*range(WARM_UP + STEPS), *[0] * STEPS]
+    assert len(memory) == WARM_UP + 2 * STEPS
+
+
+def test_dicts_arrays_and_other_values_are_restored_too():
+    first = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
+    batches = [first, *({} for _ in range(WARM_UP))]
+    loop = gl.headspace(batches, 1)
+    seen = [next(loop)]
+    for name in ("images", "state"):
+        seen[0][name][0] = 1
+    seen[0]["names"].pop()
+    del seen[0]["none"]
+    seen += list(loop)
+    assert seen[0] is first
+    last = seen[-1]
+    assert (last["images"].tolist(), last["names"], bytes(last["state"]), last["none"]) == (
+        [0, 0, 0], ["a", "b"], b"x", None,
+    )  # fmt: skip
+
+
+def test_the_time_to_copy_a_batch_on_the_cpu_does_not_count(clock, monkeypatch):
+    def slow(batch):
+        clock.seconds += 1000
+        return batch
+
+    monkeypatch.setattr(measuring, "_copied", slow)
+    loop = gl.headspace(Batches(clock, each_s=1), STEPS)
+    for _ in loop:
+        clock.seconds += 1
+    assert loop.rates == HeadspaceRates(0.5, 1.0)
+
+
+def test_short_epochs_follow_one_another_and_the_last_one_is_ended_before_copies(clock):
+    batches = Batches(clock, count=3)
+    numbers = []
+    for number, (_, labels) in enumerate(gl.headspace(batches, STEPS)):
+        clock.seconds += 1
+        numbers.append(labels[0].item())
+        assert batches.ended == (number // 3 if number < WARM_UP + STEPS else 3)
+    assert numbers[: WARM_UP + STEPS] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_device_is_waited_for_at_the_ends_of_a_measurement_only(clock, monkeypatch):
+    waits = []
+    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
+    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: waits.append((len(batches), str(device))))
+    batches = []
+    for batch in gl.headspace(Batches(clock), STEPS):
+        batches.append(batch)
+        clock.seconds += 1
+    ends = [WARM_UP, WARM_UP + STEPS, WARM_UP + STEPS, WARM_UP + 2 * STEPS]
+    assert waits == [(end, "cuda:1") for end in ends]
+
+
+def test_a_loader_of_ours_goes_on_with_the_next_epoch(capsys):
+    pictures = [(np.full((8, 8, 3), i, np.uint8), i) for i in range(8)]
+    with gl.Loader(pictures, 4, num_workers=0, device="cpu") as loader:
+        loop = gl.headspace(loader, 2)
+        numbers = [labels[0].item() for _, labels in loop]
+        assert numbers == [0, 4, 0, 4, 0, 0, 0]
+        assert [labels[0].item() for _, labels in loader] == [0, 4]
+        assert loader.epoch == 3
+    assert capsys.readouterr().out.startswith("headspace: ")
+
+
+def test_what_is_wrong_is_named(clock):
+    with pytest.raises(TypeError, match=r"^headspace takes a loader, which can be iterated over; got a int$"):
+        gl.headspace(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="steps"):
+        gl.headspace([], steps=0)
+    with pytest.raises(
+        ValueError,
+        match=r"^headspace\(steps=4\) needs 7 batches of its loader, of which the first 3 do not count, but it ended "
+        r"after 5; expected steps=2, or a loader that can be iterated over again$",
+    ):
+        list(gl.headspace(iter(Batches(clock, count=5)), STEPS))
+    with pytest.raises(ValueError, match=r"it ended after 0; expected a loader that can be iterated over again$"):
+        list(gl.headspace([], STEPS))
