@@ -60,11 +60,11 @@ def run(
         mine = Row(name="gpuload", images_per_s=0, num_workers=workers, prefetch_factor=PREFETCH)
         peer = Row(name="DataLoader", images_per_s=0, num_workers=workers)
         with progress(console, "rounds", 2 * rounds) as tell:
-            made: list[Row] = []
+            done: list[Row] = []
 
             def report(row: Row) -> Row:
-                made.append(row)
-                tell(len(made), note=f"{row.name}: {row.images_per_s:,.0f} images/s")
+                done.append(row)
+                tell(len(done), note=f"{row.name}: {row.images_per_s:,.0f} images/s")
                 return row
 
             pairs = compare(bench, mine, peer, rounds, report)

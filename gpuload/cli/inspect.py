@@ -195,8 +195,8 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
     for one in summary["data"]:
         yield "data", one["kind"] or one["name"]
-    some = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
-    yield "images", f"{images['looked_at']:,}{some}, {bytes_text(images['bytes'])}"
+    part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
+    yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
         width, height = sizes["width"], sizes["height"]
         yield (
