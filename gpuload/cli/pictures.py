@@ -38,7 +38,7 @@ class PhotographsMissing(Exception):
 
 
 def photographs() -> dict[str, Path]:
-    """Return the files of the photographs in the installed scikit-image, by class; PhotographsMissing if there are fewer
+    """Return the files of the photographs in the installed scikit-image, by class; PhotographsMissing if fewer
     than two."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
