@@ -195,17 +195,17 @@ def inspect(
 
     Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
     """
-    from gpuload.cli.inspect import Settings, run
+    from gpuload.cli.inspect import run
 
     if pixels != "all" and not pixels.isdecimal():
         raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
     extensions = extensions and extensions.lower()
-    settings = Settings(
-        data=data,
+    status = run(
+        data,
         store={"fields": fields, "image": image, "target": target, "extensions": extensions},
         recipe=recipe,
-        html=html or None,
-        json=as_json,
+        html=html,
+        as_json=as_json,
         limit=limit,
         pixels=None if pixels == "all" else int(pixels),
         images=images,
@@ -213,7 +213,7 @@ def inspect(
         seed=seed,
         workers=workers,
     )
-    raise typer.Exit(run(settings))
+    raise typer.Exit(status)
 
 
 @app.command(
