@@ -124,11 +124,13 @@ def bench(
 ) -> None:
     """Measure how fast your data load, next to torch's DataLoader; name the bottleneck, recommend a setting.
 
-    The Loader and the DataLoader are measured with several numbers of workers, then the best of both take turns. They
-    do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+    Both are measured with several numbers of workers, then the best of both take turns.
 
-    Files come from the disk or from the kernel's cache, as in an epoch that begins now. Images that cannot be loaded
-    are left out on both sides.
+    They do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+
+    Files come from the disk or from the kernel's cache, as in an epoch that begins now.
+
+    Images that cannot be loaded are left out on both sides.
 
     Exit status: 0; 1 if the data or an option cannot be used.
     """
