@@ -79,7 +79,7 @@ def demo(
         str | None,
         typer.Option(help="Your own images, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the photographs and the contact sheet go.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Where the photographs and the page about them go.")] = Path("demo-out"),
     workers: Annotated[
         int | None,
         typer.Option(min=0, help="Worker processes of each. Default: the CPUs of this process, up to 8."),
@@ -90,7 +90,7 @@ def demo(
     device: Device = None,
     images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and with torch's DataLoader, by turns, and draw a contact sheet.
+    """Load real photographs with gpuload and with torch's DataLoader, by turns, and write a page about them.
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """

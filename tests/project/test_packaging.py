@@ -128,7 +128,7 @@ def test_what_is_installed_runs_the_demo(installed: Path, tmp_path: Path) -> Non
         cwd=tmp_path,
     )
     assert "images/s" in told
-    assert (tmp_path / "demo-out" / "contact-sheet.png").stat().st_size > 10_000
+    assert (tmp_path / "demo-out" / "inspect.html").stat().st_size > 10_000
 
 
 def test_what_is_installed_passes_its_own_examination(installed: Path, tmp_path: Path) -> None:
