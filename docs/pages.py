@@ -40,6 +40,12 @@ PAGES = (
 )
 FIRST = ("Loader", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
 
+# What public names of a page return, and its module.
+RETURNED = {
+    "observing": ("gpuload.loader.stats", ("Part", "WorkerStats")),
+    "loader": ("gpuload.loader.headspace", ("Headspace", "HeadspaceRates")),
+}
+
 # The transforms' families, and the modules whose names stand there.
 FAMILIES = (
     ("Crops, sizes, flips", "geometry resizing"),
@@ -81,8 +87,8 @@ def families() -> dict[str, list[str]]:
 def write(folder: Path) -> None:
     """Write all of them; a file that has not changed is left alone, so that it is not built again."""
     for page, (title, names) in groups().items():
-        beside = map(_entry("gpuload.loader.stats"), ("Part", "WorkerStats")) if page == "observing" else ()
-        made = [f"# {title}", *map(_entry("gpuload"), names), *beside]
+        module, returned = RETURNED.get(page, ("", ()))
+        made = [f"# {title}", *map(_entry("gpuload"), names), *map(_entry(module), returned)]
         _put(folder / "reference" / f"{page}.md", "\n\n".join(made) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
     for name, page in OUTSIDE.items():

@@ -79,7 +79,7 @@ def demo(
         str | None,
         typer.Option(help="Your own images, as root/class/*.jpg or flat. Default: scikit-image's photographs, varied."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the photographs and the contact sheet go.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Where the photographs and the page about them go.")] = Path("demo-out"),
     workers: Annotated[
         int | None,
         typer.Option(min=0, help="Worker processes of each. Default: the CPUs of this process, up to 8."),
@@ -90,7 +90,7 @@ def demo(
     device: Device = None,
     images: Annotated[int, typer.Option(min=8, help="How many photographs are made (without --data).")] = 500,
 ) -> None:
-    """Load real photographs with gpuload and with torch's DataLoader, by turns, and draw a contact sheet.
+    """Load real photographs with gpuload and with torch's DataLoader, by turns, and write a page about them.
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """
@@ -124,11 +124,13 @@ def bench(
 ) -> None:
     """Measure how fast your data load, next to torch's DataLoader; name the bottleneck, recommend a setting.
 
-    The Loader and the DataLoader are measured with several numbers of workers, then the best of both take turns. They
-    do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+    Both are measured with several numbers of workers, then the best of both take turns.
 
-    Files come from the disk or from the kernel's cache, as in an epoch that begins now. Images that cannot be loaded
-    are left out on both sides.
+    They do the same work: a random crop to 224×224, a flip, ImageNet's mean.
+
+    Files come from the disk or from the kernel's cache, as in an epoch that begins now.
+
+    Images that cannot be loaded are left out on both sides.
 
     Exit status: 0; 1 if the data or an option cannot be used.
     """
@@ -195,17 +197,17 @@ def inspect(
 
     Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
     """
-    from gpuload.cli.inspect import Settings, run
+    from gpuload.cli.inspect import run
 
     if pixels != "all" and not pixels.isdecimal():
         raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
     extensions = extensions and extensions.lower()
-    settings = Settings(
-        data=data,
+    status = run(
+        data,
         store={"fields": fields, "image": image, "target": target, "extensions": extensions},
         recipe=recipe,
-        html=html or None,
-        json=as_json,
+        html=html,
+        as_json=as_json,
         limit=limit,
         pixels=None if pixels == "all" else int(pixels),
         images=images,
@@ -213,7 +215,7 @@ def inspect(
         seed=seed,
         workers=workers,
     )
-    raise typer.Exit(run(settings))
+    raise typer.Exit(status)
 
 
 @app.command(

@@ -46,7 +46,7 @@ MOST_MORE: Final = 2  # settings that are tried since ``loader.stats()`` names t
 NEAR: Final = 0.97  # of the best rate: as good, with fewer processes
 NOTHING: Final = "an epoch has no images: no sample can be loaded; gpuload inspect says why"
 # What `loader.stats()` calls the parts of the work for an image.
-PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("plan", "copy", "stage")}
+PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 Step = Callable[[], int]  # takes a batch to the device; returns how many images it has
 
 
@@ -304,31 +304,39 @@ def remark_on(best: Row, rows: Sequence[Row]) -> str:
 
 def parts_of(row: Row, device: torch.device) -> list[Row]:
     """Return what reading, decoding and augmenting could do, each alone, by the statistics of a Loader: its workers if
-    they did nothing else; the device, or this process on the CPU."""
-    stats = row.stats
-    assert stats is not None
-    on_cpu = device.type == "cpu"
+    they did nothing else; the device, or this process on the CPU. Parts that took no time are left out."""
+    stats = row.stats or gl.Stats()
     rows = []
     for name, names in PARTS.items():
-        by_workers = name != "augment" and row.num_workers > 0
-        where = "workers" if by_workers else "main" if on_cpu or name != "augment" else "device"
-        image_s = sum(stats.part(one, where).seconds for one in names) / max(1, stats.images)
-        who = row.workers if by_workers else device.type.upper() if name == "augment" else "this process"
-        nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / max(1, stats.images)
-        rate = max(1, row.num_workers * by_workers) / image_s if image_s else math.inf
-        rows.append(Row(name=name, where=who, images_per_s=rate, image_bytes=nbytes or None))
+        if name == "augment":
+            where, who, count = "main" if device.type == "cpu" else "device", device.type.upper(), 1
+        elif row.num_workers:
+            where, who, count = "workers", row.workers, row.num_workers
+        else:
+            where, who, count = "main", "this process", 1
+        seconds = sum(stats.part(one, where).seconds for one in names)
+        if seconds and stats.images:
+            nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
+            rate = count * stats.images / seconds
+            rows.append(Row(name=name, where=who, images_per_s=rate, image_bytes=nbytes or None))
     return rows
 
 
 def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
     """Return which of the parts of a Loader is the bottleneck, and a sentence with the figures. Workers read and decode
-    one after the other, so the slower of both is it if they are slower together than what augments."""
-    read, decode, augment = (part.images_per_s for part in parts)
-    together = 1 / (1 / read + 1 / decode)
-    name = "augmenting" if augment < together else "reading" if read < decode else "decoding"
+    one after the other, so the slower of both is it if they are slower together than what augments. Empty texts if
+    there are no parts."""
+    rates = {part.name: part.images_per_s for part in parts}
+    if not rates:
+        return "", ""
+    work = {name: rate for name, rate in rates.items() if name != "augment"}
+    together = 1 / sum(1 / rate for rate in work.values()) if work else math.inf
+    slowest = min(work, key=lambda name: work[name]) if together < rates.get("augment", math.inf) else "augment"
+    name = {"read": "reading", "decode": "decoding", "augment": "augmenting"}[slowest]
+    figures = [f"reading and decoding would do {together:,.0f} images/s"] if work else []
+    figures += [f"augmenting {rates['augment']:,.0f}"] if "augment" in rates else []
     workers = f"with {row.workers}, " if row.num_workers else ""
-    figures = f"reading and decoding would do {together:,.0f} images/s, augmenting {augment:,.0f}, each alone"
-    return name, f"{name} is the bottleneck: {workers}{figures}"
+    return name, f"{name} is the bottleneck: {workers}{', '.join(figures)}{', each alone' * (len(figures) > 1)}"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

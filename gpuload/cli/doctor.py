@@ -67,13 +67,13 @@ class Finding:
         name: what was looked at.
         state: ``"works"``; ``"improve"``: it works, but holds training back; ``"broken"``: it is needed, or was
             installed, and does not work; ``"not needed"``.
-        found: what was found, with figures.
+        details: what was found, with figures.
         fix: what to do about it: a command where there is one; "" where there is nothing to do.
     """
 
     name: str
     state: State
-    found: str
+    details: str
     fix: str = ""
 
 
@@ -93,9 +93,9 @@ def summary(findings: Sequence[Finding]) -> str:
     broken, improve = ([one for one in findings if one.state == state] for state in ("broken", "improve"))
     if broken:
         things = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
-        return f"{things} broken, which will hurt; first of all {broken[0].name}: {broken[0].found}"
+        return f"{things} broken, which will hurt; first of all {broken[0].name}: {broken[0].details}"
     if improve:
-        return f"All that is needed works. What holds it back most is {improve[0].name}: {improve[0].found}"
+        return f"All that is needed works. What holds it back most is {improve[0].name}: {improve[0].details}"
     return "All that is needed works, and nothing holds it back."
 
 
@@ -118,7 +118,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         style = COLOURS[finding.state]
-        table.add_row(Text(finding.state, style), finding.name, Text(finding.found, "dim" * (style == "dim")))
+        table.add_row(Text(finding.state, style), finding.name, Text(finding.details, "dim" * (style == "dim")))
     console.print(table)
     to_fix = [finding for finding in findings if finding.fix]
     if to_fix:
@@ -168,12 +168,12 @@ def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
     """Check the processors: `usable` by affinity mask and CPU quota, of those `affinity` allows, of those `online`."""
     bounds = [f"the affinity mask allows {affinity} of {online}"] if affinity < online else []
     bounds += [f"the CPU quota of the control group allows {usable}"] if usable < affinity else []
-    found = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
+    details = "; ".join([f"{count_of(usable, 'CPU')} for this process", *bounds])
     if usable > 1:
-        return Finding("CPUs", "works", found)
-    found += ". Workers read and decode on the CPU, and have to share it with the training loop"
+        return Finding("CPUs", "works", details)
+    details += ". Workers read and decode on the CPU, and have to share it with the training loop"
     fix = "more CPUs for the process: taskset -c, docker run --cpus, Kubernetes limits.cpu, Slurm --cpus-per-task"
-    return Finding("CPUs", "improve", found, fix)
+    return Finding("CPUs", "improve", details, fix)
 
 
 def check_memory(workers: int, *, root: str = "/") -> Finding:
@@ -181,14 +181,14 @@ def check_memory(workers: int, *, root: str = "/") -> Finding:
     free, left = limits.available_bytes(root), limits.memory_left_bytes(root)
     if free is None:
         return Finding("memory", "works", "no limit is known")
-    found = f"{size_of(free)} free {'before the limit of the control group' if free == left else 'on the machine'}"
+    details = f"{size_of(free)} free {'before the limit of the control group' if free == left else 'on the machine'}"
     needed = workers * limits.WORKER_BYTES
     if free >= needed + LITTLE_BYTES:
-        return Finding("memory", "works", found)
-    found += ", but" if free < needed else ", little for batches and decoded images;"
-    found += f" {count_of(workers, 'worker')} (the default here) take about {size_of(needed)}"
+        return Finding("memory", "works", details)
+    details += ", but" if free < needed else ", little for batches and decoded images;"
+    details += f" {count_of(workers, 'worker')} (the default here) take about {size_of(needed)}"
     fix = "a higher memory limit (docker run --memory, Kubernetes limits.memory, Slurm --mem), or fewer workers"
-    return Finding("memory", "broken" if free < needed else "improve", found, fix)
+    return Finding("memory", "broken" if free < needed else "improve", details, fix)
 
 
 def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Finding:
@@ -196,25 +196,25 @@ def check_open_files(workers: int, *, soft: int | None, hard: int | None) -> Fin
     left = limits.descriptors_left()
     if left is None or soft is None:
         return Finding("open files", "works", "no limit")
-    found = f"{left:,} more may be opened, of {soft:,} (ulimit -n)"
+    details = f"{left:,} more may be opened, of {soft:,} (ulimit -n)"
     try:
         limits.check_descriptors(workers)
     except LimitError:
         raisable = hard is None or hard > soft
         fix = f"ulimit -n {hard or 'unlimited'}" if raisable else "a higher hard limit, by the administrator"
-        return Finding("open files", "broken", f"{found}: too few for {count_of(workers, 'worker')}", fix)
-    return Finding("open files", "works", found)
+        return Finding("open files", "broken", f"{details}: too few for {count_of(workers, 'worker')}", fix)
+    return Finding("open files", "works", details)
 
 
 def check_processes(workers: int, left: int | None) -> Finding:
     """Check how many more processes and threads may be started; None for no limit."""
     if left is None:
         return Finding("processes", "works", "no limit")
-    found = f"{left:,} more processes and threads may be started"
+    details = f"{left:,} more processes and threads may be started"
     if left < workers + THREADS:
-        found += f": too few for {count_of(workers, 'worker')} and their libraries"
-        return Finding("processes", "broken", found, "a higher limit: ulimit -u, docker run --pids-limit")
-    return Finding("processes", "works", found)
+        details += f": too few for {count_of(workers, 'worker')} and their libraries"
+        return Finding("processes", "broken", details, "a higher limit: ulimit -u, docker run --pids-limit")
+    return Finding("processes", "works", details)
 
 
 def check_workers(workers: int, trial: Trial) -> Finding:
@@ -259,20 +259,20 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
     if not trial["ok"]:
         return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
     version, cuda, other = trial["version"], trial["cuda"], trial["other"]
-    found = f"{version}, built for {f'CUDA {cuda}' if cuda else other or 'the CPU'}"
+    details = f"{version}, built for {f'CUDA {cuda}' if cuda else other or 'the CPU'}"
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
-        return Finding("torch", "broken", f"{found}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
+        return Finding("torch", "broken", f"{details}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
     if driver_cuda is None or other:
-        return Finding("torch", "works", found)
+        return Finding("torch", "works", details)
     major = int(driver_cuda.partition(".")[0])
     fix = "pip install --force-reinstall torch"
     fix += "" if major >= 13 else " --index-url https://download.pytorch.org/whl/cu126"
     if cuda is None:
-        return Finding("torch", "broken", f"{found}, but there is an NVIDIA driver: the GPU lies idle", fix)
+        return Finding("torch", "broken", f"{details}, but there is an NVIDIA driver: the GPU lies idle", fix)
     if int(cuda.partition(".")[0]) > major:
-        found += f", but the driver runs CUDA up to {driver_cuda}"
-        return Finding("torch", "broken", found, f"a newer driver, or {fix}")
-    return Finding("torch", "works", found)
+        details += f", but the driver runs CUDA up to {driver_cuda}"
+        return Finding("torch", "broken", details, f"a newer driver, or {fix}")
+    return Finding("torch", "works", details)
 
 
 def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding:
@@ -280,17 +280,17 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
     if devices := trial.get("devices", []):
         names = [f"{device['name']} with {size_of(device['bytes'])}" for device in devices]
         same = len(set(names)) == 1 and len(names) > 1
-        found = f"{len(names)} × {names[0]}" if same else "; ".join(names)
-        return Finding("GPUs", "works", found + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
+        details = f"{len(names)} × {names[0]}" if same else "; ".join(names)
+        return Finding("GPUs", "works", details + (f"; driver {driver or '?'}, for CUDA up to {cuda}" if cuda else ""))
     if (driver is None and cuda is None) or not trial["ok"]:
         return Finding("GPUs", "not needed", "none, and no NVIDIA driver: everything runs on the CPU")
     if cuda is None:
-        found = f"NVIDIA's driver {driver} is there, its library libcuda.so.1 is not"
+        details = f"NVIDIA's driver {driver} is there, its library libcuda.so.1 is not"
         fix = "install the driver's libraries; in a container, docker run --gpus all with the NVIDIA container toolkit"
-        return Finding("GPUs", "broken", found, fix)
-    found = f"torch finds none, although there is a driver{': ' + trial['why'] if trial.get('why') else ''}"
+        return Finding("GPUs", "broken", details, fix)
+    details = f"torch finds none, although there is a driver{': ' + trial['why'] if trial.get('why') else ''}"
     fix = "check nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, docker run --gpus all"
-    return Finding("GPUs", "broken", found, fix)
+    return Finding("GPUs", "broken", details, fix)
 
 
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
@@ -306,9 +306,9 @@ def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: 
         return Finding(name, "not needed", f"{limit}; without a GPU nothing is locked")
     if code == 0:
         return Finding(name, "works", f"{size_of(locked_bytes)} were locked on trial; {limit}")
-    found = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
+    details = f"{size_of(locked_bytes)} could not be locked (error {code}); {limit}. Copies to the GPU are slower, and "
     fix = "ulimit -l unlimited in the shell, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in systemd"
-    return Finding(name, "broken", f"{found}the training loop waits for them", fix)
+    return Finding(name, "broken", f"{details}the training loop waits for them", fix)
 
 
 def check_triton(version: str | None, trial: Trial | None, *, compiler: str | None, devices: int) -> Finding:
@@ -377,30 +377,30 @@ def check_nvidia(
         torch_cuda: the CUDA that torch was built for; None: the CPU.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
-    others = [extra for other, found in versions.items() if other != name for extra in found]
+    others = [extra for other, details in versions.items() if other != name for extra in details]
     extra = cuda_extra(torch_cuda, others)
     install = f"pip install 'gpuload[{'' if is_codec else 'dali-'}{extra}]'"
     use = "decodes a crop without the rest of the image" if is_codec else "the backend 'dali' can be used"
     if not installed and is_codec:
-        found = f"not installed. It {use}; without it whole images are decoded, at about half the rate"
-        return Finding(name, "improve", found, install)
+        details = f"not installed. It {use}; without it whole images are decoded, at about half the rate"
+        return Finding(name, "improve", details, install)
     if not installed:
         return Finding(name, "not needed", f"not installed; the backend 'dali' is optional: {install}")
-    found = " and ".join(f"{version} for CUDA {one[2:]}" for one, version in installed.items())
+    details = " and ".join(f"{version} for CUDA {one[2:]}" for one, version in installed.items())
     again = f"pip uninstall -y {' '.join(NVIDIA[name][one] for one in installed)} && {install}"
     if len(installed) > 1:
-        return Finding(name, "broken", f"{found} are both installed, and overwrite each other's files", again)
+        return Finding(name, "broken", f"{details} are both installed, and overwrite each other's files", again)
     if trial is not None and not trial["ok"]:
         instead = ". Whole images are decoded in its place" if is_codec else ""
-        return Finding(name, "broken", f"{found}: {trial['why']}{instead}", again)
+        return Finding(name, "broken", f"{details}: {trial['why']}{instead}", again)
     if torch_cuda is not None and extra not in installed:
-        found += f", but torch is built for CUDA {torch_cuda}"
-        found += f". It {use} on the CPU; on the GPU it needs the same CUDA" if is_codec else ""
-        return Finding(name, "improve", found, again)
+        details += f", but torch is built for CUDA {torch_cuda}"
+        details += f". It {use} on the CPU; on the GPU it needs the same CUDA" if is_codec else ""
+        return Finding(name, "improve", details, again)
     if not is_codec and others and not installed.keys() & set(others):
-        found += f", but nvImageCodec is for {' and '.join(f'CUDA {one[2:]}' for one in others)}"
-        return Finding(name, "improve", f"{found}; both need the same CUDA", again)
-    return Finding(name, "works", f"{found}: {use}")
+        details += f", but nvImageCodec is for {' and '.join(f'CUDA {one[2:]}' for one in others)}"
+        return Finding(name, "improve", f"{details}; both need the same CUDA", again)
+    return Finding(name, "works", f"{details}: {use}")
 
 
 def check_regions(trial: Trial) -> Finding:
@@ -410,42 +410,42 @@ def check_regions(trial: Trial) -> Finding:
     if not trial["ok"]:
         return Finding("regions", "not needed", f"{trial['why']}. On a GPU {whole}")
     faults, used = trial["faults"], trial["used"]
-    found = f"{trial['version']} on {trial['device']}: " + "; ".join(
+    details = f"{trial['version']} on {trial['device']}: " + "; ".join(
         f"{name}: {fault or 'its bits are those of whole images'}" for name, fault in faults.items()
     )
     if any(faults[name] for name in used):
         fix = "Decode(where='cpu'), and an issue at gpuload's with this version and GPU"
-        return Finding("regions", "broken", found, fix)
+        return Finding("regions", "broken", details, fix)
     if len(used) < len(faults):
-        found += f". {whole}, since this version is not among those that are known to be right"
-    return Finding("regions", "works", found)
+        details += f". {whole}, since this version is not among those that are known to be right"
+    return Finding("regions", "works", details)
 
 
 def check_decoder(name: str, version: str | None, trial: Trial, role: str) -> Finding:
     """Check simplejpeg or Pillow, on which gpuload depends."""
     if version is not None and trial["ok"]:
         return Finding(name, "works", f"{version}: {role}")
-    found = "not installed, although gpuload depends on it" if version is None else f"{version}: {trial['why']}"
-    return Finding(name, "broken", found, f"pip install --force-reinstall {name.lower()}")
+    details = "not installed, although gpuload depends on it" if version is None else f"{version}: {trial['why']}"
+    return Finding(name, "broken", details, f"pip install --force-reinstall {name.lower()}")
 
 
 def check_extras(installed: Mapping[str, bool], *, jpegtran: bool) -> Finding:
     """List the extras, by whether all of their packages are there, and the program jpegtran."""
     there, absent = ([name for name, ok in installed.items() if ok is wanted] for wanted in (True, False))
-    found = f"installed: {', '.join(there) or 'none'}"
+    details = f"installed: {', '.join(there) or 'none'}"
     if absent:
-        found += f"; not installed: {', '.join(absent)}, each by pip install 'gpuload[NAME]'"
+        details += f"; not installed: {', '.join(absent)}, each by pip install 'gpuload[NAME]'"
     if not jpegtran:
-        found += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
-    return Finding("extras", "works" if there else "not needed", found)
+        details += "; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
+    return Finding("extras", "works" if there else "not needed", details)
 
 
 def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -> Finding:
     """Check kernel, page size and interpreter; `problem`: why workers cannot be processes here."""
-    found = f"gpuload {__version__}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
+    details = f"gpuload {__version__}, kernel {kernel}, pages of {size_of(page_bytes)}, Python {python}"
     if problem:
-        return Finding("system", "broken", f"{found}; {problem}", "use num_workers=0, or Linux with glibc")
-    return Finding("system", "works", found)
+        return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
+    return Finding("system", "works", details)
 
 
 def _version(distribution: str) -> str | None:

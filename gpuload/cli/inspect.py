@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
@@ -13,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, replace_file, say
+from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, replace_file, say, write_json
 from gpuload.cli.source import load_recipe, source_of
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
-from gpuload.inspection.gather import Gathered, gather, gather_pixels
+from gpuload.inspection.gather import gather, gather_pixels
 from gpuload.inspection.page import (
     GROUPS_SHOWN,
     IMAGES_SHOWN,
@@ -35,7 +33,7 @@ from gpuload.inspection.page import (
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
-__all__ = ["BAD", "Settings", "run"]
+__all__ = ["BAD", "run"]
 
 BAD: Final = 3  # exit status: it was done, and there are damaged images, or the same in several data sets
 LISTED: Final = 10  # damaged images in the terminal, and groups of duplicates
@@ -44,55 +42,58 @@ WORDS: Final = {"bad": "fix", "odd": "check", "note": "to know"}
 SMALL_SIDE: Final = 112  # of pictures of duplicates
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The options of the command line; see `gpuload.cli.app.inspect`. `store`: those of `source_of`; `pixels`: None for
-    all."""
+def run(
+    data: Sequence[str],
+    *,
+    store: Mapping[str, str | None] | None = None,
+    recipe: str | None = None,
+    html: str = "",
+    as_json: str | None = None,
+    limit: int | None = None,
+    pixels: int | None = 4000,
+    images: int = 8,
+    draws: int = 6,
+    seed: int = 0,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done.
 
-    data: Sequence[str]
-    store: Mapping[str, str | None] = field(default_factory=dict)
-    recipe: str | None = None
-    html: str | None = "inspect.html"
-    json: str | None = None
-    limit: int | None = None
-    pixels: int | None = 4000
-    images: int = 8
-    draws: int = 6
-    seed: int = 0
-    workers: int | None = None
-
-
-def run(settings: Settings, console: Console | None = None) -> int:
-    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done."""
-    console = console or make_console()
-    talk = make_console(stderr=True) if settings.json == "-" else console  # stdout is for a program
+    Args:
+        store: the options of `source_of`.
+        pixels: how many images are decoded; None for all. All else is the command's.
+    """
+    store, workers = store or {}, usable_cpus() if workers is None else workers
+    console = console or make_console(stderr=as_json == "-")
     try:
-        recipe = default_recipe() if settings.recipe is None else load_recipe(settings.recipe)
-        datasets = [_dataset(data, settings.store) for data in settings.data]
-        ignored = [_ignored(dataset, settings.store.get("extensions")) for dataset in datasets]
-        workers = usable_cpus() if settings.workers is None else settings.workers
-        options = {"seed": settings.seed, "workers": workers}
-        with bars(talk) as begin:
-            names = _names(settings.data)
-            gathered = gather(datasets, names, limit=settings.limit, tell=begin("files"), **options)
-            if settings.pixels != 0:
-                gather_pixels(gathered, most=settings.pixels, tell=begin("pixels"), **options)
+        transforms = default_recipe() if recipe is None else load_recipe(recipe)
+        datasets = [_dataset(one, store) for one in data]
+        ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
+        with bars(console) as begin:
+            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=begin("files"))
+            if pixels != 0:
+                gather_pixels(gathered, most=pixels, seed=seed, workers=workers, tell=begin("pixels"))
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
-        if settings.html is not None:
-            _write(settings.html, gathered, summary, advice, recipe, workers, settings)
-        if settings.json is not None:
-            text = json.dumps({**summary, "advice": [one._asdict() for one in advice]}, indent=1) + "\n"
-            print(text, end="") if settings.json == "-" else replace_file(settings.json, text)
+        if html:
+            few = min(workers, 2)
+            strips = chosen(gathered, images)
+            pictures = thumbnails(gathered, _duplicates(summary) | dict.fromkeys(strips, SIDE), workers=few)
+            sheet = contact_sheet(gathered, strips, transforms, pictures, draws=draws, seed=seed, workers=few)
+            shown = "\n".join(map(repr, transforms))
+            page = render(summary, advice, sheet, pictures, recipe=shown, seed=seed, version=__version__)
+            replace_file(html, page)
+        if as_json is not None:
+            write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
-        return fail(talk, error)
+        return fail(console, error)
     except KeyboardInterrupt:
-        say(talk, "stopped", "yellow")
+        say(console, "stopped", "yellow")
         return STOPPED
-    _show(talk, summary, advice)
-    if settings.html is not None:
-        size = bytes_text(os.path.getsize(settings.html))
-        say(talk, f"{visible(settings.html)}: {size}; it opens in any browser, and needs no network")
+    _show(console, summary, advice)
+    if html:
+        size = bytes_text(os.path.getsize(html))
+        say(console, f"{visible(html)}: {size}; it opens in any browser, and needs no network")
     return BAD if is_bad(summary) else 0
 
 
@@ -122,29 +123,14 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
     return ignored_in(root, extensions, classes=kind == "ImageFolder")
 
 
-def _write(
-    path: str,
-    gathered: Gathered,
-    summary: dict[str, Any],
-    advice: Sequence[Advice],
-    recipe: list[Any],
-    workers: int,
-    settings: Settings,
-) -> None:
-    few = min(workers, 2)
-    strips = chosen(gathered, settings.images)
-    duplicates = [
-        image["row"]
+def _duplicates(summary: dict[str, Any]) -> dict[int, int]:
+    """Return the rows of duplicates that the page shows, each with the size of its picture."""
+    return {
+        image["row"]: SMALL_SIDE
         for kind in ("files", "pixels")
         for group in summary["duplicates"][kind]["listed"][:GROUPS_SHOWN]
         for image in group["images"][:IMAGES_SHOWN]
-    ]
-    sides = dict.fromkeys(duplicates, SMALL_SIDE) | dict.fromkeys(strips, SIDE)
-    pictures = thumbnails(gathered, sides, workers=few)
-    sheet = contact_sheet(gathered, strips, recipe, pictures, draws=settings.draws, seed=settings.seed, workers=few)
-    shown = "\n".join(map(repr, recipe))
-    page = render(summary, advice, sheet, pictures, recipe=shown, seed=settings.seed, version=__version__)
-    replace_file(path, page)
+    }
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
@@ -195,8 +181,8 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     images, sizes, classes = summary["images"], summary["sizes"], summary["classes"]
     for one in summary["data"]:
         yield "data", one["kind"] or one["name"]
-    some = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
-    yield "images", f"{images['looked_at']:,}{some}, {bytes_text(images['bytes'])}"
+    part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
+    yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
         width, height = sizes["width"], sizes["height"]
         yield (

@@ -72,10 +72,10 @@ def size_of(text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
+    if match is None or match[2] not in UNITS:
         raise ValueError(f"expected a number of bytes such as 256MB or 1GiB, got {text!r}")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def _tell(console: Console, packed: Packed) -> None:

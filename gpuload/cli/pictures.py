@@ -38,21 +38,22 @@ class PhotographsMissing(Exception):
 
 
 def photographs() -> dict[str, Path]:
-    """The files of the photographs in the installed scikit-image, by class; PhotographsMissing if fewer than two."""
+    """Return the files of the photographs in the installed scikit-image, by class; PhotographsMissing if fewer
+    than two."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise PhotographsMissing(
             "the photographs come from scikit-image, which is not installed: pip install 'gpuload[demo]'"
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / "data"
-    found = {name: folder / file for name, file in PHOTOGRAPHS.items() if (folder / file).exists()}
-    if len(found) < 2:
+    files = {name: folder / file for name, file in PHOTOGRAPHS.items() if (folder / file).exists()}
+    if len(files) < 2:
         raise PhotographsMissing(f"expected scikit-image's photographs ({', '.join(PHOTOGRAPHS.values())}) in {folder}")
-    return found
+    return files
 
 
 def make_picture(photograph: Image.Image, number: int) -> bytes:
-    """A JPEG of a part of the photograph, a function of the photograph and `number`."""
+    """Make a JPEG of a part of the photograph, a function of the photograph and `number`."""
     rng = np.random.default_rng([0x6750, number])
     width, height = SIZES_WH[rng.integers(len(SIZES_WH))]
     largest = min(photograph.width / width, photograph.height / height)

@@ -11,7 +11,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (the state) on, or None if the process is gone."""
+    """Return the fields of /proc/PID/stat from the third (the state) on, or None if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -20,19 +20,19 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def tree(root_pid: int) -> list[int]:
-    """The process and all its living descendants, itself first."""
+    """Return the process and all its living descendants, itself first."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := _stat_fields(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
-    found = [root_pid]
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found
+    pids = [root_pid]
+    for pid in pids:
+        pids.extend(children.get(pid, []))
+    return pids
 
 
 def cpu_seconds(root_pid: int) -> float:
-    """User and system time of the whole tree so far, including children that were waited for."""
+    """Return the user and system time of the whole tree so far, including children that were waited for."""
     ticks = 0
     for pid in tree(root_pid):
         if fields := _stat_fields(pid):
@@ -41,12 +41,12 @@ def cpu_seconds(root_pid: int) -> float:
 
 
 def proportional_mb(pid: int) -> float:
-    """PSS: the process's own pages, and its share of those that several processes map. 0 if it is gone."""
+    """Return PSS: the process's own pages, and its share of those that several processes map. 0 if it is gone."""
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") / 1024
 
 
 def shared_mb(pid: int) -> float:
-    """The part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 if it is gone."""
+    """Return the part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 if it is gone."""
     return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss_Shmem:") / 1024
 
 

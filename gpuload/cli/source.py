@@ -32,31 +32,31 @@ OPTIONS_OF: Final = {
 }
 
 
-def source_of(source: str, options_given: Mapping[str, str | None]) -> Any:
+def source_of(source: str, store: Mapping[str, str | None]) -> Any:
     """Return the dataset that a command line names: by what is there, else by the end of the name.
 
     Args:
         source: a path, a pattern of paths, or a URL.
-        options_given: the options of `OPTIONS_OF`, as the command line has them; None where one was not given.
+        store: the options of `OPTIONS_OF`, as the command line has them; None where there is none.
 
     Raises:
         FileNotFoundError: there is nothing.
         ValueError: it is of no known kind, options do not go with it, or it has no samples.
     """
-    dataset = _open(source, {name: value for name, value in options_given.items() if value is not None})
+    dataset = _open(source, {name: value for name, value in store.items() if value is not None})
     if not len(dataset):
         raise ValueError(f"{dataset!r} has no samples")
     return dataset
 
 
-def _open(source: str, given: dict[str, str]) -> Any:
+def _open(source: str, store: dict[str, str]) -> Any:
     name = _kind_of(source)
-    for option in given:
+    for option in store:
         if name not in OPTIONS_OF[option]:
             raise ValueError(f"--{option} is for {', '.join(OPTIONS_OF[option])}, and {source!r} is read by {name}")
     if name == "packed":
         return open_packed(os.path.abspath(source))
-    options: dict[str, Any] = dict(given)
+    options: dict[str, Any] = dict(store)
     for several in ("fields", "extensions"):
         if several in options:
             options[several] = tuple(options[several].split(","))

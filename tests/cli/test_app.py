@@ -39,6 +39,13 @@ def test_help_has_examples_and_exit_statuses_and_fits(command: str, width: int) 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_help_ends_early(command: str) -> None:
+    """typer keeps a docstring's line breaks after the first paragraph: each further one is a line of its own there."""
+    help = typer.main.get_command(app).commands[command].help or ""  # pyright: ignore[reportAttributeAccessIssue]
+    assert [one for one in help.split("\n\n")[1:] if "\n" in one.strip()] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_examples_name_options_that_there_are(command: str) -> None:
     text = helped(command, width=200)
     before, examples = text.split("Examples:")

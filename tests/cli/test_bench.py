@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -142,9 +141,21 @@ def test_parts_of_a_loader_without_workers() -> None:
         ("this process", 10_000), ("this process", 1_111), ("CPU", 5_000),
     ]  # fmt: skip
     assert bottleneck(row, parts)[1].startswith("decoding is the bottleneck: reading and decoding would do 1,000 ")
-    nothing = replace(row, stats=stats(0.0, 0.9, 0.2, workers="main"))  # of arrays that are in memory
-    assert parts_of(nothing, CPU)[0].images_per_s == math.inf
-    assert bottleneck(nothing, parts_of(nothing, CPU))[0] == "decoding"
+
+
+def test_parts_that_take_no_time_are_left_out() -> None:
+    row = replace(setting(0, 2, 900), stats=stats(0.0, 0.9, 0.0, workers="main"))  # arrays that are in memory
+    parts = parts_of(row, CPU)
+    assert [part.name for part in parts] == ["decode"]
+    assert bottleneck(row, parts) == (
+        "decoding", "decoding is the bottleneck: reading and decoding would do 1,111 images/s"
+    )  # fmt: skip
+    alone = replace(setting(2, 2, 900), stats=stats(0.0, 0.0, 0.2))
+    assert (
+        bottleneck(alone, parts_of(alone, CPU))[1] == "augmenting is the bottleneck: with 2 workers, augmenting 5,000"
+    )
+    none = replace(setting(2, 2, 900), stats=gl.Stats())
+    assert (parts_of(none, CPU), bottleneck(none, [])) == ([], ("", ""))
 
 
 def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:

@@ -55,8 +55,8 @@ def test_json_has_it_all() -> None:
         "summary": summary([FINE, BROKEN]),
         "exit_status": 1,
         "findings": [
-            {"name": "CPUs", "state": "works", "found": "8 CPUs for this process", "fix": ""},
-            {"name": "workers", "state": "broken", "found": "no process can be started", "fix": "num_workers=0"},
+            {"name": "CPUs", "state": "works", "details": "8 CPUs for this process", "fix": ""},
+            {"name": "workers", "state": "broken", "details": "no process can be started", "fix": "num_workers=0"},
         ],
     }
 
@@ -107,10 +107,10 @@ def test_it_fits_the_terminal(width: int, colour: bool) -> None:
 
 
 def test_cpus_by_mask_and_by_quota() -> None:
-    assert doctor.check_cpus(usable=8, affinity=8, online=8).found == "8 CPUs for this process"
+    assert doctor.check_cpus(usable=8, affinity=8, online=8).details == "8 CPUs for this process"
     found = doctor.check_cpus(usable=2, affinity=4, online=8)
     assert found.state == "works"
-    assert found.found == (
+    assert found.details == (
         "2 CPUs for this process; the affinity mask allows 4 of 8; the CPU quota of the control group allows 2"
     )
 
@@ -127,7 +127,7 @@ def test_one_core_is_named(one_core: None) -> None:
     found = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
     assert found.state == "improve"
     assert "What holds it back most is CPUs: 1 CPU for this process" in summary([found])
-    assert "the affinity mask allows 1 of 8" in found.found
+    assert "the affinity mask allows 1 of 8" in found.details
     assert "taskset -c" in found.fix
 
 
@@ -156,7 +156,7 @@ def container(root: Path, limit: int, use: int) -> str:
 def test_a_small_control_group(tmp_path: Path, limit: int, workers: int, state: str, text: str) -> None:
     found = doctor.check_memory(workers, root=container(tmp_path, limit * MB, 500 * MB))
     assert found.state == state
-    assert text in found.found
+    assert text in found.details
     assert ("docker run --memory" in found.fix) == (state != "works")
 
 
@@ -164,8 +164,8 @@ def test_a_machine_that_is_full(tmp_path: Path) -> None:
     root = container(tmp_path, 9000 * MB, 500 * MB)
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 100000 kB\n")
     found = doctor.check_memory(7, root=root)
-    assert (found.state, found.found[:26]) == ("broken", "102 MB free on the machine")
-    assert doctor.check_memory(7, root=str(tmp_path / "none")).found == "no limit is known"
+    assert (found.state, found.details[:26]) == ("broken", "102 MB free on the machine")
+    assert doctor.check_memory(7, root=str(tmp_path / "none")).details == "no limit is known"
 
 
 @pytest.fixture
@@ -186,10 +186,10 @@ def test_few_open_files_are_named(few_files: int) -> None:
     assert doctor.check_open_files(1, soft=soft, hard=hard).state == "works"
     found = doctor.check_open_files(7, soft=soft, hard=hard)
     assert found.state == "broken"
-    assert found.found == f"{few_files} more may be opened, of {soft:,} (ulimit -n): too few for 7 workers"
+    assert found.details == f"{few_files} more may be opened, of {soft:,} (ulimit -n): too few for 7 workers"
     assert found.fix == f"ulimit -n {hard}"
     assert "administrator" in doctor.check_open_files(7, soft=soft, hard=soft).fix
-    assert doctor.check_open_files(7, soft=None, hard=None).found == "no limit"
+    assert doctor.check_open_files(7, soft=None, hard=None).details == "no limit"
 
 
 def test_few_processes() -> None:
@@ -201,7 +201,7 @@ def test_few_processes() -> None:
 
 def test_the_system() -> None:
     fine = doctor.check_system("6.1", 65536, "3.13.0")
-    assert (fine.state, fine.found) == ("works", f"gpuload {__version__}, kernel 6.1, pages of 64 KB, Python 3.13.0")
+    assert (fine.state, fine.details) == ("works", f"gpuload {__version__}, kernel 6.1, pages of 64 KB, Python 3.13.0")
     assert doctor.check_system("6.1", 4096, "3.13", "no Linux").state == "broken"
 
 
@@ -232,7 +232,7 @@ def test_no_gpu_is_nothing_to_fix() -> None:
         doctor.check_triton(None, None, compiler=None, devices=0),
     ]
     assert {finding.state for finding in findings} == {"works", "not needed"}
-    assert "64 KB; without a GPU nothing is locked" in findings[2].found
+    assert "64 KB; without a GPU nothing is locked" in findings[2].details
 
 
 def test_all_is_well_with_a_gpu() -> None:
@@ -244,8 +244,8 @@ def test_all_is_well_with_a_gpu() -> None:
         doctor.check_triton("3.6.0", OK, compiler="/usr/bin/gcc", devices=2),
     ]
     assert {finding.state for finding in findings} == {"works"}
-    assert findings[1].found == "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0"
-    assert findings[2].found == "64 MB were locked on trial; the limit (ulimit -l) is 64 KB"
+    assert findings[1].details == "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0"
+    assert findings[2].details == "64 MB were locked on trial; the limit (ulimit -l) is 64 KB"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_all_is_well_with_a_gpu() -> None:
 def test_a_torch_that_does_not_fit(build: dict[str, Any], driver_cuda: str, text: str, fix: str) -> None:
     found = doctor.check_torch(build, driver_cuda=driver_cuda)
     assert found.state == "broken"
-    assert text in found.found
+    assert text in found.details
     assert found.fix.startswith(fix)
 
 
@@ -271,21 +271,21 @@ def test_newer_minor_versions_of_cuda_run_too() -> None:
     assert doctor.check_torch(torch_trial("12.8"), driver_cuda="12.4").state == "works"
     assert doctor.check_torch(torch_trial("12.8", version="2.10.0"), driver_cuda="13.0").state == "works"
     assert (
-        doctor.check_torch(torch_trial(None, other="ROCm 7.0"), driver_cuda=None).found == "2.9.1, built for ROCm 7.0"
+        doctor.check_torch(torch_trial(None, other="ROCm 7.0"), driver_cuda=None).details == "2.9.1, built for ROCm 7.0"
     )
 
 
 def test_a_driver_without_its_library_or_its_gpus() -> None:
     alone = doctor.check_gpus(torch_trial(), driver="550.1", cuda=None)
-    assert (alone.state, alone.found) == (
+    assert (alone.state, alone.details) == (
         "broken", "NVIDIA's driver 550.1 is there, its library libcuda.so.1 is not"
     )  # fmt: skip
     assert "docker run --gpus all" in alone.fix
     hidden = doctor.check_gpus(torch_trial("12.6", why="No CUDA GPUs are available"), driver="550.1", cuda="12.6")
     assert hidden.state == "broken"
-    assert hidden.found == "torch finds none, although there is a driver: No CUDA GPUs are available"
+    assert hidden.details == "torch finds none, although there is a driver: No CUDA GPUs are available"
     assert "CUDA_VISIBLE_DEVICES" in hidden.fix
-    assert doctor.check_gpus(torch_trial(devices=[H100]), driver=None, cuda=None).found == "NVIDIA H100 with 80 GB"
+    assert doctor.check_gpus(torch_trial(devices=[H100]), driver=None, cuda=None).details == "NVIDIA H100 with 80 GB"
 
 
 def test_what_triton_lacks() -> None:
@@ -293,9 +293,9 @@ def test_what_triton_lacks() -> None:
     assert (absent.state, absent.fix) == ("improve", "pip install 'gpuload[fused]'")
     alone = doctor.check_triton("3.6.0", BAD, compiler=None, devices=1)
     assert (alone.state, alone.fix) == ("broken", "apt-get install gcc, or set CC to the path of one")
-    assert alone.found.startswith("3.6.0, but the C compiler that it needs is missing: transforms run in torch")
+    assert alone.details.startswith("3.6.0, but the C compiler that it needs is missing: transforms run in torch")
     broken = doctor.check_triton("3.6.0", BAD, compiler="/usr/bin/gcc", devices=1)
-    assert (broken.state, broken.found) == ("broken", f"3.6.0, cannot be used: {BAD['why']}")
+    assert (broken.state, broken.details) == ("broken", f"3.6.0, cannot be used: {BAD['why']}")
     assert broken.fix.startswith("check that /usr/bin/gcc works")
 
 
@@ -314,7 +314,7 @@ for nbytes in (16 << 10, 64 << 20):
     code = 0 if libc.mlock(address, ctypes.c_size_t(nbytes)) == 0 else ctypes.get_errno()
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     finding = check_page_locking(limit, code, nbytes)
-    findings.append([finding.state, finding.found, finding.fix, summary([finding])])
+    findings.append([finding.state, finding.details, finding.fix, summary([finding])])
 print(json.dumps(findings))
 """
 
@@ -370,62 +370,64 @@ def test_one_that_works() -> None:
 def test_one_for_another_cuda() -> None:
     found = nvidia("nvImageCodec", cuda="13.0", codec={"cu12": "0.9.0"})
     assert found.state == "improve"
-    assert "0.9.0 for CUDA 12, but torch is built for CUDA 13.0" in found.found
+    assert "0.9.0 for CUDA 12, but torch is built for CUDA 13.0" in found.details
     assert found.fix == "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"
 
 
 def test_both_at_once_and_one_that_does_not_decode() -> None:
     both = nvidia("nvImageCodec", cuda="12.6", codec={"cu12": "0.9.0", "cu13": "0.9.1"})
-    assert (both.state, both.found) == (
+    assert (both.state, both.details) == (
         "broken", "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files"
     )  # fmt: skip
     assert both.fix == ("pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'")
     broken = nvidia("nvImageCodec", BAD, cuda="12.6", codec={"cu12": "0.9.0"})
     assert broken.state == "broken"
-    assert "libnvjpeg.so.12. Whole images are decoded in its place" in broken.found
+    assert "libnvjpeg.so.12. Whole images are decoded in its place" in broken.details
 
 
 def test_the_decoders_that_are_always_there() -> None:
     assert doctor.check_decoder("Pillow", "13.0", OK, "decodes PNG") == Finding("Pillow", "works", "13.0: decodes PNG")
     broken = doctor.check_decoder("simplejpeg", "1.9.0", BAD, "decodes")
-    assert (broken.state, broken.found) == ("broken", "1.9.0: ImportError: libnvjpeg.so.12")
+    assert (broken.state, broken.details) == ("broken", "1.9.0: ImportError: libnvjpeg.so.12")
     absent = doctor.check_decoder("simplejpeg", None, BAD, "decodes")
-    assert absent.found == "not installed, although gpuload depends on it"
+    assert absent.details == "not installed, although gpuload depends on it"
     assert absent.fix == "pip install --force-reinstall simplejpeg"
 
 
 def test_dali() -> None:
-    assert nvidia("DALI", None, cuda="13.0").found.endswith("pip install 'gpuload[dali-cu13]'")
-    assert nvidia("DALI", None, cuda="12.6").found.endswith("pip install 'gpuload[dali-cu12]'")
+    assert nvidia("DALI", None, cuda="13.0").details.endswith("pip install 'gpuload[dali-cu13]'")
+    assert nvidia("DALI", None, cuda="12.6").details.endswith("pip install 'gpuload[dali-cu12]'")
     assert nvidia("DALI", cuda="12.6", dali={"cu12": "2.4"}).state == "works"
     other = nvidia("DALI", cuda="13.0", dali={"cu12": "2.4"})
     assert (other.state, other.fix) == (
         "improve", "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"
     )  # fmt: skip
-    assert nvidia("DALI", BAD, cuda=None, dali={"cu12": "2.4"}).found == "2.4 for CUDA 12: ImportError: libnvjpeg.so.12"
+    assert (
+        nvidia("DALI", BAD, cuda=None, dali={"cu12": "2.4"}).details == "2.4 for CUDA 12: ImportError: libnvjpeg.so.12"
+    )
     assert nvidia("DALI", cuda=None, dali={"cu12": "2", "cu13": "2"}).state == "broken"
 
 
 def test_dali_and_nvimagecodec_for_different_cudas() -> None:
     mixed = nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu13": "0.9"})
-    assert (mixed.state, mixed.found, mixed.fix) == (
+    assert (mixed.state, mixed.details, mixed.fix) == (
         "improve",
         "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA",
         "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'",
     )
     assert nvidia("DALI", cuda=None, dali={"cu12": "2.4"}, codec={"cu12": "0.9"}).state == "works"
-    assert nvidia("DALI", None, cuda=None, codec={"cu12": "0.9"}).found.endswith("[dali-cu12]'")
+    assert nvidia("DALI", None, cuda=None, codec={"cu12": "0.9"}).details.endswith("[dali-cu12]'")
 
 
 def test_extras_are_listed() -> None:
-    assert doctor.check_extras({"lmdb": True, "ray": False}, jpegtran=True).found == (
+    assert doctor.check_extras({"lmdb": True, "ray": False}, jpegtran=True).details == (
         "installed: lmdb; not installed: ray, each by pip install 'gpuload[NAME]'"
     )
-    assert doctor.check_extras({"lmdb": True}, jpegtran=False).found == (
+    assert doctor.check_extras({"lmdb": True}, jpegtran=False).details == (
         "installed: lmdb; for pack --cuttable of progressive JPEGs: apt-get install libjpeg-turbo-progs"
     )
     none = doctor.check_extras({"lmdb": False}, jpegtran=True)
-    assert (none.state, none.found[:17]) == ("not needed", "installed: none; ")
+    assert (none.state, none.details[:17]) == ("not needed", "installed: none; ")
 
 
 @pytest.mark.parametrize(
@@ -441,13 +443,13 @@ def test_extras_are_listed() -> None:
 def test_what_is_told_of_regions(trial, state, text):
     found = doctor.check_regions(trial)
     assert found.state == state
-    assert text in found.found
+    assert text in found.details
     assert bool(found.fix) == (state == "broken")
 
 
 def test_workers_that_do_not_start() -> None:
     found = doctor.check_workers(7, BAD)
-    assert (found.state, found.found) == ("broken", BAD["why"])
+    assert (found.state, found.details) == ("broken", BAD["why"])
     assert found.fix == "until this is fixed: num_workers=0. The default here is 7"
 
 
@@ -468,8 +470,8 @@ def test_this_machine_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0][0] == 0
     assert told[-1][0] == told[-1][1]
     assert by_name["workers"].state == "works", by_name["workers"]
-    assert by_name["workers"].found.startswith("one started and gave its batch in ")
-    assert by_name["torch"].found.startswith(metadata.version("torch"))
+    assert by_name["workers"].details.startswith("one started and gave its batch in ")
+    assert by_name["torch"].details.startswith(metadata.version("torch"))
     assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
 
 
@@ -493,10 +495,10 @@ def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -
     told = "All that is needed works. What holds it back most is nvImageCodec: not installed"
     assert summary(findings).startswith(told)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
-    assert findings[1].found == "1.0: decodes all JPEGs here"
+    assert findings[1].details == "1.0: decodes all JPEGs here"
 
 
 def test_the_wheel_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
     findings = doctor._check_packages(trials(nvImageCodec={"ok": True, "why": ""}))
-    assert findings[0].found.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")
+    assert findings[0].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

@@ -14,9 +14,9 @@ from rich.console import Console
 from tars import shards_of_pictures
 from typer.testing import CliRunner
 
+from gpuload.cli import inspect
 from gpuload.cli.app import app
-from gpuload.cli.inspect import BAD, Settings
-from gpuload.cli.inspect import run as run_settings
+from gpuload.cli.inspect import BAD
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -123,7 +123,7 @@ def test_a_terminal_gets_a_table(tmp_path: Path, width: int) -> None:
     data = folder(tmp_path / "data", {"[bold]a": 1, "\x1b[31mb": 1})
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system="truecolor")
-    assert run_settings(Settings(data=[str(data)], html=None, workers=0), console) == 0
+    assert inspect.run([str(data)], workers=0, console=console) == 0
     text = file.getvalue()
     assert "[bold]a" in text
     assert "\\x1b[31mb" in text
