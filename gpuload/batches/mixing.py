@@ -198,7 +198,7 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
             f"{name} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
         )
     wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():  # this waits for labels that are on a CUDA device
+    if labels.is_cpu and wrong.any():  # those on a device are not looked at: that would wait for it
         row = int(wrong.int().argmax())
         raise CollateError(
             f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "

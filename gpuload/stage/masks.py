@@ -22,10 +22,10 @@ from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
 from gpuload.stage.user_code import run_call
-from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 
-__all__ = ["MaskStage", "check_fill"]
+__all__ = ["MaskStage", "check_fill", "ragged_masks"]
 
 
 class MaskStage:
@@ -103,6 +103,32 @@ class MaskStage:
                 write(np.arange(len(planes)), planes)
 
         CallRunner(self._backend, call)(masks, program, outputs)
+
+
+def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
+    """Return masks as images whose channels are their bytes, as they come from workers; and their kinds.
+
+    Args:
+        masks: of each image H×W or K×H×W; one tensor, N×H×W or N×K×H×W, is copied at once.
+    """
+    axes = masks.dim() - 1 if isinstance(masks, torch.Tensor) else 0
+    dense = masks if isinstance(masks, torch.Tensor) else None
+    flat, shapes = [], []
+    if dense is not None:
+        planes = dense if axes == 3 else dense[:, None]
+        flat.append(planes.permute(0, 2, 3, 1).contiguous().reshape(-1).view(torch.uint8))
+        shapes = [[*planes.shape[2:], planes.shape[1] * planes.element_size()]] * len(planes)
+    for mask in masks if dense is None else ():
+        planes = mask if mask.dim() == 3 else mask[None]
+        flat.append(planes.permute(1, 2, 0).contiguous().reshape(-1).view(torch.uint8))
+        shapes.append([*planes.shape[1:], len(planes) * planes.element_size()])
+    shapes = np.array(shapes, np.int64)
+    sizes = shapes.prod(axis=1)
+    regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
+    table = image_table(np.cumsum(sizes) - sizes, shapes, shapes[:, :2], regions)
+    kinds = [(str(mask.dtype).removeprefix("torch."), axes or mask.dim()) for mask in masks]
+    pixels = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return RaggedImages(pixels, table, [f"mask {number}" for number in range(len(masks))]), kinds
 
 
 def _each(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
