@@ -370,6 +370,7 @@ class Options:
             "dtype": self.stage.dtype,
             "memory_format": self.stage.memory_format,
             "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "pad_to": self.batches.pad_to,
         }
 
     def choose_decoder(self, device: torch.device) -> Choice:
