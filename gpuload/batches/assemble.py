@@ -254,7 +254,7 @@ class Assembly:
         # Labels are checked and mixed before they go to the device, to avoid waiting for it.
         first = self._placed if pairing is None else lambda tensor: tensor
         with _on_the_cpu():
-            value = collate(columns, outline, finished, ragged=options.ragged, to_device=first)
+            value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=first)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
