@@ -42,7 +42,10 @@ from gpuload.stage.device import upload
 from gpuload.stage.stage import check_pad_to, padded_hw
 from gpuload.transforms import Chain, Program
 
-__all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
+__all__ = [
+    "BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "stacked_masks",
+    "unwrapped",
+]  # fmt: skip
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
@@ -281,7 +284,7 @@ def collate(
         elif kind == "mask" and (whole is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _of_each_view(columns, finished, leaves)
-            ready[number] = finished.of_views([_masks(view, names, ragged, pad_to) for view in masks])
+            ready[number] = finished.of_views([stacked_masks(view, names, ragged, pad_to) for view in masks])
         elif whole is not None:
             ready[number] = whole
         elif kind == "points":
@@ -437,7 +440,9 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         ) from error
 
 
-def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None) -> Any:
+def stacked_masks(
+    masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
+) -> Any:
     """Return the masks of a batch, in the form of its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
