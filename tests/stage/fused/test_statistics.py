@@ -36,7 +36,8 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
     jobs, parts, at = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
-        jobs.append((at + gap, *image.shape[:2], code(name)))
+        height, width, channels = image.shape
+        jobs.append((at + gap, height, width, code(name), width * channels, channels, 1, 0))
         at += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
     counted, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
