@@ -81,9 +81,7 @@ def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
 
-def draw_programs(
-    chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False
-) -> list[list[Program]]:
+def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
     """Draw the programs for each column of images, one for each view; `whole`: the regions in their tables are whole
     images, and not what a worker drew.
 

@@ -172,6 +172,7 @@ class Augment(torch.nn.Module):
         how = "read where they are" if stage.reads_planes else "copied once, to N×H×W×C, unless they are channels_last"
         return replace(stage.plan, images=how)
 
+    @torch.compiler.disable  # what is drawn depends on more than the arguments
     def forward(self, *batch: Any, positions: Any = None, epoch: int | None = None) -> Any:
         """Augment a batch.
 
@@ -380,12 +381,15 @@ class Augment(torch.nn.Module):
     ) -> None:
         """Put what became of targets, and of what belongs to boxes, into the leaves of the batch."""
         places: dict[int, list[tuple[int, int]]] = {}  # of each leaf the rows, and its number in each
+        changed = set()
         for row, sample in enumerate(samples):
             for at, number in enumerate(sample.numbers):
+                places.setdefault(number, []).append((row, at))
                 if at in finished.cells[row] or at in finished.whole:
-                    places.setdefault(number, []).append((row, at))
+                    changed.add(number)
         to_device = partial(_placed, device=device)
-        for number, entries in places.items():
+        for number in changed:
+            entries = places[number]
             leaf, (_, at) = tree.leaves[number], entries[0]
             if leaf.row is not None:
                 row = leaf.row
@@ -418,12 +422,7 @@ class Augment(torch.nn.Module):
         text = find_strays(sample.structure, sample.leaves, images, {}, targets, moves=moves)
         for remark in (text, left_behind(self._chain, columns) if columns.has_targets else ""):
             if remark:
-                warnings.warn(remark, RuntimeWarning, stacklevel=6)
-
-
-# What is drawn depends on more than the arguments, so torch.compile has to leave the call alone. The decorator for it,
-# torch.compiler.disable, sets this attribute, and takes two seconds to import.
-Augment.forward._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+                warnings.warn(remark, RuntimeWarning, stacklevel=7)
 
 
 class _Images:

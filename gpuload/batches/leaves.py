@@ -168,7 +168,7 @@ class BatchTree:
 
 
 def _fold_lists(node: Structure, values: Iterator[Any], folded: list[Any]) -> Structure:
-    """Return a structure in which each list of images, or of targets, is a leaf; `folded` takes all leaves."""
+    """Return a structure in which each list of images, targets or small tensors is a leaf; `folded` takes all leaves."""
     if node == LEAF:
         folded.append(next(values))
         return LEAF
@@ -177,7 +177,10 @@ def _fold_lists(node: Structure, values: Iterator[Any], folded: list[Any]) -> St
         return kind, cls, keys, tuple([_fold_lists(child, values, folded) for child in children])
     entries = [next(values) for _ in children]
     images = all(_is_image_tensor(entry) and entry.dim() == 3 for entry in entries)
-    if images or all(_is_target(entry) for entry in entries):
+    labels = kind == "list" and all(
+        isinstance(entry, torch.Tensor | np.ndarray) and entry.ndim < 4 for entry in entries
+    )
+    if images or labels or all(_is_target(entry) for entry in entries):
         folded.append(entries)
         return LEAF
     folded += entries
@@ -189,6 +192,8 @@ def _kind_of(value: Any, place: str) -> Kind:
     if _is_target(entry):
         return KINDS[type(entry).__name__]
     if isinstance(value, list):
+        if not all(_is_image_tensor(image) and image.dim() == 3 for image in value):
+            return "value"
         for number, image in enumerate(value):
             _check_layout(image, f"{place}[{number}]")
         return "images"
@@ -252,9 +257,7 @@ def _points(value: Any, place: str) -> Boxes | Keypoints:
 def _no_images(structure: Structure, values: Sequence[Any]) -> str:
     one = next((value for value in values if isinstance(value, torch.Tensor) and value.dim() == 3), None)
     if one is not None and len(values) == 1:
-        return (
-            f"Augment takes batches, got one image of shape {tuple(one.shape)}; write augment(image[None])[0]"
-        )
+        return f"Augment takes batches, got one image of shape {tuple(one.shape)}; write augment(image[None])[0]"
     return (
         f"there are no images in {describe(structure, values)}: Augment takes tensors N×C×H×W, clips N×T×C×H×W, or "
         f"lists of N tensors C×H×W, of {DTYPES}; arrays become tensors by torch.from_numpy"

@@ -63,6 +63,7 @@ class SegmentRunner:
 
     Attributes:
         finish: as given.
+        reads_planes: whether images of uint8 are read as they lie (`RaggedImages.steps`), and not copied first.
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
@@ -82,6 +83,7 @@ class SegmentRunner:
             else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
+        self.reads_planes = isinstance(self._levels[0], Compiled)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.

@@ -73,6 +73,7 @@ class Stage:
     Attributes:
         device: where the results are.
         plan: which backend runs which transform.
+        reads_planes: whether images are read as they lie, and not copied first.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Stage:
             SegmentRunner(steps, Finish.of(line.transforms, dtype), self._backends)
             for line, steps in zip(chain.lines, self.plan.views, strict=True)
         ]
+        self.reads_planes = all(run.reads_planes for run in self._runs)
         self._channels_last = memory_format == "channels_last"
         self._ragged, self._pad_to = ragged, pad_to
         self._pool = OutputPool() if self.device.type == "cpu" else None

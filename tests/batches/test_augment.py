@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from originals import torchvision
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -38,7 +39,9 @@ def as_image(image: torch.Tensor) -> gl.Image:
     return gl.Image(np.ascontiguousarray(image.movedim(-3, -1).numpy()), layout="HWC")
 
 
-def loaded(samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 0, size: int | None = None, **options: Any) -> Any:
+def loaded(
+    samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 0, size: int | None = None, **options: Any
+) -> Any:
     """Return a batch of a Loader over these samples, in their order."""
     with gl.Loader(
         samples, size or len(samples), transforms=transforms, num_workers=0, device="cpu", **options
@@ -48,7 +51,13 @@ def loaded(samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 
 
 
 def assert_same(batch: Any, other: Any) -> None:
-    torch.testing.assert_close(batch, other, rtol=0, atol=0)
+    leaves, others = tree_leaves(batch), tree_leaves(other)
+    assert tree_structure(batch) == tree_structure(other)
+    for leaf, expected in zip(leaves, others, strict=True):
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(leaf, expected, rtol=0, atol=0)
+        else:
+            assert leaf == expected
 
 
 # -- the bits of a Loader ----------------------------------------------------------------------------------------------
@@ -211,7 +220,10 @@ def test_a_custom_transform_is_called():
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 BOXES = [[[2, 3, 30, 20], [10, 5, 50, 39]], [[0, 0, 12, 39]], np.zeros((0, 4)), [[5, 6, 25, 30]] * 3]
-DETECTION = [T.RandomHorizontalFlip(), T.RandomIoUCrop(), T.Resize((24, 32)), T.SanitizeBoundingBoxes(), NORMALIZE]
+DETECTION = [
+    T.RandomHorizontalFlip(), T.RandomIoUCrop(), T.RandomCrop(20, pad_if_needed=True), T.SanitizeBoundingBoxes(),
+    NORMALIZE,
+]  # fmt: skip
 
 
 def detection() -> tuple[torch.Tensor, list[dict[str, Any]]]:
@@ -233,7 +245,7 @@ def test_a_list_of_one_dict_for_each_image_moves_with_the_images():
     expected_images, expected = loaded(samples, DETECTION)
     found_images, found = gl.Augment(DETECTION)(images, targets)
     assert_same(found_images, expected_images)
-    assert len(found[0]["boxes"]) < 2 or len(found[3]["boxes"]) < 3  # some were left out
+    assert sum(len(target["boxes"]) for target in found) < 6  # some were left out
     assert_same(found, expected)
 
 
@@ -389,7 +401,9 @@ def test_a_copy_goes_on_as_the_original(duplicate):
 
 
 @pytest.mark.parametrize(
-    "around", [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["no_grad", "inference", "autocast"]
+    "around",
+    [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference", "autocast"],
 )
 def test_it_works_within(around):
     images = photographs()
@@ -431,7 +445,10 @@ def test_it_is_a_part_of_a_distributed_model(tmp_path):
 
 @pytest.mark.parametrize(
     ("backend", "how"),
-    [("torch", "images copied once, to N×H×W×C, unless they are channels_last"), ("fused", "images read where they are")],
+    [
+        ("torch", "images: copied once, to N×H×W×C, unless they are channels_last"),
+        ("fused", "images: read where they are"),
+    ],
 )
 def test_the_plan_says_how_images_are_read(backend, how):
     assert how in str(gl.Augment(CLASSIC, backend=backend, device="cpu").plan())
@@ -455,7 +472,7 @@ def test_the_plan_says_how_images_are_read(backend, how):
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), ValueError, "Normalize has 3 means and stds, but image 0 has 1 channel"),
         ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], ValueError, "must be of one dtype and have the same number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] float32 of shape (1, 40, 56) (C×H×W); convert them before"),
         (torch.zeros(4, 3, 40, 56, requires_grad=True), ValueError, "batch requires gradients, but augmentation is not differentiable; pass batch.detach(), or call it within torch.no_grad()"),
-        ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, "batch['b'] has 3 images, but batch['a'] has 4; give one entry for each image, along the first axis or in a list"),
+        ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, "batch[\"b\"] has 3 images, but batch[\"a\"] has 4; give one entry for each image, along the first axis or in a list"),
     ],
 )  # fmt: skip
 def test_images_that_are_none(batch, error, message):
@@ -496,7 +513,9 @@ def test_a_mask_file_is_refused():
 
 def test_targets_of_images_of_two_sizes():
     batch = {"a": photographs(4), "b": photographs(4, (30, 30)), "mask": gl.Mask(np.zeros((4, 40, 56)))}
-    with pytest.raises(ValueError, match=re.escape("must be of one size, but those of batch['b'] differ from those of batch['a']")):
+    with pytest.raises(
+        ValueError, match=re.escape('must be of one size, but those of batch["b"] differ from those of batch["a"]')
+    ):
         gl.Augment(CLASSIC)(batch)
 
 
