@@ -400,6 +400,8 @@ def check_stage(
     _one_of("backend", backend, ("auto", *HOMES))
     layout = str(memory_format).removeprefix("torch.")
     _one_of("memory_format", layout, LAYOUTS)
+    if ragged != "views":
+        _one_of("ragged", ragged, ("error", "list", "pad"))
     if dtype is not None:
         if str(dtype).removeprefix("torch.") == "uint8":
             raise ValueError(
