@@ -155,9 +155,7 @@ class RaggedImages:
         gapless = np.stack([shapes[:, 1] * shapes[:, 2], shapes[:, 2], np.ones_like(starts)], axis=1)
         if together and ((steps == gapless) | (shapes == 1)).all():
             return cls(pixels, table, labels, dtype)
-        # Along an axis of length 1 a step means nothing, and may be any number.
-        steps[:, 2] = np.where(shapes[:, 2] == 1, 1, steps[:, 2])
-        steps[:, 1] = np.where(shapes[:, 1] == 1, steps[:, 0], steps[:, 1])
+        steps[shapes[:, 2] == 1, 2] = 1  # along an axis of length 1 a step means nothing, and may be any number
         return cls(pixels, table, labels, dtype, steps, planes)
 
     def interleaved(
