@@ -39,7 +39,7 @@ from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
-from gpuload.stage.stage import check_pad_to, padded_hw
+from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
@@ -91,7 +91,7 @@ class BatchOptions:
                 f"{argument} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
-        object.__setattr__(self, "pad_to", check_pad_to(self.pad_to, self.ragged))
+        object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
