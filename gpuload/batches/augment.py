@@ -8,8 +8,7 @@ shape alone. A compiled stage is kept for each device that batches were on.
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -213,8 +212,8 @@ class Augment(torch.nn.Module):
         for place, pixels in of_pixels:
             if isinstance(pixels, torch.Tensor) and pixels.device not in (device, torch.device("cpu")):
                 raise ValueError(
-                    f"{place} is on {pixels.device}, but {first.place if wanted is None else 'this Augment'} on "
-                    f"{device}; bring images and masks to one device, and give Augment(device=…) that one, or none"
+                    f"{place} is on {pixels.device}, but {f'{first.place} is' if wanted is None else 'Augment works'} "
+                    f"on {device}; bring images and masks to one device, and give Augment(device=…) that one, or none"
                 )
         return device
 
@@ -230,7 +229,7 @@ class Augment(torch.nn.Module):
     def _augmented(self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage) -> Any:
         chain, seed = self._chain, self._seed
         images = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
-        columns, numbers = self._read(tree, images, positions)
+        columns = self._read(tree, images, positions)
         finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
             finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, whole=True)
@@ -239,69 +238,42 @@ class Augment(torch.nn.Module):
         if chain.mixing is not None:
             finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, positions))
         if columns.has_targets:
-            masks = self._masks(tree, columns, numbers, stage.device)
-            targets(columns, finished, lambda column: masks[id(column)])
-        seeds = [module_seed(seed, epoch, columns, view) for view in range(len(chain.lines))]
+            targets(columns, finished, partial(_masks, tree, stage.device))
+        last = None if chain.module is None else partial(module_seed, seed, epoch, columns)
         for one, column, programs in zip(images, columns.images, finished.programs, strict=True):
             if finished.pairing is not None:
                 finished.pairing.take(programs[0], columns, column)
+            views = enumerate(programs)
             finished.images.append(
-                [
-                    self._view(stage, one, program, view, finished.pairing, seeds[view])
-                    for view, program in enumerate(programs)
-                ]
+                [_view(stage, one, program, view, finished.pairing, last) for view, program in views]
             )
         results = {id(leaf): finished.of_views(views) for leaf, views in zip(tree.images, finished.images, strict=True)}
         values = [results.get(id(leaf), leaf.value) for leaf in tree.leaves]
-        for number, target in self._moved_targets(tree, numbers, columns, finished, stage.device).items():
+        for number, target in self._moved_targets(tree, columns, finished, stage.device).items():
             values[number] = target
         result = tree.rebuilt(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
-    def _view(
-        self, stage: Stage, images: _Images, program: Program, view: int, pairing: Pairing | None, seed: int
-    ) -> Any:
-        """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as `ragged` says."""
-        frames, partners = images.frames, None if pairing is None else pairing.partners
-        if frames > 1:
-            program = program.take(np.repeat(np.arange(len(program)), frames))
-            partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
-        result: Any = stage(images.planes, program, view=view, partners=partners)
-        last = (lambda batch: batch) if self._chain.module is None else partial(stage.call_last, seed=seed)
-        if not images.is_clip:
-            return last(result)
-        if isinstance(result, list):
-            return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
-        if isinstance(result, tuple):
-            return result[0].unflatten(0, (-1, frames)), result[1][::frames]
-        clips = result.unflatten(0, (-1, frames))
-        # As in a Loader, a module gets one frame of all clips after the other.
-        return clips if self._chain.module is None else torch.stack([*map(last, clips.unbind(1))], 1)
-
-    def _read(
-        self, tree: BatchTree, images: Sequence[_Images], positions: np.ndarray
-    ) -> tuple[Columns, list[list[int]]]:
-        """Return the batch as columns, and, if it has targets, of each sample's leaves the numbers in the batch.
+    def _read(self, tree: BatchTree, images: Sequence[_Images], positions: np.ndarray) -> Columns:
+        """Return the batch as columns; its leaves have the numbers of those of the tree.
 
         Raises:
-            ValueError: the transforms do not go with targets, or targets do not fit their images.
+            TypeError, ValueError: the transforms do not go with targets, or targets do not fit their images.
         """
         count, reader = tree.count, self._reader
-        columns, numbers = Columns(range(count), sources=[None] * count), []
+        columns = Columns(range(count), sources=[None] * count)
         if tree.has_targets or self._needs_boxes:
             samples = []
             for row in range(count):
-                value, leaves = tree.sample(row)
-                numbers.append(leaves)
                 try:
-                    samples.append(reader.read(row, value))
+                    samples.append(reader.read(row, tree.sample(row)))
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"image {row} of the batch: {error}") from None
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
             columns = as_columns(samples)
         elif not reader.has_looked:
-            reader.read(0, tree.sample(0)[0])
+            reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
         columns.images = [ImageColumn(one.planes.table[:: one.frames], [-1]) for one in images]
         remarks = [reader.remark]
@@ -310,58 +282,32 @@ class Augment(torch.nn.Module):
             self._warned, remarks = True, [*remarks, left_behind(self._chain, columns)]
         for remark in filter(None, remarks):
             warnings.warn(remark, RuntimeWarning, stacklevel=7)
-        return columns, numbers
-
-    def _masks(
-        self, tree: BatchTree, columns: Columns, numbers: Sequence[Sequence[int]], device: torch.device
-    ) -> dict[int, RaggedImages]:
-        """Return the pixels of each column of masks, by the column's id."""
-        pixels = {}
-        for column in columns.masks:
-            places = list(column.places())
-            leaves = [tree.leaves[numbers[row][at]] for row, at in places]
-            first = leaves[0]
-            if first.row is None and not isinstance(first.value, list) and all(leaf is first for leaf in leaves):
-                masks = getattr(first.value, "array", first.value)  # one tensor has all
-            else:
-                masks = [leaf.of(row, tree.count) for leaf, (row, _) in zip(leaves, places, strict=True)]
-                masks = [getattr(mask, "array", mask) for mask in masks]
-            pixels[id(column)], _ = ragged_masks(tree_map(partial(_tensor, device=device), masks))
-        return pixels
+        return columns
 
     def _moved_targets(
-        self,
-        tree: BatchTree,
-        numbers: Sequence[Sequence[int]],
-        columns: Columns,
-        finished: Finished,
-        device: torch.device,
+        self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
     ) -> dict[int, Any]:
         """Return what became of targets, on the device, and of what belongs to boxes, by the number of the leaf."""
-        places: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of each leaf the rows, and its number in each
-        for row, own in enumerate(numbers):
-            for at, number in enumerate(own):
-                places[number].append((row, at))
         moved: dict[int, Any] = {}
-        options = self._options["ragged"], self._options["pad_to"]
-        for number, entries in places.items():
-            leaf, (_, at) = tree.leaves[number], entries[0]
-            if not any(own in finished.cells[row] or own in finished.whole for row, own in entries):
+        ragged, pad_to = self._options["ragged"], self._options["pad_to"]
+        for at, leaf in enumerate(tree.leaves):
+            if leaf.kind == "images" or not (at in finished.whole or any(at in cells for cells in finished.cells)):
                 continue
-            cells = [finished.cells[row].get(own, leaf.of(row, tree.count)) for row, own in entries]
+            moved[at] = cells = [own.get(at, leaf.of(row, tree.count)) for row, own in enumerate(finished.cells)]
+            if leaf.per_image:
+                continue
             views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
-            if leaf.row is not None:
-                views = [view for [view] in views]
-            elif leaf.kind == "mask" and options[0] == "error" and at in finished.whole:
-                views = finished.whole[at] if finished.views else [finished.whole[at]]
-            elif leaf.kind == "mask":
-                names = [partial(columns.name, row, own) for row, own in entries]
-                views = [stacked_masks(view, names, *options) for view in views]
+            if at in finished.whole and ragged == "error":
+                moved[at] = finished.whole[at]
+                continue
+            if leaf.kind == "mask":
+                names = [partial(columns.name, row, at) for row in range(tree.count)]
+                views = [stacked_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, of which none were left out
                 views = [torch.stack(view) if len({one.shape for one in view}) == 1 else view for view in views]
-            moved[number] = finished.of_views(views)
-        of_images = {number: target for number, target in moved.items() if tree.leaves[number].kind != "value"}
-        return moved | moved_together(of_images, partial(_page_locked, device=device))
+            moved[at] = finished.of_views(views)
+        of_images = {at: target for at, target in moved.items() if tree.leaves[at].kind != "value"}
+        return moved | moved_together(of_images, partial(_tensor, device=device, locks=True))
 
 
 class _Images:
@@ -375,6 +321,33 @@ class _Images:
         frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
         labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
         self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
+
+
+def _view(
+    stage: Stage,
+    images: _Images,
+    program: Program,
+    view: int,
+    pairing: Pairing | None,
+    seed_of: Callable[[int], int] | None,
+) -> Any:
+    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as `ragged` says. `seed_of`: gives the seed of
+    what ends the transforms; None: nothing does."""
+    frames, partners = images.frames, None if pairing is None else pairing.partners
+    if frames > 1:
+        program = program.take(np.repeat(np.arange(len(program)), frames))
+        partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
+    result: Any = stage(images.planes, program, view=view, partners=partners)
+    last = (lambda batch: batch) if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    if not images.is_clip:
+        return last(result)
+    if isinstance(result, list):
+        return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
+    if isinstance(result, tuple):
+        return result[0].unflatten(0, (-1, frames)), result[1][::frames]
+    clips = result.unflatten(0, (-1, frames))
+    # As in a Loader, what ends the transforms gets one frame of all clips after the other.
+    return clips if seed_of is None else torch.stack([*map(last, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:
@@ -403,6 +376,13 @@ def _check_images(leaf: Leaf) -> None:
                 )
 
 
+def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> RaggedImages:
+    """Return the pixels of a column of masks."""
+    leaf = tree.leaves[column.leaves[0]]
+    masks = [one for _, one in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
+    return ragged_masks(tree_map(partial(_tensor, device=device), masks))[0]
+
+
 def _checked(positions: Any, count: int, default: range) -> np.ndarray:
     """Return positions, int64 (N,)."""
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
@@ -420,20 +400,16 @@ def _indexed(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _tensor(value: Any, device: torch.device) -> Any:
-    """Return a tensor or an array as a plain tensor on the device, copied asynchronously if it is page-locked; anything
-    else as it is."""
+def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
+    """Return a tensor or an array as a plain tensor on the device, copied asynchronously if it is page-locked, as
+    `locks` makes it; anything else as it is."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or (type(value) is torch.Tensor and value.device == device):
         return value
-    value = value.detach().as_subclass(torch.Tensor)
-    return value if value.device == device else value.to(device, non_blocking=value.is_pinned())
-
-
-def _page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a small tensor of ours on the device, without waiting for it."""
-    return tensor if tensor.device == device else tensor.pin_memory().to(device, non_blocking=True)
+    value = value.as_subclass(torch.Tensor)
+    value = value.pin_memory() if locks and value.device != device else value
+    return value.to(device, non_blocking=value.is_pinned())
 
 
 def _image(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
-from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count, places_of, unflatten
+from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count, places_of, rebuild, unflatten
 
 __all__ = ["BatchTree", "Leaf"]
 
 TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
-OF_IMAGES: Final = "per image"  # the kind of a list that has a dict for each image, in a structure
+PER_IMAGE: Final = "per image"  # the kind of a list that has a dict for each image, in a structure
 DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
 
 
@@ -34,13 +33,13 @@ class Leaf:
         kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
         value: as it came; lists of images, of targets and of small tensors are one leaf.
         place: where it is, for errors.
-        row: the image that it belongs to, in a list with one dict for each image; None: all.
+        per_image: whether it is a list of what the dict of each image has there.
     """
 
     kind: str
     value: Any
     place: str
-    row: int | None = None
+    per_image: bool = False
 
     @property
     def entries(self) -> list[tuple[str, Any]]:
@@ -52,9 +51,8 @@ class Leaf:
     def of(self, row: int, count: int) -> Any:
         """Return what belongs to one of `count` images: of a value that has no entry for each, all of it."""
         entries = getattr(self.value, "array", self.value)
-        if self.row is None and isinstance(entries, list | torch.Tensor | np.ndarray) and len(entries) == count:
-            return entries[row]
-        return self.value
+        split = isinstance(entries, list | torch.Tensor | np.ndarray) and len(entries) == count
+        return entries[row] if split else None if isinstance(entries, list) else self.value
 
     def declared(self, row: int, count: int) -> Any:
         """Return the same as a sample of a dataset has it: of pixels, which may be on a device, the shape alone."""
@@ -94,16 +92,17 @@ class BatchTree:
 
     def __init__(self, batch: Any) -> None:
         values: list[Any] = []
-        folded: list[Any] = []
+        folded: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
-        self._structure = _fold_lists(structure, iter(values), folded)
-        places = [place.replace("sample", "batch", 1) for place in places_of(self._structure)]
-        self.leaves = [Leaf(_kind_of(value, place), value, place) for value, place in zip(folded, places, strict=True)]
+        self._structure = _folded(structure, iter(values), folded)
+        self._of_sample = _of_sample(self._structure)
+        places = [place.replace("sample", "batch", 1) for place in places_of(self._of_sample)]
+        entries = zip(folded, places, strict=True)
+        self.leaves = [Leaf(_kind_of(value, place), value, place, own) for (value, own), place in entries]
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_no_images(structure, values))
         self.count = len(self.images[0].value)
-        self._marked = self._mark(self._structure, 0)
         for leaf in self.leaves:
             self._check_count(leaf)
 
@@ -111,21 +110,16 @@ class BatchTree:
     def has_targets(self) -> bool:
         return any(leaf.kind in ("mask", "points") for leaf in self.leaves)
 
-    def sample(self, row: int) -> tuple[Any, list[int]]:
-        """Return one image's part of the batch as a sample of a dataset, and of each of its leaves the number in the
-        batch."""
-        numbers: list[int] = []
-        structure = _part_of(self._marked, 0, row, numbers)
-        values = [self.leaves[number].declared(row, self.count) for number in numbers]
-        sizes = [len(tree_leaves(value)) if isinstance(value, list) else 1 for value in values]
-        return unflatten(structure, values), np.repeat(numbers, sizes).tolist()
+    def sample(self, row: int) -> Any:
+        """Return one image's part of the batch as a sample of a dataset has it, with as many leaves."""
+        return unflatten(self._of_sample, [leaf.declared(row, self.count) for leaf in self.leaves])
 
     def rebuilt(self, values: Sequence[Any]) -> Any:
         """Return a tree like the batch with other leaves."""
-        return unflatten(self._structure, values)
+        return _rebuilt(self._structure, iter(values))
 
     def _check_count(self, leaf: Leaf) -> None:
-        if leaf.kind == "value" or leaf.row is not None:
+        if leaf.kind == "value":
             return
         kind, first = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
@@ -138,56 +132,52 @@ class BatchTree:
                 "for each image, along the first axis or in a list"
             )
 
-    def _mark(self, node: Structure, at: int, row: int | None = None) -> Structure:
-        """Return the structure with the lists marked that have a dict for each image, and note whose leaves are in
-        them."""
-        if node == LEAF:
-            self.leaves[at].row = row
-            return LEAF
-        kind, cls, keys, children = node
-        per_image = (
-            row is None
-            and kind in ("list", "tuple")
-            and len(children) == self.count
-            and all(child != LEAF and child[0] in ("dict", "dataclass") for child in children)
-            and not any(leaf.kind == "images" for leaf in self.leaves[at : at + leaf_count(node)])
-        )
-        parts = []
-        for number, child in enumerate(children):
-            parts.append(self._mark(child, at, number if per_image else row))
-            at += leaf_count(child)
-        return OF_IMAGES if per_image else kind, cls, keys, tuple(parts)
 
-
-def _part_of(node: Structure, at: int, row: int, numbers: list[int]) -> Structure:
-    """Return the part of a marked structure that belongs to one image; `numbers` takes those of its leaves."""
+def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
+    """Return a structure in which lists of images, of targets and of small tensors are leaves, and a list of dicts is
+    one dict; `folded` takes the leaves, and whether they are lists of what the dicts have."""
     if node == LEAF:
-        numbers.append(at)
+        folded.append((next(values), False))
         return LEAF
     kind, cls, keys, children = node
-    parts = []
-    for number, child in enumerate(children):
-        if kind != OF_IMAGES or number == row:
-            parts.append(_part_of(child, at, row, numbers))
-        at += leaf_count(child)
-    return parts[0] if kind == OF_IMAGES else (kind, cls, keys, tuple(parts))
+    entries: list[Any] = []
+    if kind in ("list", "tuple") and cls is None and children and all(child == children[0] for child in children):
+        entries = [[next(values) for _ in range(leaf_count(child))] for child in children]
+        if children[0] == LEAF:
+            entries = [entry for [entry] in entries]
+            small = kind == "list" and all(
+                isinstance(entry, torch.Tensor | np.ndarray) and entry.ndim < 4 for entry in entries
+            )
+            if small or all(map(_is_image, entries)) or all(map(_is_target, entries)):
+                folded.append((entries, False))
+                return LEAF
+            folded += [(entry, False) for entry in entries]
+            return node
+        batched = any(isinstance(one, torch.Tensor) and one.ndim > 3 for entry in entries for one in entry)
+        if children[0][0] in ("dict", "dataclass") and not batched:
+            folded += [(list(column), True) for column in zip(*entries, strict=True)]
+            return PER_IMAGE, None, kind, (children[0],)
+        values = iter([one for entry in entries for one in entry])
+    return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
 
 
-def _fold_lists(node: Structure, values: Iterator[Any], folded: list[Any]) -> Structure:
-    """Return a structure in which lists of images, of targets and of small tensors are leaves; `folded` takes them."""
+def _of_sample(node: Structure) -> Structure:
+    """Return the structure of a sample of a batch."""
     if node == LEAF:
-        folded.append(next(values))
         return LEAF
     kind, cls, keys, children = node
-    if kind not in ("list", "tuple") or cls is not None or not children or any(child != LEAF for child in children):
-        return kind, cls, keys, tuple([_fold_lists(child, values, folded) for child in children])
-    entries = [next(values) for _ in children]
-    small = kind == "list" and all(isinstance(one, torch.Tensor | np.ndarray) and one.ndim < 4 for one in entries)
-    if small or all(map(_is_image, entries)) or all(map(_is_target, entries)):
-        folded.append(entries)
-        return LEAF
-    folded += entries
-    return node
+    return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_of_sample, children)))
+
+
+def _rebuilt(node: Structure, values: Iterator[Any]) -> Any:
+    if node == LEAF:
+        return next(values)
+    kind, _, keys, children = node
+    if kind != PER_IMAGE:
+        return rebuild(node, [_rebuilt(child, values) for child in children])
+    columns = [next(values) for _ in range(leaf_count(children[0]))]
+    parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
+    return parts if keys == "list" else tuple(parts)
 
 
 def _kind_of(value: Any, place: str) -> str:
