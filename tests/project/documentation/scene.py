@@ -85,6 +85,7 @@ def readme() -> dict[str, Any]:
     views = {name: T.RandomResizedCrop(size) for name, size in (("global_a", 64), ("global_b", 64), ("local", 32))}
     model = torch.nn.Linear(1, 1)
     return {
+        "any_loader": [(torch.zeros(2, 3, 48, 64, dtype=torch.uint8), torch.tensor([0, 1]))],
         "timm": Timm,
         "v2": v2,
         "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)),
@@ -95,10 +96,14 @@ def readme() -> dict[str, Any]:
 
 def moving() -> dict[str, Any]:
     originals.torchvision()
+    import kornia.augmentation
+    import torch
     from torch.utils.data import DataLoader
     from torchvision import datasets
     from torchvision.transforms import v2
 
+    images = torch.zeros(2, 3, 48, 64, dtype=torch.uint8)
+    masks, boxes = torch.zeros(2, 1, 48, 64), torch.tensor([[[5.0, 5, 20, 30]]] * 2)
     picture = jpeg_bytes(smooth_image(40, 60, 1))
     for shard in range(4):
         archive(
@@ -106,7 +111,17 @@ def moving() -> dict[str, Any]:
             {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
         )
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
-    return {"timm": Timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": None, "dataset": ready}
+    return {
+        "K": kornia.augmentation,
+        "timm": Timm,
+        "v2": v2,
+        "datasets": datasets,
+        "DataLoader": DataLoader,
+        "model": None,
+        "dataset": ready,
+        "any_loader": [(images, torch.tensor([0, 1]))],
+        "detection_loader": [(images, masks, boxes)],
+    }
 
 
 def keep_your_loader() -> dict[str, Any]:
