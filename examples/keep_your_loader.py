@@ -1,10 +1,10 @@
 """Trains a classifier with torch's own DataLoader, and gl.Augment behind it: random crops, colours, MixUp.
 
     python examples/keep_your_loader.py --checkpoint run.pt
-    python examples/keep_your_loader.py PATH --epochs 10 --checkpoint run.pt    PATH/train/CLASS/….jpg, PATH/val/CLASS/….jpg
+    python examples/keep_your_loader.py PATH --epochs 10 --checkpoint run.pt
 
-The same command once more goes on from the checkpoint, in the middle of an epoch: with the batches, and the augmentations,
-that would have come.
+PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg. The same command once more goes on from the checkpoint, in the middle of
+an epoch: with the batches, and the augmentations, that would have come.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor]
 
 def loader(data: Photographs, batches: Any, args: Any) -> DataLoader:
     pin = args.device.type == "cuda"  # from page-locked memory images are copied while the CPU goes on
-    return DataLoader(
-        data, batch_sampler=batches, collate_fn=collate, num_workers=args.workers or 0, pin_memory=pin
-    )
+    return DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=args.workers or 0, pin_memory=pin)
 
 
 def batches_of(epoch: int, count: int, size: int) -> list[list[int]]:

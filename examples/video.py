@@ -3,10 +3,11 @@
     python examples/video.py
     python examples/video.py PATH --epochs 10    PATH/CLASS/….mp4, all of one size
 
-It needs FFmpeg, and `pip install torchcodec`. Without PATH it writes videos of pictures that move fast, slowly or not at
-all: the crop has to be the same in all frames of a clip, or there is nothing to learn.
+It needs FFmpeg, and `pip install torchcodec`. Without PATH it writes videos of pictures that move fast, slowly or not
+at all: the crop has to be the same in all frames of a clip, or there is nothing to learn.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from pathlib import Path
@@ -121,7 +122,8 @@ def main() -> None:
             optimizer.step()
             losses.append(loss.detach())
             right += (scores.argmax(1) == labels).sum()
-        print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {right.item() / len(data):.1%} of the clips right")
+        share = right.item() / len(data)
+        print(f"epoch {epoch + 1}: loss {torch.stack(losses).mean():.3f}, {share:.1%} of the clips right")
 
 
 if __name__ == "__main__":
