@@ -38,7 +38,7 @@ PAGES = (
     ("errors", "Errors", ("gpuload.errors",)),
     ("loader", "The loader", ("gpuload",)),
 )
-FIRST = ("Loader", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
+FIRST = ("Loader", "Augment", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
 
 # The transforms' families, and the modules whose names stand there.
 FAMILIES = (
