@@ -387,7 +387,7 @@ class Augment(torch.nn.Module):
                 places.setdefault(number, []).append((row, at))
                 if at in finished.cells[row] or at in finished.whole:
                     changed.add(number)
-        to_device = partial(_placed, device=device)
+        to_device = partial(_placed, device=device, lock=True)
         for number in changed:
             entries = places[number]
             leaf, (_, at) = tree.leaves[number], entries[0]
@@ -487,10 +487,12 @@ def _indexed(device: torch.device) -> torch.device:
     return device if device.type == "cpu" or device.index is not None else devices.current_device()
 
 
-def _placed(value: Any, device: torch.device) -> Any:
-    """Return a tensor on the device, copied asynchronously if it is page-locked; anything else as it is."""
+def _placed(value: Any, device: torch.device, *, lock: bool = False) -> Any:
+    """Return a tensor on the device, copied asynchronously if it is page-locked, or `lock` makes it so; anything else
+    as it is."""
     if not isinstance(value, torch.Tensor) or value.device == device:
         return value
+    value = value.pin_memory() if lock and value.is_cpu else value
     return value.to(device, non_blocking=value.is_pinned())
 
 
