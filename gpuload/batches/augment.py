@@ -432,7 +432,7 @@ class _Images:
         value = leaf.value
         self.is_clip = not isinstance(value, list) and value.dim() == 5
         self.frames = value.shape[1] if self.is_clip else 1
-        tensors = [_placed(_plain(tensor), device) for tensor in (value if isinstance(value, list) else [value])]
+        tensors = [_plain(_placed(tensor, device)) for tensor in (value if isinstance(value, list) else [value])]
         planes = tensors if isinstance(value, list) else tensors[0].flatten(0, 1) if self.is_clip else tensors[0]
         where = f" of {leaf.place}" if several else ""
         frames = [""] if not self.is_clip else [f", frame {frame}" for frame in range(self.frames)]
