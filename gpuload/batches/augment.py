@@ -405,11 +405,12 @@ def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
     `locks` makes it; anything else as it is."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
-    if not isinstance(value, torch.Tensor) or (type(value) is torch.Tensor and value.device == device):
+    if not isinstance(value, torch.Tensor):
         return value
-    value = value.as_subclass(torch.Tensor)
-    value = value.pin_memory() if locks and value.device != device else value
-    return value.to(device, non_blocking=value.is_pinned())
+    if value.device != device:
+        value = value.pin_memory() if locks else value
+        value = value.to(device, non_blocking=value.is_pinned())
+    return value.as_subclass(torch.Tensor)
 
 
 def _image(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -450,18 +450,18 @@ def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda
 
 @mutant(augments)
 def a_batch_is_copied_while_the_host_waits(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(augment, "_placed", lambda value, device, **named: value.to(device))
+    patch.setattr(augment, "_tensor", lambda value, device, **named: value.to(device))
 
 
 @mutant(augments)
 def the_range_of_floats_on_the_device_is_checked(patch: Patch, cuda: SimulatedCuda) -> None:
-    check = augment._check_values
+    check = augment._check_images
 
     def changed(leaf: Any) -> None:
         assert float(leaf.value.min()) >= 0
         check(leaf)
 
-    patch.setattr(augment, "_check_values", changed)
+    patch.setattr(augment, "_check_images", changed)
 
 
 @mutant(augments)
