@@ -3,8 +3,8 @@
     python examples/keep_your_loader.py --checkpoint run.pt
     python examples/keep_your_loader.py PATH --epochs 10 --checkpoint run.pt
 
-PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg. The same command once more goes on from the checkpoint, in the middle of
-an epoch: with the batches, and the augmentations, that would have come.
+PATH/train/CLASS/….jpg and PATH/val/CLASS/….jpg. The same command once more goes on from the checkpoint, in the middle
+of an epoch: with the batches, and the augmentations, that would have come.
 """
 
 from __future__ import annotations
