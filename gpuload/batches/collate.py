@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,12 +39,12 @@ from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
-from gpuload.stage.stage import check_pad_to, padded_hw
+from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
 __all__ = [
-    "BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "stacked_masks",
-    "unwrapped",
+    "BatchOptions", "Finished", "Outline", "collate", "converted", "moved_together", "outline_of", "samples_of",
+    "stacked_masks", "unwrapped",
 ]  # fmt: skip
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
@@ -85,15 +85,13 @@ class BatchOptions:
             raise TypeError(
                 f"collate_fn must be callable or None, got {type(self.collate_fn).__name__}: {self.collate_fn!r}"
             )
-        if self.ragged not in get_args(Ragged):
-            raise ValueError(f"ragged must be one of {', '.join(map(repr, get_args(Ragged)))}, got {self.ragged!r}")
         if self.by_row and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
                 f"{argument} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
-        object.__setattr__(self, "pad_to", check_pad_to(self.pad_to, self.ragged))
+        object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
@@ -289,7 +287,7 @@ def collate(
             ready[number] = whole
         elif kind == "points":
             ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = _moved(ready, to_device) | placed
+    ready = moved_together(ready, to_device) | placed
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -469,7 +467,7 @@ def stacked_masks(
     return torch.stack(list(masks))
 
 
-def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
     plain = set(map(type, ready.values())) <= {torch.Tensor}  # as nearly always: torch's trees take 40 µs
     leaves = ready.values() if plain else tree_leaves(ready)

@@ -2,8 +2,9 @@
 own transforms are called.
 
 Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
-call gets them as planes, C×H×W. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the
-process of the stage.
+call gets them as planes, C×H×W. A user's planes become such levels before the first run, unless it is one of compiled
+kernels, which read them as they lie. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in
+the process of the stage.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Stage", "check_pad_to", "check_stage", "compile_stage", "padded_hw"]
+__all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOATS: Final = ("float16", "bfloat16", "float32")
@@ -406,7 +406,8 @@ def check_stage(
                 "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
             )
         dtype = dtype_name("dtype", dtype, FLOATS)
-    check_pad_to(pad_to, ragged)
+    if ragged != "views":  # what a Loader asks for, see `compile_stage`
+        check_ragged(ragged, pad_to)
     device = torch.device(device or devices.usual_type())
     if device.type != "cpu" and device.type != devices.usual_type():
         kind = device.type.upper()
@@ -426,8 +427,9 @@ def check_stage(
     return device, dtype, layout
 
 
-def check_pad_to(pad_to: Any, ragged: str) -> int | None:
-    """Check that `pad_to` is None, or a whole number and `ragged` pads."""
+def check_ragged(ragged: str, pad_to: Any) -> int | None:
+    """Check that `ragged` is known, and that `pad_to` is None, or a whole number and `ragged` pads; returns that."""
+    _one_of("ragged", ragged, ("error", "list", "pad"))
     if pad_to is None:
         return None
     pad_to = check_integer("pad_to", pad_to, 1)
