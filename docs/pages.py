@@ -105,7 +105,7 @@ def _entry(module: str) -> Callable[[str], str]:
             return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
         kind = "autoclass" if isinstance(value, type) else "autofunction"
         members = (
-            "\n   :members:\n   :exclude-members: __new__"
+            "\n   :members:\n   :exclude-members: __new__, extra_repr"
             if kind == "autoclass" and module != "gpuload.transforms"
             else ""
         )
