@@ -276,7 +276,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
     if coloring is not None and dtype != "uint8":
         raise ValueError(
             f"{coloring} takes images of uint8, but {label} is {dtype}; leave it out, write a transform of your own in "
-            "its place, or convert the images in the dataset"
+            "its place, or convert the images before, as (x * 255).round().to(torch.uint8) does with floats of 0 … 1"
         )
     if coloring is not None and channels not in (1, 3):
         raise ValueError(
