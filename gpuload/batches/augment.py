@@ -242,9 +242,10 @@ class Augment(torch.nn.Module):
         return numbers.astype(np.int64)
 
     def _stage_on(self, device: torch.device) -> Stage:
-        if device not in self._stages:
+        stage = self._stages.pop(device, None)
+        if stage is None:
             options = self._stage_options
-            self._stages[device] = stage = compile_stage(
+            stage = compile_stage(
                 self._chain,
                 device=device,
                 backend=options.backend,
@@ -254,7 +255,8 @@ class Augment(torch.nn.Module):
                 pad_to=self._options.pad_to,
             )
             stage.prepare()
-        return self._stages[device]
+        self._stages[device] = stage  # behind the others, see `plan`
+        return stage
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 

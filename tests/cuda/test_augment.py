@@ -207,14 +207,21 @@ def test_many_batches_leave_no_memory_on_the_device():
 def test_two_devices_in_turn():
     if torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
-    batch, augment = photographs(), gl.Augment(CLASSIC)
+    seen: list[int] = []
+
+    def note(images: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.cuda.current_device())
+        return images
+
+    batch, augment = photographs(), gl.Augment([*CLASSIC, T.Lambda(note)])
     expected = augment(batch.to(HERE), positions=range(6)).cpu()
-    for index in (1, 0, 1):
+    for index in (1, 0, 1, 0):
         found = augment(batch.to(torch.device("cuda", index)), positions=range(6))
         assert found.device.index == index
         assert torch.cuda.current_device() == 0
         assert_same(found.cpu(), expected)
-    assert "cuda:1" in str(augment.plan())
+    assert seen == [0, 1, 0, 1, 0]  # for a function of the user's the device of its images is the current one
+    assert "cuda:0" in str(augment.plan())
 
 
 # -- a module among modules --------------------------------------------------------------------------------------------
