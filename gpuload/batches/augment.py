@@ -168,7 +168,7 @@ class Augment(torch.nn.Module):
             BackendError: the backend that was asked for cannot be used here.
         """
         latest = next(reversed(self._stages), None)
-        stage = self._stage_on(self._stage_options.device or latest or torch.device(devices.usual_type()))
+        stage = self._stage_on(_indexed(self._stage_options.device or latest or torch.device(devices.usual_type())))
         how = "read where they are" if stage.reads_planes else "copied once, to N×H×W×C, unless they are channels_last"
         return replace(stage.plan, images=how)
 

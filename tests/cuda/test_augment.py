@@ -224,6 +224,14 @@ def test_two_devices_in_turn():
     assert "cuda:0" in str(augment.plan())
 
 
+def test_a_plan_compiles_what_batches_need():
+    augment = gl.Augment(CROPS, device="cuda")
+    plan = augment.plan()
+    augment(photographs())
+    assert augment.plan() == plan
+    assert list(augment._stages) == [HERE]
+
+
 # -- a module among modules --------------------------------------------------------------------------------------------
 
 
