@@ -218,11 +218,12 @@ class Augment(torch.nn.Module):
         return device
 
     def _stages_on(self, device: torch.device) -> tuple[Stage, TargetStage]:
-        if device not in self._stages:
-            stage = compile_stage(self._chain, device=device, **self._options)
-            stage.prepare()
-            self._stages[device] = stage, target_stage(self._chain, device)
-        return self._stages[device]
+        compiled = self._stages.pop(device, None)
+        if compiled is None:
+            compiled = compile_stage(self._chain, device=device, **self._options), target_stage(self._chain, device)
+            compiled[0].prepare()
+        self._stages[device] = compiled  # the last one is that of the latest batch
+        return compiled
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
