@@ -164,7 +164,7 @@ class Augment(torch.nn.Module):
         """
         device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
         stage, _ = self._stages_on(_indexed(device))
-        how = "read where they are" if stage.reads_planes else "copied once, to N×H×W×C, unless they are channels_last"
+        how = "read where they are, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
         return replace(stage.plan, images=how)
 
     @torch.compiler.disable  # what is drawn depends on more than the arguments
@@ -208,13 +208,15 @@ class Augment(torch.nn.Module):
         """Return where a batch is augmented, with its index."""
         wanted, first = self._device, tree.images[0]
         device = first.entries[0][1].device if wanted is None else _indexed(wanted)
-        of_pixels = (entry for leaf in tree.leaves if leaf.kind in ("images", "mask") for entry in leaf.entries)
-        for place, pixels in of_pixels:
-            if isinstance(pixels, torch.Tensor) and pixels.device not in (device, torch.device("cpu")):
-                raise ValueError(
-                    f"{place} is on {pixels.device}, but {f'{first.place} is' if wanted is None else 'Augment works'} "
-                    f"on {device}; bring images and masks to one device, and give Augment(device=…) that one, or none"
-                )
+        for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
+            copied = torch.device("cpu") if wanted is not None or leaf.kind == "mask" else device
+            for place, pixels in leaf.entries:
+                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, copied):
+                    where = f"{first.place} is" if wanted is None else "Augment works"
+                    raise ValueError(
+                        f"{place} is on {pixels.device}, but {where} on {device}; bring images and masks to one "
+                        "device, and give Augment(device=…) that one, or none"
+                    )
         return device
 
     def _stages_on(self, device: torch.device) -> tuple[Stage, TargetStage]:

@@ -122,8 +122,8 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     elif isinstance(holder, torch.Tensor) and holder is not batch:
         return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, a tensor, or in a "
-        "dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
+        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, a tensor, or in "
+        "a dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
         "labels_getter=None if there are none"
     )
 

@@ -446,8 +446,8 @@ def test_it_is_a_part_of_a_distributed_model(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "how"),
     [
-        ("torch", "images: copied once, to N×H×W×C, unless they are channels_last"),
-        ("fused", "images: read where they are"),
+        ("torch", "images: copied once, to N×H×W×C, unless channels_last"),
+        ("fused", "images: read where they are, if uint8"),
     ],
 )
 def test_the_plan_says_how_images_are_read(backend, how):

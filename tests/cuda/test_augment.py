@@ -286,12 +286,12 @@ def test_positions_on_the_device():
 @pytest.mark.parametrize(
     ("device", "batch", "message"),
     [
-        ("cpu", ["cuda:0"], "works on cpu; bring all images to one device, and give Augment(device=…) that"),
-        ("cuda:0", ["cuda:1"], "batch is on cuda:1, but this Augment works on cuda:0"),
-        ("cuda", ["cuda:1"], "batch is on cuda:1, but this Augment works on cuda"),
-        (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but the first images are on cuda:0"),
-        (None, ["cpu", "cuda:0"], "batch[1] is on cuda:0, but the first images are on cpu"),
-        (None, ["cuda:0", "cpu"], "batch[1] is on cpu, but the first images are on cuda:0"),
+        ("cpu", ["cuda:0"], "Augment works on cpu; bring images and masks to one device, and give Augment(device=…) that"),
+        ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
+        ("cuda", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda"),
+        (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but batch[0] is on cuda:0"),
+        (None, ["cpu", "cuda:0"], "batch[1] is on cuda:0, but batch[0] is on cpu"),
+        (None, ["cuda:0", "cpu"], "batch[1] is on cpu, but batch[0] is on cuda:0"),
     ],
 )  # fmt: skip
 def test_images_on_another_device(device, batch, message):
@@ -304,5 +304,5 @@ def test_images_on_another_device(device, batch, message):
 
 def test_a_mask_on_the_device_beside_images_on_the_cpu():
     batch = photographs()
-    with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but the first images are on cpu")):
+    with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but batch[0] is on cpu")):
         gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(HERE)))
