@@ -286,7 +286,7 @@ def test_positions_on_the_device():
 @pytest.mark.parametrize(
     ("device", "batch", "message"),
     [
-        ("cpu", ["cuda:0"], "Augment works on cpu; bring images and masks to one device, and give Augment(device=…) that"),
+        ("cpu", ["cuda:0"], "Augment works on cpu; bring images and masks to one device, and give"),
         ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
         ("cuda", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda"),
         (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but batch[0] is on cuda:0"),
