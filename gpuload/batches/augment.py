@@ -7,6 +7,7 @@ shape alone. A compiled stage is kept for each device that batches were on.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gpuload.batches.gathering import target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.datasets.sample import Boxes
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
 from gpuload.order.ranks import find_rank
@@ -118,9 +120,10 @@ class Augment(torch.nn.Module):
         self._needs_boxes = chain.reads_boxes or bool(droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
+        self._lock = threading.RLock()  # stages keep memory from call to call, so that threads take turns
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_chain", "_reader", "_stages")
+        made = ("_chain", "_reader", "_stages", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,6 +187,7 @@ class Augment(torch.nn.Module):
             TypeError, ValueError: there are no images, or of another type, range, layout or device than expected, or
                 they require gradients; targets do not fit them; positions are not N integers.
             CollateError: labels are missing, or cannot be mixed; samples cannot be put together.
+            RuntimeError: it is called in a worker of a DataLoader, without `positions`.
         """
         tree = BatchTree(batch[0] if len(batch) == 1 else batch)
         device = self._device_of(tree)
@@ -194,14 +198,19 @@ class Augment(torch.nn.Module):
                 f"{type(mixing).__name__} mixes pairs of images, but there are {tree.count} in this batch; give an "
                 "even number, as with drop_last=True"
             )
-        rank, world_size = find_rank()
-        start = self._position + rank * tree.count
-        numbers = _checked(positions, tree.count, range(start, start + tree.count))
+        if positions is None and torch.utils.data.get_worker_info() is not None:
+            raise RuntimeError(
+                "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the "
+                "same; call it on the batches in the training loop, or give it positions=…"
+            )
         epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MOST)
-        with torch.accelerator.device_index(None if device.type == "cpu" else device.index):
+        rank, world_size = find_rank()
+        with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
+            start = self._position + rank * tree.count
+            numbers = _checked(positions, tree.count, range(start, start + tree.count))
             result = self._augmented(tree, epoch, numbers, *self._stages_on(device))
-        if positions is None:
-            self._position += world_size * tree.count
+            if positions is None:
+                self._position += world_size * tree.count
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
@@ -290,6 +299,7 @@ class Augment(torch.nn.Module):
         """Return what became of targets, on the device, and of what belongs to boxes, by the number of the leaf."""
         moved: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
+        has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
         for at, leaf in enumerate(tree.leaves):
             if leaf.kind == "images" or not (at in finished.whole or any(at in cells for cells in finished.cells)):
                 continue
@@ -297,10 +307,11 @@ class Augment(torch.nn.Module):
             if leaf.per_image:
                 continue
             views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
-            if at in finished.whole and ragged == "error":
+            of_instances = has_boxes and isinstance(leaf.value, list) and leaf.entries[0][1].ndim == 3
+            if at in finished.whole and ragged == "error" and not of_instances:
                 moved[at] = finished.whole[at]
                 continue
-            if leaf.kind == "mask":
+            if leaf.kind == "mask" and not of_instances:
                 names = [partial(columns.name, row, at) for row in range(tree.count)]
                 views = [stacked_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, of which none were left out
