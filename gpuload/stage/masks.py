@@ -143,10 +143,9 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
     *before, channels, height, width = levels.shape
     if not levels.numel():  # no masks; strides of an empty tensor allow no view as another type
         return levels.new_empty((*before, 0, height, width), dtype=kind)
-    if size > 1:
-        levels = levels.view(*before, channels // size, size, height, width).movedim(-3, -1).contiguous()
-    numbers = levels.view(kind)
-    numbers = numbers.squeeze(-1) if size > 1 else numbers
+    numbers = levels.view(*before, channels // size, size, height, width).movedim(-3, -1)
+    # Flat, for a tensor whose last axes have length 1 may count as contiguous with strides that forbid another type.
+    numbers = numbers.reshape(-1).view(kind).view(numbers.shape[:-1])
     return numbers.squeeze(-3) if axes == 2 else numbers
 
 
