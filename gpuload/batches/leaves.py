@@ -100,8 +100,10 @@ class BatchTree:
         self._structure = _folded(structure, iter(values), folded)
         self._of_sample = _of_sample(self._structure)
         places = [place.replace("sample", "batch", 1) for place in places_of(self._of_sample)]
-        entries = zip(folded, places, strict=True)
-        self.leaves = [Leaf(_kind_of(value, place), value, place, own) for (value, own), place in entries]
+        self.leaves = [
+            Leaf(_kind_of(value, place), value, place, per_image)
+            for (value, per_image), place in zip(folded, places, strict=True)
+        ]
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_no_images(structure, values))
@@ -126,10 +128,13 @@ class BatchTree:
             return
         kind, first = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
-            raise TypeError(f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image")
+            raise TypeError(
+                f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image, empty where "
+                "there are none"
+            )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
-            what = "images" if leaf.kind == "images" else "targets, of all images"
+            what = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
                 f"{leaf.place} has {len(entries)} {what}, but {first.place} has {self.count} images; give one entry "
                 "for each image, along the first axis or in a list"
@@ -157,11 +162,11 @@ def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool
                 return LEAF if kind == "list" else (PER_IMAGE, None, kind, (LEAF,))
             folded += [(entry, False) for entry in entries]
             return node
-        batched = any(isinstance(one, torch.Tensor) and one.ndim > 3 for entry in entries for one in entry)
+        batched = any(isinstance(value, torch.Tensor) and value.ndim > 3 for entry in entries for value in entry)
         if children[0][0] in ("dict", "dataclass") and not batched:
             folded += [(list(column), True) for column in zip(*entries, strict=True)]
             return PER_IMAGE, None, kind, (children[0],)
-        values = iter([one for entry in entries for one in entry])
+        values = iter([value for entry in entries for value in entry])
     return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
 
 

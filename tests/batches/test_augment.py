@@ -319,6 +319,16 @@ def test_targets_of_each_view_come_as_a_list():
     assert_same(list(gl.Augment(transforms)(images, gl.Mask(masks))), list(loaded(samples, transforms)))
 
 
+def test_lists_of_instances_masks_have_views_as_images_have():
+    images, targets = detection()
+    batch = {name: [target[name] for target in targets] for name in ("boxes", "masks")}
+    views = T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]])
+    _, found = gl.Augment([views, NORMALIZE])(images, batch)
+    assert [[tuple(mask.shape) for mask in view] for view in found["masks"]] == [
+        [(len(boxes), size, size) for boxes in BOXES] for size in (24, 12)
+    ]
+
+
 @pytest.mark.parametrize("gathering", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
 def test_samples_are_put_together(gathering):
     images, targets = detection()

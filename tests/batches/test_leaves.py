@@ -136,10 +136,11 @@ NONE = (
         ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, 'batch["b"] has 3 images, but '
          'batch["a"] has 4 images; give one entry for each image, along the first axis or in a list'),
         ((IMAGES, gl.Mask(np.zeros((3, 8, 9)))), ValueError,
-         "batch[1] has 3 targets, of all images, but batch[0] has 2 images; give one entry for each image"),
-        ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 targets, of all images, but batch[0] has 2"),
+         "batch[1] has 3 entries, but batch[0] has 2 images; give one entry for each image"),
+        ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 entries, but batch[0] has 2"),
         ((IMAGES, BOXES), TypeError,
-         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image"),
+         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image, empty where there are "
+         "none"),
     ],
 )  # fmt: skip
 def test_batches_that_are_refused(batch, error, message):
