@@ -399,7 +399,7 @@ def _checked(positions: Any, count: int, default: range) -> np.ndarray:
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; give them on the CPU, so that nothing waits for it")
     numbers = np.asarray(default if positions is None else positions)
-    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers < 0).any():
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers.astype(np.int64) < 0).any():
         raise ValueError(
             f"positions must be {count} integers of at least 0, one for each image, got {numbers.dtype} of shape "
             f"{numbers.shape}"

@@ -568,7 +568,7 @@ def test_frames_cannot_be_chosen_any_more():
         gl.Augment([T.UniformTemporalSubsample(4)])
 
 
-@pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [[0, 1, 2, 3]]])
+@pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
 def test_positions_that_are_none(positions):
     with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one for each image, got"):
         gl.Augment(CLASSIC)(photographs(4), positions=positions)
