@@ -7,6 +7,7 @@ shape alone. A compiled stage is kept for each device that batches were on.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gpuload.batches.gathering import target_stage
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import Pairing, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.datasets.sample import Boxes
 from gpuload.decode import Decode
 from gpuload.order.options import check_integer
 from gpuload.order.ranks import find_rank
@@ -101,8 +103,8 @@ class Augment(torch.nn.Module):
         self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
-        self._loaded = False  # whether the place is one of a state, which the next `set_epoch` keeps
-        self._warned = False  # whether it was looked for what does not move targets
+        self._loaded = False  # whether epoch and position come from a state: the next `set_epoch` keeps them then
+        self._warned = False  # whether the transforms were searched for what does not move targets
 
     def _set_up(self) -> None:
         """Make what follows from the arguments, and is neither copied nor pickled with the module."""
@@ -118,10 +120,11 @@ class Augment(torch.nn.Module):
         self._needs_boxes = chain.reads_boxes or bool(droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
         self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
+        self._lock = threading.RLock()  # stages keep memory from call to call, so that threads take turns
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_chain", "_reader", "_stages")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        derived = ("_chain", "_reader", "_stages", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -184,6 +187,7 @@ class Augment(torch.nn.Module):
             TypeError, ValueError: there are no images, or of another type, range, layout or device than expected, or
                 they require gradients; targets do not fit them; positions are not N integers.
             CollateError: labels are missing, or cannot be mixed; samples cannot be put together.
+            RuntimeError: it is called in a worker of a DataLoader, without `positions`.
         """
         tree = BatchTree(batch[0] if len(batch) == 1 else batch)
         device = self._device_of(tree)
@@ -194,14 +198,19 @@ class Augment(torch.nn.Module):
                 f"{type(mixing).__name__} mixes pairs of images, but there are {tree.count} in this batch; give an "
                 "even number, as with drop_last=True"
             )
-        rank, world_size = find_rank()
-        start = self._position + rank * tree.count
-        numbers = _checked(positions, tree.count, range(start, start + tree.count))
+        if positions is None and torch.utils.data.get_worker_info() is not None:
+            raise RuntimeError(
+                "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the "
+                "same; call it on the batches in the training loop, or give it positions=…"
+            )
         epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MOST)
-        with torch.accelerator.device_index(None if device.type == "cpu" else device.index):
+        rank, world_size = find_rank()
+        with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
+            start = self._position + rank * tree.count
+            numbers = _checked(positions, tree.count, range(start, start + tree.count))
             result = self._augmented(tree, epoch, numbers, *self._stages_on(device))
-        if positions is None:
-            self._position += world_size * tree.count
+            if positions is None:
+                self._position += world_size * tree.count
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
@@ -231,8 +240,8 @@ class Augment(torch.nn.Module):
 
     def _augmented(self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage) -> Any:
         chain, seed = self._chain, self._seed
-        images = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
-        columns = self._read(tree, images, positions)
+        sources = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
+        columns = self._read(tree, sources, positions)
         finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
         try:
             finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, whole=True)
@@ -243,21 +252,19 @@ class Augment(torch.nn.Module):
         if columns.has_targets:
             targets(columns, finished, partial(_masks, tree, stage.device))
         last = None if chain.module is None else partial(module_seed, seed, epoch, columns)
-        for one, column, programs in zip(images, columns.images, finished.programs, strict=True):
-            if finished.pairing is not None:
-                finished.pairing.take(programs[0], columns, column)
-            views = enumerate(programs)
-            finished.images.append(
-                [_view(stage, one, program, view, finished.pairing, last) for view, program in views]
-            )
-        results = {id(leaf): finished.of_views(views) for leaf, views in zip(tree.images, finished.images, strict=True)}
-        values = [results.get(id(leaf), leaf.value) for leaf in tree.leaves]
+        for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
+            if (pairing := finished.pairing) is not None:
+                pairing.take(programs[0], columns, column)
+            views = [_view(stage, source, program, view, pairing, last) for view, program in enumerate(programs)]
+            finished.images.append(views)
+        results = iter(finished.images)
+        values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
         for number, target in self._moved_targets(tree, columns, finished, stage.device).items():
             values[number] = target
         result = tree.rebuilt(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
-    def _read(self, tree: BatchTree, images: Sequence[_Images], positions: np.ndarray) -> Columns:
+    def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
         """Return the batch as columns; its leaves have the numbers of those of the tree.
 
         Raises:
@@ -278,7 +285,7 @@ class Augment(torch.nn.Module):
         elif not reader.has_looked:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
-        columns.images = [ImageColumn(one.planes.table[:: one.frames], [-1]) for one in images]
+        columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
         remarks = [reader.remark]
         reader.clear_remark()
         if columns.has_targets and not self._warned:
@@ -293,17 +300,21 @@ class Augment(torch.nn.Module):
         """Return what became of targets, on the device, and of what belongs to boxes, by the number of the leaf."""
         moved: dict[int, Any] = {}
         ragged, pad_to = self._options["ragged"], self._options["pad_to"]
+        has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
         for at, leaf in enumerate(tree.leaves):
             if leaf.kind == "images" or not (at in finished.whole or any(at in cells for cells in finished.cells)):
                 continue
-            moved[at] = cells = [own.get(at, leaf.of(row, tree.count)) for row, own in enumerate(finished.cells)]
+            moved[at] = cells = [
+                results.get(at, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
+            ]
             if leaf.per_image:
                 continue
             views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
-            if at in finished.whole and ragged == "error":
+            of_boxes = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
+            if at in finished.whole and ragged == "error" and not of_boxes:
                 moved[at] = finished.whole[at]
                 continue
-            if leaf.kind == "mask":
+            if leaf.kind == "mask" and not of_boxes:
                 names = [partial(columns.name, row, at) for row in range(tree.count)]
                 views = [stacked_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, of which none were left out
@@ -363,12 +374,12 @@ def _check_images(leaf: Leaf) -> None:
                 "it within torch.no_grad()"
             )
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first.dtype, len(first)):
-            one, other = (
+            this, that = (
                 f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}" for image in (first, tensor)
             )
             raise ValueError(
                 f"the images of a batch must be of one dtype and have the same number of channels, but {leaf.place}[0] "
-                f"is {one} and {place} {other} (C×H×W); convert them before"
+                f"is {this} and {place} {that} (C×H×W); convert them before"
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
@@ -382,7 +393,7 @@ def _check_images(leaf: Leaf) -> None:
 def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> RaggedImages:
     """Return the pixels of a column of masks."""
     leaf = tree.leaves[column.leaves[0]]
-    masks = [one for _, one in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
+    masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
     return ragged_masks(tree_map(partial(_tensor, device=device), masks))[0]
 
 
@@ -391,7 +402,7 @@ def _checked(positions: Any, count: int, default: range) -> np.ndarray:
     if isinstance(positions, torch.Tensor) and not positions.is_cpu:
         raise ValueError(f"positions are on {positions.device}; give them on the CPU, so that nothing waits for it")
     numbers = np.asarray(default if positions is None else positions)
-    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers < 0).any():
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers.astype(np.int64) < 0).any():
         raise ValueError(
             f"positions must be {count} integers of at least 0, one for each image, got {numbers.dtype} of shape "
             f"{numbers.shape}"

@@ -15,13 +15,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gpuload.datasets.recognise import MASK_NAME
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
 from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count, places_of, rebuild, unflatten
 
 __all__ = ["BatchTree", "Leaf"]
 
 TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
-PER_IMAGE: Final = "per image"  # the kind of a list that has a dict for each image, in a structure
+PER_IMAGE: Final = "per image"  # the kind of a list of dicts, and of a tuple of values, in a structure
+IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
 
 
@@ -31,9 +33,9 @@ class Leaf:
 
     Attributes:
         kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
-        value: as it came; lists of images, of targets and of small tensors are one leaf.
+        value: as it came; a list that holds no whole batches is one leaf.
         place: where it is, for errors.
-        per_image: whether it is a list of what the dict of each image has there.
+        per_image: whether it is a list of what the dict of each image has there, or of the entries of a tuple.
     """
 
     kind: str
@@ -51,8 +53,9 @@ class Leaf:
     def of(self, row: int, count: int) -> Any:
         """Return what belongs to one of `count` images: of a value that has no entry for each, all of it."""
         entries = getattr(self.value, "array", self.value)
-        split = isinstance(entries, list | torch.Tensor | np.ndarray) and len(entries) == count
-        return entries[row] if split else None if isinstance(entries, list) else self.value
+        is_list = isinstance(entries, list)
+        split = (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count
+        return entries[row] if split else None if is_list else self.value
 
     def declared(self, row: int, count: int) -> Any:
         """Return the same as a sample of a dataset has it: of pixels, which may be on a device, the shape alone."""
@@ -97,8 +100,10 @@ class BatchTree:
         self._structure = _folded(structure, iter(values), folded)
         self._of_sample = _of_sample(self._structure)
         places = [place.replace("sample", "batch", 1) for place in places_of(self._of_sample)]
-        entries = zip(folded, places, strict=True)
-        self.leaves = [Leaf(_kind_of(value, place), value, place, own) for (value, own), place in entries]
+        self.leaves = [
+            Leaf(_kind_of(value, place), value, place, per_image)
+            for (value, per_image), place in zip(folded, places, strict=True)
+        ]
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_no_images(structure, values))
@@ -123,10 +128,13 @@ class BatchTree:
             return
         kind, first = type(leaf.value).__name__, self.images[0]
         if kind in ("Boxes", "BoundingBoxes"):
-            raise TypeError(f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image")
+            raise TypeError(
+                f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image, empty where "
+                "there are none"
+            )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
-            what = "images" if leaf.kind == "images" else "targets, of all images"
+            what = "images" if leaf.kind == "images" else "entries"
             raise ValueError(
                 f"{leaf.place} has {len(entries)} {what}, but {first.place} has {self.count} images; give one entry "
                 "for each image, along the first axis or in a list"
@@ -134,8 +142,9 @@ class BatchTree:
 
 
 def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
-    """Return a structure in which lists of images, of targets and of small tensors are leaves, and a list of dicts is
-    one dict; `folded` takes the leaves, and whether they are lists of what the dicts have."""
+    """Return a structure in which lists of images, of targets and of other values are leaves, unless a value is a whole
+    batch, and a list of dicts is one dict; `folded` takes the leaves, and whether they are lists of what the dicts
+    have."""
     if node == LEAF:
         folded.append((next(values), False))
         return LEAF
@@ -145,19 +154,19 @@ def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool
         entries = [[next(values) for _ in range(leaf_count(child))] for child in children]
         if children[0] == LEAF:
             entries = [entry for [entry] in entries]
-            small = kind == "list" and all(
-                isinstance(entry, torch.Tensor | np.ndarray) and entry.ndim < 4 for entry in entries
-            )
-            if small or all(map(_is_image, entries)) or all(map(_is_target, entries)):
+            if all(map(_is_image, entries)) or all(map(_is_target, entries)):
                 folded.append((entries, False))
                 return LEAF
+            if not any(_is_target(entry) or getattr(entry, "ndim", 0) > 3 for entry in entries):
+                folded.append((entries, kind == "tuple"))
+                return LEAF if kind == "list" else (PER_IMAGE, None, kind, (LEAF,))
             folded += [(entry, False) for entry in entries]
             return node
-        batched = any(isinstance(one, torch.Tensor) and one.ndim > 3 for entry in entries for one in entry)
+        batched = any(isinstance(value, torch.Tensor) and value.ndim > 3 for entry in entries for value in entry)
         if children[0][0] in ("dict", "dataclass") and not batched:
             folded += [(list(column), True) for column in zip(*entries, strict=True)]
             return PER_IMAGE, None, kind, (children[0],)
-        values = iter([one for entry in entries for one in entry])
+        values = iter([value for entry in entries for value in entry])
     return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
 
 
@@ -189,12 +198,12 @@ def _kind_of(value: Any, place: str) -> str:
     entries: list[Any] = value if isinstance(value, list) else [value]
     if _is_target(entries[0]):
         return TARGETS[type(entries[0]).__name__]
-    if not isinstance(entries[0], torch.Tensor) or entries[0].dim() not in ((3,) if entries is value else (4, 5)):
-        return "value"
-    if not all(map(_has_pixels, entries)):
-        if entries is value:
+    if entries is value:
+        if not all(map(_is_image, entries)):
             return "value"
-        assert isinstance(value, torch.Tensor)
+    elif not isinstance(value, torch.Tensor) or value.dim() not in (4, 5):
+        return "value"
+    elif value.dtype not in IMAGE_DTYPES:
         raise TypeError(
             f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images are "
             f"{DTYPES}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
@@ -209,6 +218,11 @@ def _kind_of(value: Any, place: str) -> str:
             )
         if 0 in images.shape:
             raise ValueError(f"{place} has no pixels: its shape is {tuple(images.shape)}")
+    if MASK_NAME.search(place.rpartition("[")[2]):
+        raise ValueError(
+            f"{place} has a mask's name, but would be resampled and normalized like images; declare it as "
+            "gpuload.Mask(tensor), N×H×W, or give images another name"
+        )
     return "images"
 
 
@@ -218,11 +232,8 @@ def _is_target(value: Any) -> bool:
 
 
 def _is_image(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 3 and _has_pixels(value) and not _is_target(value)
-
-
-def _has_pixels(value: torch.Tensor) -> bool:
-    return value.dtype in (torch.uint8, torch.uint16) or value.is_floating_point()
+    is_plane = isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype in IMAGE_DTYPES
+    return is_plane and not _is_target(value)
 
 
 def _no_images(structure: Structure, values: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -253,10 +254,13 @@ def test_lists_of_boxes_and_what_belongs_to_them_move_with_the_images():
     images, targets = detection()
     samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
     _, expected = loaded(samples, DETECTION)
-    batch = {"boxes": [target["boxes"] for target in targets], "labels": [target["labels"] for target in targets]}
+    batch = {name: [target[name] for target in targets] for name in ("boxes", "labels", "masks")}
     _, found = gl.Augment(DETECTION)(images, batch)
     assert_same(found["boxes"], [target["boxes"] for target in expected])
     assert_same(found["labels"], [target["labels"] for target in expected])
+    assert_same(found["masks"], [target["masks"] for target in expected])
+    _, found = gl.Augment(DETECTION)(images, {name: tuple(entries) for name, entries in batch.items()})
+    assert_same(found["labels"], tuple([target["labels"] for target in expected]))
 
 
 def test_torchvisions_tensors_are_targets():
@@ -313,6 +317,16 @@ def test_targets_of_each_view_come_as_a_list():
     transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
     samples = [(as_image(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
     assert_same(list(gl.Augment(transforms)(images, gl.Mask(masks))), list(loaded(samples, transforms)))
+
+
+def test_lists_of_instances_masks_have_views_as_images_have():
+    images, targets = detection()
+    batch = {name: [target[name] for target in targets] for name in ("boxes", "masks")}
+    views = T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]])
+    _, found = gl.Augment([views, NORMALIZE])(images, batch)
+    assert [[tuple(mask.shape) for mask in view] for view in found["masks"]] == [
+        [(len(boxes), size, size) for boxes in BOXES] for size in (24, 12)
+    ]
 
 
 @pytest.mark.parametrize("gathering", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
@@ -380,6 +394,32 @@ def test_an_epoch_begins_at_position_0():
     assert_same(augment(images), first)
     augment.set_epoch(0)
     assert_same(augment(images), first)
+
+
+@pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
+def test_numbers_of_no_axes_pass_through(scalar):
+    images, augment = photographs(4), gl.Augment(CLASSIC)
+    assert augment({"image": images, "step": scalar})["step"] is scalar
+    assert augment({"image": images, "step": scalar, "target": gl.Mask(images[:, 0])})["step"] is scalar
+
+
+def test_threads_take_turns():
+    """Without this, both would write into the memory that stages keep, and results of one would be the other's."""
+    images, threads, returned = photographs(), [], []
+
+    def start_another(batch: torch.Tensor) -> torch.Tensor:
+        if not threads:
+            threads.append(threading.Thread(target=lambda: returned.append(augment(images))))
+            threads[0].start()
+            threads[0].join(0.2)
+            assert not returned
+        return batch
+
+    augment = gl.Augment([*CLASSIC, T.Lambda(start_another)])
+    first = augment(images)
+    threads[0].join()
+    assert_same(first, augment(images, positions=range(6)))
+    assert_same(returned[0], augment(images, positions=range(6, 12)))
 
 
 # -- a module among modules --------------------------------------------------------------------------------------------
@@ -528,7 +568,7 @@ def test_frames_cannot_be_chosen_any_more():
         gl.Augment([T.UniformTemporalSubsample(4)])
 
 
-@pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [[0, 1, 2, 3]]])
+@pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
 def test_positions_that_are_none(positions):
     with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one for each image, got"):
         gl.Augment(CLASSIC)(photographs(4), positions=positions)
@@ -555,6 +595,18 @@ def test_an_image_that_a_crop_does_not_fit_is_named():
     images = [*ragged_photographs(3), torch.zeros(3, 10, 10, dtype=torch.uint8)]
     with pytest.raises(ValueError, match=re.escape("image 3 of the batch: ")):
         gl.Augment([T.RandomCrop(24)])(images)
+
+
+def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
+    images, augment = photographs(), gl.Augment(CLASSIC)
+    message = (
+        "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the same; call "
+        "it on the batches in the training loop, or give it positions=…"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        augment(images)
+    augment(images, positions=range(6))
 
 
 def test_it_has_to_be_given_something():

@@ -39,9 +39,11 @@ def kinds(batch: Any) -> list[str]:
         ([IMAGES[0], IMAGES[0, :, :5]], ["images"]),
         ((IMAGES, IMAGES), ["images", "images"]),
         ([IMAGES, torch.zeros(2)], ["images", "value"]),
+        ({"image": IMAGES, "pair": [torch.zeros(2, 4, 4), torch.zeros(2)]}, ["images", "value"]),
+        ((IMAGES, ("a", "b"), (IMAGES, 1)), ["images", "value", "images", "value"]),
         (Pair(IMAGES, torch.zeros(2, 5)), ["images", "value"]),
         (Scene(IMAGES, "a"), ["images", "value"]),
-        ({"state": torch.zeros(2, 7), "image": IMAGES, "task": ["a", "b"]}, ["images", "value", "value", "value"]),
+        ({"state": torch.zeros(2, 7), "image": IMAGES, "task": ["a", "b"]}, ["images", "value", "value"]),
         ((IMAGES, gl.Mask(np.zeros((2, 8, 9)))), ["images", "mask"]),
         ((IMAGES, [BOXES, BOXES], gl.Keypoints(np.zeros((2, 5, 2)))), ["images", "points", "points"]),
         ((IMAGES, [{"boxes": BOXES, "name": "a"}] * 2), ["images", "points", "value"]),
@@ -60,6 +62,7 @@ def test_leaves_are_what_they_look_like(batch, expected):
         (IMAGES, [{"labels": 1, "boxes": BOXES}] * 2),
         [IMAGES, ({"labels": 1}, {"labels": 2})],
         Pair(IMAGES, {"a": [torch.zeros(3), torch.zeros(4)], "b": (1, [2, 3])}),
+        (IMAGES, ("a", "b"), ["c", None]),
         [OrderedDict(image=IMAGES), OrderedDict(image=IMAGES)],
         Scene(IMAGES, "a"),
     ],
@@ -81,6 +84,17 @@ def test_a_sample_has_what_belongs_to_its_image():
     assert sample["labels"] is labels[1]
     assert sample["boxes"] is BOXES
     assert sample["id"] == 7
+
+
+def test_a_tuple_has_an_entry_for_each_image_as_a_list_has():
+    sample = BatchTree({"image": IMAGES, "names": ("a", "b"), "labels": (torch.zeros(3), torch.ones(4))}).sample(1)
+    assert sample["names"] == "b"
+    assert len(sample["labels"]) == 4
+
+
+@pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
+def test_numbers_of_no_axes_belong_to_all_images(scalar):
+    assert BatchTree({"image": IMAGES, "step": scalar}).sample(1)["step"] is scalar
 
 
 def test_torchvisions_tensors_are_told_by_their_types():
@@ -108,6 +122,11 @@ NONE = (
         (torch.zeros(4, 3, 8, 9, dtype=torch.int64), TypeError,
          "batch is int64 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1; convert it, or "
          "declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
+        (torch.zeros(4, 3, 8, 9, dtype=torch.float8_e5m2), TypeError,
+         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1"),
+        ({"image": IMAGES, "masks": torch.zeros(2, 1, 8, 9)}, ValueError, 'batch["masks"] has a mask\'s name, but would'
+         " be resampled and normalized like images; declare it as gpuload.Mask(tensor), N×H×W, or give images another "
+         "name"),
         (torch.zeros(4, 0, 8, 9), ValueError, "batch has no pixels: its shape is (4, 0, 8, 9)"),
         (torch.zeros(3, 8, 9), TypeError,
          "Augment takes batches, got one image of shape (3, 8, 9); write augment(image[None])[0]"),
@@ -117,10 +136,11 @@ NONE = (
         ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, 'batch["b"] has 3 images, but '
          'batch["a"] has 4 images; give one entry for each image, along the first axis or in a list'),
         ((IMAGES, gl.Mask(np.zeros((3, 8, 9)))), ValueError,
-         "batch[1] has 3 targets, of all images, but batch[0] has 2 images; give one entry for each image"),
-        ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 targets, of all images, but batch[0] has 2"),
+         "batch[1] has 3 entries, but batch[0] has 2 images; give one entry for each image"),
+        ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 entries, but batch[0] has 2"),
         ((IMAGES, BOXES), TypeError,
-         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image"),
+         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image, empty where there are "
+         "none"),
     ],
 )  # fmt: skip
 def test_batches_that_are_refused(batch, error, message):

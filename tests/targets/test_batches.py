@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.collate import _moved
+from gpuload.batches.collate import moved_together
 
 
 class Samples:
@@ -216,7 +216,7 @@ def test_tensors_of_a_batch_go_to_the_device_together():
 
     large = torch.arange(20_000)
     given = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
-    there = _moved(given, place)
+    there = moved_together(given, place)
     assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
     assert there[0][0][0].shape == (2, 4)
     assert there[0][1][0].shape == (0, 4)
@@ -253,6 +253,14 @@ def test_wide_unsigned_masks_become_what_torch_has():
     _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((40, 50), 60000, np.uint16))))
     assert masks.dtype == torch.int32
     assert masks.unique().tolist() == [60000]
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_masks_of_one_pixel_keep_their_values(axes):
+    numbers = np.full((40, 50) if axes == 2 else (2, 40, 50), 70000, np.int32)
+    _, masks = only_batch(lambda i: (image(), gl.Mask(numbers)), transforms=[T.CenterCrop(1)])
+    assert masks.shape == (3, *numbers.shape[:-2], 1, 1)
+    assert masks.unique().tolist() == [70000]
 
 
 def test_padding_bytes_of_a_mask_are_a_number_larger_than_a_byte():
