@@ -156,6 +156,8 @@ class Augment(torch.nn.Module):
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Go on from a state."""
+        if getattr(state, "shape", None) != (2,):
+            raise ValueError(f"the state of an Augment is its epoch and next position, a tensor (2,), got {state!r}")
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
@@ -193,10 +195,11 @@ class Augment(torch.nn.Module):
         device = self._device_of(tree)
         for leaf in tree.images:
             _check_images(leaf)
-        if (mixing := self._chain.mixing) is not None and tree.count % 2:
+        name, size = self._chain.group
+        if tree.count % size:
             raise ValueError(
-                f"{type(mixing).__name__} mixes pairs of images, but there are {tree.count} in this batch; give an "
-                "even number, as with drop_last=True"
+                f"{name} takes images in groups of {size}, but there are {tree.count} in this batch; give a multiple "
+                f"of {size}, as with drop_last=True"
             )
         if positions is None and torch.utils.data.get_worker_info() is not None:
             raise RuntimeError(
@@ -386,7 +389,8 @@ def _check_images(leaf: Leaf) -> None:
             if not (low >= 0 and high <= 1):
                 raise ValueError(
                     f"{place} holds floats from {low:g} to {high:g}, but images of floats are 0 … 1; pass levels 0 … "
-                    "255 as uint8, and normalize by T.Normalize among the transforms, not before"
+                    "255 as uint8, normalize by T.Normalize among the transforms and not before, write .clamp(0, 1) "
+                    "after a filter that overshoots, and leave what is no image out of the batch"
                 )
 
 

@@ -217,7 +217,8 @@ def _kind_of(value: Any, place: str) -> str:
                 f"{layout}C×H×W; write images.permute({axes}), which copies nothing"
             )
         if 0 in images.shape:
-            raise ValueError(f"{place} has no pixels: its shape is {tuple(images.shape)}")
+            what = "images" if images.dim() > 3 and not len(images) else "pixels"
+            raise ValueError(f"{place} has no {what}: its shape is {tuple(images.shape)}")
     if MASK_NAME.search(place.rpartition("[")[2]):
         raise ValueError(
             f"{place} has a mask's name, but would be resampled and normalized like images; declare it as "

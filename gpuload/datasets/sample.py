@@ -155,7 +155,10 @@ class Mask:
             return
         array = _numbers("Mask", self.array)
         if array.ndim not in (2, 3):
-            raise ValueError(f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {array.shape}")
+            remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
+            raise ValueError(
+                f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}{remedy}"
+            )
         if 0 in array.shape[-2:]:
             raise ValueError(f"a mask must have pixels, got shape {array.shape}")
         object.__setattr__(self, "array", array)

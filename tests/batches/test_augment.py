@@ -501,7 +501,7 @@ def test_the_plan_says_how_images_are_read(backend, how):
     ("images", "message"),
     [
         (torch.full((4, 3, 40, 56), 255.0), "batch holds floats from 255 to 255, but images of floats are 0 … 1; "
-         "pass levels 0 … 255 as uint8, and normalize by T.Normalize among the transforms, not before"),
+         "pass levels 0 … 255 as uint8, normalize by T.Normalize among the transforms and not before"),
         (torch.full((4, 3, 40, 56), torch.nan), "batch holds floats from nan to nan"),
         (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
         ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must be of one dtype and have the "
@@ -558,7 +558,7 @@ def test_arrays_that_stay_behind_are_warned_of_once():
 
 
 def test_an_odd_batch_cannot_be_mixed():
-    message = "CutMix mixes pairs of images, but there are 5 in this batch; give an even number, as with drop_last=True"
+    message = "CutMix takes images in groups of 2, but there are 5 in this batch; give a multiple of 2"
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)])(photographs(5), torch.zeros(5))
 
@@ -612,3 +612,21 @@ def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
 def test_it_has_to_be_given_something():
     with pytest.raises(TypeError, match="there are no images in"):
         gl.Augment(CLASSIC)()
+
+
+def test_a_mosaic_takes_four():
+    images, targets = detection()
+    message = "Mosaic takes images in groups of 4, but there are 3 in this batch; give a multiple of 4"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment([T.Mosaic((40, 56))])(images[:3], targets[:3])
+
+
+def test_a_state_that_is_none():
+    message = "the state of an Augment is its epoch and next position, a tensor (2,), got 3"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
+
+
+def test_kornias_masks_are_told_what_to_write():
+    with pytest.raises(ValueError, match=re.escape("got shape (4, 1, 40, 56); write mask[:, 0]")):
+        gl.Mask(np.zeros((4, 1, 40, 56)))

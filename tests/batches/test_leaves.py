@@ -128,6 +128,7 @@ NONE = (
          " be resampled and normalized like images; declare it as gpuload.Mask(tensor), N×H×W, or give images another "
          "name"),
         (torch.zeros(4, 0, 8, 9), ValueError, "batch has no pixels: its shape is (4, 0, 8, 9)"),
+        (torch.zeros(0, 3, 8, 9), ValueError, "batch has no images: its shape is (0, 3, 8, 9)"),
         (torch.zeros(3, 8, 9), TypeError,
          "Augment takes batches, got one image of shape (3, 8, 9); write augment(image[None])[0]"),
         ({"image": np.zeros((4, 8, 9, 3))}, TypeError, "there are no images in {'image': float64 array 4×8×9×3}: "
