@@ -38,7 +38,7 @@ PAGES = (
     ("errors", "Errors", ("gpuload.errors",)),
     ("loader", "The loader", ("gpuload",)),
 )
-FIRST = ("Loader", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
+FIRST = ("Loader", "Augment", "ImageFolder", "ImageFiles", "Encoded", "read", "GpuloadError")  # on their pages
 
 # What public names of a page return, and its module.
 RETURNED = {
@@ -111,7 +111,7 @@ def _entry(module: str) -> Callable[[str], str]:
             return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
         kind = "autoclass" if isinstance(value, type) else "autofunction"
         members = (
-            "\n   :members:\n   :exclude-members: __new__"
+            "\n   :members:\n   :exclude-members: __new__, extra_repr"
             if kind == "autoclass" and module != "gpuload.transforms"
             else ""
         )

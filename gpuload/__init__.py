@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload import exporters, transforms
     from gpuload.batches.assemble import BatchInfo
+    from gpuload.batches.augment import Augment
     from gpuload.batches.pad import Padded, keep, pad, pad_collate
     from gpuload.datasets import (
         HDF5,
@@ -58,6 +59,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ArrayFile": "gpuload.datasets",
+    "Augment": "gpuload.batches.augment",
     "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.batches.assemble",
     "BlockShuffle": "gpuload.order.blocks",
@@ -109,6 +111,7 @@ __all__ = [
     "HDF5",
     "LMDB",
     "ArrayFile",
+    "Augment",
     "BackendError",
     "BatchInfo",
     "BlockShuffle",

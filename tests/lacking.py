@@ -14,7 +14,7 @@ import pytest
 
 __all__ = ["IS_FAKE", "PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "on_a_gpu", "require", "skip"]
 
-# Optional packages, by what errors call them. CI has all but the two that torchdata's own tests need.
+# Optional packages, by what errors call them. CI has all but TorchCodec and the two that torchdata's own tests need.
 PACKAGES = {
     "accelerate": "accelerate",
     "aiohttp": "aiohttp",
@@ -54,6 +54,7 @@ PACKAGES = {
     "skimage": "skimage",
     "sphinx": "sphinx",
     "timm": "timm",
+    "torchcodec": "torchcodec",
     "torchdata": "torchdata",
     "torchvision": "torchvision",
     "transformers": "transformers",
@@ -80,6 +81,7 @@ REASONS = {
     "compiled kernels": "kernels run in Triton's interpreter here, which compiles none",
     "chromium": "there is no chromium: apt-get install chromium",
     "corpus": "no corpus: set GPULOAD_SHARED to the folder that holds corpus/",
+    "FFmpeg": "TorchCodec does not find FFmpeg's libraries, or others: apt-get install ffmpeg",
     "glibc": "messages are caught with glibc only",
     "jpegtran": "jpegtran is not installed",
     "Linux": "reads /proc",

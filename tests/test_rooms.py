@@ -90,6 +90,7 @@ ABOUT_SEVERAL = {
     "order/test_weights",
     "stage/fused/test_bounds",
     "stage/fused/test_compiling",
+    "stage/fused/test_planes",
     "stage/reference/test_against_pillow",
     "stage/test_backends",
     "stage/test_composite_stage",

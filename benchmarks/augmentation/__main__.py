@@ -29,7 +29,7 @@ from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contenders, cont
 from benchmarks.augmentation.kernel import kernels_alone
 from benchmarks.augmentation.measuring import CaseResult, measure
 from benchmarks.augmentation.photographs import Photographs, default_folder
-from benchmarks.augmentation.recipes import CLASSIC, headline, recipes
+from benchmarks.augmentation.recipes import CLASSIC, dense, headline, recipes
 from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
 from benchmarks.machine import cpu_model, cuda_device, versions
 
@@ -40,6 +40,8 @@ ROUNDS = {"cpu": 5, "cuda": 3}
 QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works
 LEGEND = """\
 gpuload: from interleaved levels, as decoders give them; each image has draws of its own, made within the time
+gl.Augment: the module, called with a batch of uint8 in planes, as a loader of the user's own yields it; the peers start
+  from the same batch, and what makes floats of it, which Kornia takes, is within the time
 all: results are levels in planes, or normalised floats for recipes; torchvision and Kornia start from planes
 v2 Pillow, v2 sample: torchvision v2 called for each image, Pillow's or a tensor, and stacked
 v2 batch: torchvision v2 on the batch, where each transform draws once for all images; photographs are cropped one by
@@ -155,7 +157,7 @@ def _measured(
 def _cases(device: str, options: argparse.Namespace) -> list[Case]:
     """What is measured first is what matters most, should the time be up."""
     first = headline() if device == "cuda" or options.only else []
-    cases = [*first, *recipes(), *transforms()]
+    cases = [*first, *recipes(), *dense(), *transforms()]
     if options.quick:
         cases = [case for case in cases if case.name in QUICK or case.section == "kernel"]
     if options.only:

@@ -19,8 +19,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLASSES = 1000
 BILINEAR = v2.InterpolationMode.BILINEAR
 
-Start = Literal["photographs", "landscape", "crops"]
-"""Whole photographs, upright and lying; all of them 375×500; or crops of 224×224."""
+Start = Literal["photographs", "landscape", "crops", "squares"]
+"""Whole photographs, upright and lying; all of them 375×500; or crops of 224×224, or of 256×256."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,12 @@ class Case:
     boxes: bool = False
     dtype: str = "float32"
     channels_last: bool = False
-    section: Literal["transforms", "recipes", "kernel"] = "transforms"
+    section: Literal["transforms", "recipes", "dense", "kernel"] = "transforms"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether gpuload is given a batch N×C×H×W, as any loader yields it, by `gpuload.Augment`."""
+        return self.section == "dense"
 
     @property
     def per_sample(self) -> bool:

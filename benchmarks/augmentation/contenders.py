@@ -1,4 +1,5 @@
-"""Who is measured: gpuload's stage on each backend, torchvision v2 for a sample and for a batch, and Kornia.
+"""Who is measured: gpuload's stage on each backend, torchvision v2 for a sample and for a batch, and Kornia; on dense
+batches gpuload's `Augment`, called as users call it.
 
 A contender is a function of the number of a turn, which says what gpuload draws, and it ends with a whole batch. One
 that there is not for a case is a `Missing` with the reason, so that no table has a gap that nothing explains.
@@ -17,10 +18,11 @@ import torch
 from benchmarks.augmentation.cases import CLASSES, MEAN, STD, Case
 from benchmarks.augmentation.photographs import Photographs
 from benchmarks.peers.torchvision_import import v2
+from gpuload import Augment
 from gpuload import transforms as T
 from gpuload.errors import BackendError
 from gpuload.rng.philox import epoch_key
-from gpuload.stage import compile_stage
+from gpuload.stage import Plan, compile_stage
 from gpuload.transforms.program.draws import Program
 
 __all__ = ["BACKENDS", "PEERS", "Contender", "Contenders", "Missing", "Ours", "contenders", "least_bytes"]
@@ -71,7 +73,11 @@ class Ours:
 
 def contenders(case: Case, photographs: Photographs, backends: Sequence[str], peers: Sequence[str]) -> Contenders:
     """By the name that the tables have: gpuload's backends first, as they are asked for."""
-    found: Contenders = {f"gpuload {name}": _ours(case, photographs, name) for name in backends}
+    found: Contenders
+    if case.is_dense:
+        found = {f"gl.Augment {name}": _augment(case, photographs, name) for name in backends}
+    else:
+        found = {f"gpuload {name}": _ours(case, photographs, name) for name in backends}
     makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
     return found | {PEERS[name]: makers[name](case, photographs) for name in peers}
 
@@ -90,13 +96,38 @@ def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> i
 
 
 def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Missing:
-    device = photographs.device
+    ours = Ours(case, photographs)
+
+    def make(**options: Any) -> tuple[Plan, Callable[[int], Any]]:
+        stage, images = compile_stage(ours.chain, **options), photographs.ragged(case.start)
+        return stage.plan, lambda turn: stage(images, ours.program(turn))
+
+    return _planned(case, photographs.device, backend, make)
+
+
+def _augment(case: Case, photographs: Photographs, backend: str) -> Contender | Missing:
+    """`Augment`, with the draws that a `Loader` has for the first batch of an epoch."""
+
+    def make(**options: Any) -> tuple[Plan, Callable[[int], Any]]:
+        augment, batch = Augment(case.ours, **options), photographs.dense(case.start)
+
+        def run(turn: int) -> torch.Tensor:
+            augment.set_epoch(turn)
+            return augment(batch)
+
+        return augment.plan(), run
+
+    return _planned(case, photographs.device, backend, make)
+
+
+def _planned(
+    case: Case, device: torch.device, backend: str, make: Callable[..., tuple[Plan, Callable[[int], Any]]]
+) -> Contender | Missing:
+    """What `make` makes of these options, if the backend runs the chain."""
     if backend == "fused" and device.type == "cpu":
         return Missing("Triton runs on the CPU in its interpreter only, which is no measurement")
-    ours = Ours(case, photographs)
     try:
-        stage = compile_stage(
-            ours.chain,
+        plan, run = make(
             device=device,
             backend=backend,
             dtype=case.dtype if case.floats else None,
@@ -104,11 +135,10 @@ def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Mis
         )
     except BackendError as error:
         return Missing(" ".join(str(error).split()))
-    images = photographs.ragged(case.start)
-    away = [type(step.transform).__name__ for step in stage.plan.steps if step.backend != backend]
+    away = [type(step.transform).__name__ for step in plan.steps if step.backend != backend]
     if away and backend in ("kornia", "dali"):  # what these take is not what the chain takes
         return Missing(f"torch runs {', '.join(away)}")
-    return Contender(lambda turn: stage(images, ours.program(turn)), tuple(away))
+    return Contender(run, tuple(away))
 
 
 def _pillow(case: Case, photographs: Photographs) -> Contender | Missing:

@@ -22,7 +22,7 @@ from gpuload.stage import RaggedImages
 __all__ = ["LANDSCAPE_HW", "Photographs", "default_folder"]
 
 LANDSCAPE_HW = (375, 500)
-CROP = 224
+SIDES = {"crops": 224, "squares": 256}
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -54,7 +54,9 @@ class Photographs:
 
     def pillow(self, start: Start) -> list[Image.Image]:
         """Pillow's images, in this machine's memory."""
-        return {"photographs": self._whole, "landscape": self._landscape, "crops": self._crops}[start]
+        if start == "photographs":
+            return self._whole
+        return self._landscape if start == "landscape" else self._kept(f"pillow {start}", lambda: self._crops(start))
 
     def ragged(self, start: Start) -> RaggedImages:
         """What gpuload's stage takes."""
@@ -89,14 +91,13 @@ class Photographs:
     def _landscape(self) -> list[Image.Image]:
         return [self._interpolated(image) for image in self._whole]
 
-    @cached_property
-    def _crops(self) -> list[Image.Image]:
-        crops = []
+    def _crops(self, start: Start) -> list[Image.Image]:
+        crops, wanted = [], SIDES[start]
         for image in self._whole:
-            scale = CROP / min(image.size)
-            left, top = ((side - CROP / scale) / 2 for side in image.size)
-            box = (left, top, left + CROP / scale, top + CROP / scale)
-            crops.append(image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=box))
+            scale = wanted / min(image.size)
+            left, top = ((side - wanted / scale) / 2 for side in image.size)
+            box = (left, top, left + wanted / scale, top + wanted / scale)
+            crops.append(image.resize((wanted, wanted), Image.Resampling.BILINEAR, box=box))
         return crops
 
     @staticmethod

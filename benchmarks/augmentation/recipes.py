@@ -1,4 +1,4 @@
-"""What is measured: whole recipes, from photographs to a normalised batch.
+"""What is measured: whole recipes, from photographs, or from a batch of them, to a normalised batch.
 
 The timm recipe has timm's own RandAugment in gpuload; torchvision's and Kornia's rows have theirs in its place. Kornia
 takes one module that mixes images, so it has MixUp for all batches, where the others have MixUp or CutMix.
@@ -13,7 +13,7 @@ from benchmarks.augmentation.cases import CLASSES, MEAN, STD, Case
 from benchmarks.peers.torchvision_import import v2
 from gpuload import transforms as T
 
-__all__ = ["CLASSIC", "headline", "recipes"]
+__all__ = ["CLASSIC", "dense", "headline", "recipes"]
 
 CLASSIC = "classic"
 WHOLE: dict[str, Any] = {"start": "photographs", "leading": 1, "floats": True, "section": "recipes"}
@@ -110,6 +110,14 @@ def recipes() -> list[Case]:
             boxes=True,
             **WHOLE,
         ),
+    ]
+
+
+def dense() -> list[Case]:
+    """The first two recipes from a batch of uint8 N×3×256×256, as any loader yields it: `gpuload.Augment` beside what
+    people call there."""
+    return [
+        replace(case, name=f"dense, {case.name}", start="squares", leading=0, section="dense") for case in recipes()[:2]
     ]
 
 

@@ -37,6 +37,8 @@ HEADINGS = {
 }
 # CPU milliseconds for an image, at most.
 CPU_GOALS_MS = {"classic": 0.25, "classic + ColorJitter": 0.5}
+# From dense batches: how many times as long Kornia's sequence takes, at least, and torchvision's on the batch.
+DENSE_TIMES = {"Kornia AugmentationSequential": 3.0, "torchvision v2 per batch": 1.0}
 # Images a second of the fused kernels, and how many times Kornia's.
 CUDA_RATE, CUDA_AIM, CUDA_TIMES_KORNIA = 1e6, 3e6, 10.0
 
@@ -62,7 +64,8 @@ def ratio(row: Row, other: Row) -> tuple[float, float, float] | None:
 
 def base_of(rows: dict[str, Row]) -> str:
     """The row that others are compared with: the backend that gpuload takes by itself."""
-    return next((name for name in ("gpuload fused", "gpuload torch") if median_ms(rows.get(name))), "gpuload torch")
+    ours = (f"{entry} {backend}" for backend in ("fused", "torch") for entry in ("gpuload", "gl.Augment"))
+    return next((name for name in ours if median_ms(rows.get(name))), "gpuload torch")
 
 
 def transform_table(results: Sequence[CaseResult], batch: int, where: str, *, rates: bool = False) -> Table:
@@ -139,7 +142,17 @@ def _judge_cpu(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
             verdicts.append(Verdict(f"{text}: not measured", None))
         else:
             verdicts.append(Verdict(f"{text}: {ms / batch:.3f} ms", ms / batch <= most))
-    return verdicts
+    dense = [result for result in results if result.section == "dense"]
+    return verdicts + [_judge_dense(one, name, least) for one in dense for name, least in DENSE_TIMES.items()]
+
+
+def _judge_dense(result: CaseResult, name: str, least: float) -> Verdict:
+    text = f"CPU: {result.name}: {name} takes at least {least:g} times as long as gl.Augment"
+    row, own = result.rows.get(name), result.rows.get("gl.Augment torch")
+    times = None if row is None or own is None else ratio(row, own)
+    if times is None:
+        return Verdict(f"{text}: not measured", None)
+    return Verdict(f"{text}: {times[0]:.1f}", times[0] >= least)
 
 
 def _judge_cuda(results: Sequence[CaseResult], batch: int) -> list[Verdict]:

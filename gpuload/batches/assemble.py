@@ -31,11 +31,11 @@ from gpuload.rng import philox, streams
 from gpuload.stage import OutputPool, RaggedImages
 from gpuload.stage import device as devices
 from gpuload.stage.device import COPY, named, views_of
-from gpuload.transforms import Program
+from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Assembly", "BatchInfo", "Made", "columns_of"]
+__all__ = ["Assembly", "BatchInfo", "Made", "columns_of", "draw_programs", "module_seed"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 NOTHING = contextlib.nullcontext()
@@ -79,6 +79,34 @@ def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
     around are not ascending."""
     order = np.argsort(batch.spec.positions, kind="stable")
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
+
+
+def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
+    """Draw the programs for each column of images, one for each view; `whole`: the regions in their tables are whole
+    images, and not what a worker drew.
+
+    Raises:
+        DrawError: a transform cannot be drawn for one image.
+    """
+    key = philox.epoch_key(seed, epoch)
+    programs: list[list[Program]] = []
+    for images in columns.images:
+        rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
+        if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
+            programs.append(programs[0])  # the same rows have both, in one size
+            continue
+        boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
+        draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
+        regions = None if whole else images.table["region_tlhw"]
+        programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+    return programs
+
+
+def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
+    """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
+    position, which is the same when an epoch is resumed."""
+    key = philox.epoch_key(seed, epoch)
+    return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
 
 class BatchInfo(NamedTuple):
@@ -224,7 +252,7 @@ class Assembly:
         # Labels are checked and mixed before they go to the device, to avoid waiting for it.
         first = self._placed if pairing is None else lambda tensor: tensor
         with _on_the_cpu():
-            value = collate(columns, outline, finished, ragged=options.ragged, to_device=first)
+            value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=first)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
@@ -258,7 +286,7 @@ class Assembly:
                 finished.placed = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
-            finished.programs = self._draw_programs(epoch, columns)
+            finished.programs = draw_programs(chain.at(epoch), self._options.seed, epoch, columns)
             if columns.has_targets:
                 self._targets = self._targets or target_stage(chain, self._stage.device)
                 self._targets(columns, finished, bytes_of)
@@ -288,7 +316,7 @@ class Assembly:
         if self._options.chain.module is not None:
             for number, views in enumerate(finished.images):
                 finished.images[number] = [
-                    self._stage.call_last(images, self._module_seed(epoch, columns, view))
+                    self._stage.call_last(images, module_seed(self._options.seed, epoch, columns, view))
                     for view, images in enumerate(views)
                 ]
         if by_row or columns.has_targets:
@@ -314,21 +342,6 @@ class Assembly:
             self._stage(*ragged.through(program), view=view, partners=partners) for view, program in enumerate(programs)
         ]
 
-    def _draw_programs(self, epoch: int, columns: Columns) -> list[list[Program]]:
-        """Draw the programs for each column of images, one for each view."""
-        chain, key = self._options.chain.at(epoch), philox.epoch_key(self._options.seed, epoch)
-        programs: list[list[Program]] = []
-        for images in columns.images:
-            rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
-            if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
-                programs.append(programs[0])  # the same rows have both, in one size
-                continue
-            boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
-            regions = images.table["region_tlhw"]
-            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
-        return programs
-
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
         """Return the numbers that say which samples are neighbours."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
@@ -336,12 +349,6 @@ class Assembly:
             return columns.positions
         rows = planned_rows(batch, columns)
         return rows if repeats == 1 else half_apart(rows, len(batch.spec.positions))
-
-    def _module_seed(self, epoch: int, columns: Columns, view: int) -> int:
-        """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
-        position, which is the same when an epoch is resumed."""
-        key = philox.epoch_key(self._options.seed, epoch)
-        return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
     def _collated(self, columns: Columns, finished: Finished) -> Any:
         """Return the samples, through the `collate_fn` if there is one."""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,9 +40,13 @@ from gpuload.errors import CollateError, kinds_of
 from gpuload.order.options import check_flag
 from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
+from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
 
-__all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
+__all__ = [
+    "BatchOptions", "Finished", "Outline", "collate", "converted", "moved_together", "outline_of", "samples_of",
+    "stacked_masks", "unwrapped",
+]  # fmt: skip
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
@@ -58,7 +62,7 @@ class BatchOptions:
     """How samples become batches: a group of a `Loader`'s options, which checks itself.
 
     Args:
-        collate_fn, ragged, pin_memory: as for `Loader`.
+        collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
         chain, seed, single, planned, repeats: from other groups: the transforms, the seed of their draws, whether
             samples come one by one, whether gpuload itself decides which sample is at which position, and how many
             positions in a row have the same one.
@@ -69,6 +73,7 @@ class BatchOptions:
 
     collate_fn: Callable[[Any], Any] | None
     ragged: Ragged
+    pad_to: int | None
     pin_memory: bool
     chain: Chain
     seed: int
@@ -81,13 +86,13 @@ class BatchOptions:
             raise TypeError(
                 f"collate_fn must be callable or None, got {type(self.collate_fn).__name__}: {self.collate_fn!r}"
             )
-        if self.ragged not in get_args(Ragged):
-            raise ValueError(f"ragged must be one of {', '.join(map(repr, get_args(Ragged)))}, got {self.ragged!r}")
-        if self.by_row and self.ragged != "error":
+        if self.by_row and (self.ragged != "error" or self.pad_to is not None):
+            argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
-                f"ragged={self.ragged!r} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
+                f"{argument} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
+        object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
         object.__setattr__(self, "pin_memory", check_flag("pin_memory", self.pin_memory))
 
     @property
@@ -236,12 +241,20 @@ def _outer(node: Structure, at: int, marks: dict[int, Mark], leaves: list[int | 
     return (kind, cls, keys, tuple(outer)), starts[-1]
 
 
-def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: str, to_device: ToDevice) -> Any:
+def collate(
+    columns: Columns,
+    outline: Outline,
+    finished: Finished,
+    *,
+    ragged: str,
+    pad_to: int | None,
+    to_device: ToDevice,
+) -> Any:
     """Build the batch.
 
     Args:
         columns, outline, finished: the batch as columns, its form, and its finished columns.
-        ragged: how masks of different sizes are collated, as for images.
+        ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
 
     Raises:
@@ -270,12 +283,12 @@ def collate(columns: Columns, outline: Outline, finished: Finished, *, ragged: s
         elif kind == "mask" and (whole is None or ragged != "error"):
             names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
             masks = _of_each_view(columns, finished, leaves)
-            ready[number] = finished.of_views([_masks(view, names, ragged) for view in masks])
+            ready[number] = finished.of_views([stacked_masks(view, names, ragged, pad_to) for view in masks])
         elif whole is not None:
             ready[number] = whole
         elif kind == "points":
             ready[number] = finished.of_views(_of_each_view(columns, finished, leaves))
-    ready = _moved(ready, to_device) | placed
+    ready = moved_together(ready, to_device) | placed
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
@@ -435,7 +448,9 @@ def converted(value: Any, name: Callable[[], str]) -> Any:
         ) from error
 
 
-def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str) -> Any:
+def stacked_masks(
+    masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ragged: str, pad_to: int | None
+) -> Any:
     """Return the masks of a batch, in the form of its images; `names` are for errors."""
     if ragged == "list":
         return list(masks)
@@ -447,11 +462,11 @@ def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ra
             f"{masks[other].dtype}; return masks of one dtype"
         )
     if ragged == "pad" and len({shape[:-2] for shape in shapes}) == 1:
-        height, width = (max(shape[axis] for shape in shapes) for axis in (-2, -1))
-        batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], height, width))
+        sizes = np.array([shape[-2:] for shape in shapes])
+        batch = masks[0].new_zeros((len(masks), *shapes[0][:-2], *padded_hw(sizes, pad_to)))
         for row, mask in zip(batch, masks, strict=True):
             row[..., : mask.shape[-2], : mask.shape[-1]] = mask
-        return batch, upload(np.array([shape[-2:] for shape in shapes]), batch.device)
+        return batch, upload(sizes, batch.device)
     other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
     if other is not None:
         raise CollateError(
@@ -462,7 +477,7 @@ def _masks(masks: Sequence[torch.Tensor], names: Sequence[Callable[[], str]], ra
     return torch.stack(list(masks))
 
 
-def _moved(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
+def moved_together(ready: dict[int, Any], to_device: ToDevice) -> dict[int, Any]:
     """Bring all tensors to the device, small ones by one copy for each dtype: a batch has some hundred of them."""
     plain = set(map(type, ready.values())) <= {torch.Tensor}  # as nearly always: torch's trees take 40 µs
     leaves = ready.values() if plain else tree_leaves(ready)

@@ -25,9 +25,8 @@ from gpuload.rng import philox
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload_together
 from gpuload.stage.gathering import groups_of, tile
-from gpuload.stage.masks import check_fill
+from gpuload.stage.masks import check_fill, ragged_masks
 from gpuload.transforms import Chain
-from gpuload.transforms.program.draws import image_table
 from gpuload.transforms.program.ops import Gather
 from gpuload.transforms.program.targets import Trail, follow
 from gpuload.transforms.program.windows import full_windows, nearest_indices
@@ -85,7 +84,7 @@ class GatheredTargets(TargetStage):
             part = program.part(first, number)
             if first:
                 leaves = scenes[0].masks if part.records else ()
-                pixels = {leaf: _ragged([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
+                pixels = {leaf: ragged_masks([scene.masks[leaf] for scene in scenes]) for leaf in leaves}
             for leaf, (ragged, kinds) in pixels.items():
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
@@ -299,18 +298,3 @@ def _nearest(masks: torch.Tensor, size_hw: np.ndarray) -> torch.Tensor:
     places = [nearest_indices(length, size, 0, size) for length, size in sizes]
     rows, columns = upload_together(places, masks.device)
     return masks.index_select(-2, rows).index_select(-1, columns)
-
-
-def _ragged(masks: Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
-    """Return masks as images whose channels are their bytes, as they come from workers; and their kinds."""
-    flat, shapes = [], []
-    for mask in masks:
-        planes = mask if mask.dim() == 3 else mask[None]
-        flat.append(planes.permute(1, 2, 0).contiguous().reshape(-1).view(torch.uint8))
-        shapes.append([*planes.shape[1:], len(planes) * planes.element_size()])
-    shapes = np.array(shapes, np.int64)
-    sizes = shapes.prod(axis=1)
-    regions = np.concatenate([np.zeros_like(shapes[:, :2]), shapes[:, :2]], axis=1)
-    table = image_table(np.cumsum(sizes) - sizes, shapes, shapes[:, :2], regions)
-    kinds = [(str(mask.dtype).removeprefix("torch."), mask.dim()) for mask in masks]
-    return RaggedImages(torch.cat(flat), table, [f"mask {number}" for number in range(len(masks))]), kinds

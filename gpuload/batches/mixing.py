@@ -122,9 +122,9 @@ def find_labels(batch: Any, getter: Callable[[Any], Any] | str) -> Any:
     elif isinstance(holder, torch.Tensor) and holder is not batch:
         return holder
     raise CollateError(
-        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, or in a dict "
-        "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
-        "if there are none"
+        f"no labels were found in the batch, {_shown(batch)}: they are looked for in its second entry, a tensor, or in "
+        "a dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
+        "labels_getter=None if there are none"
     )
 
 
@@ -198,7 +198,7 @@ def _one_hot(labels: torch.Tensor, classes: int | None, name: str, names: Callab
             f"{name} got integer labels of shape {tuple(labels.shape)}, which need num_classes=… to become soft ones"
         )
     wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():  # this waits for labels that are on a CUDA device
+    if labels.is_cpu and wrong.any():  # those on a device are not looked at: that would wait for it
         row = int(wrong.int().argmax())
         raise CollateError(
             f"{name}(num_classes={classes}): {names(row)} has the label {int(labels[row])}, which is not in "

@@ -24,7 +24,7 @@ from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoin
 from gpuload.datasets.tree import LEAF, Structure, dtype_of, is_tensor, kind_of, leaf_count, located, places_of, unfold
 from gpuload.errors import DecodeError
 
-__all__ = ["fewer_frames", "find_leaves", "find_strays", "is_image_array", "unfold_clips"]
+__all__ = ["MASK_NAME", "fewer_frames", "find_leaves", "find_strays", "is_image_array", "unfold_clips"]
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
@@ -70,7 +70,7 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
                         if not plain or is_image_array(leaf):
                             found[number] = Image(leaf.numpy(), layout="CHW")
                             clips = clips or leaf.dim() == 4
-                    elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
+                    elif (target := tv_target(kind.__name__, leaf, plain)) is not None:
                         targets[number] = target
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"{places_of(structure)[number]}: {error}") from None
@@ -261,7 +261,7 @@ def _from_pil(image: Any, place: str) -> Image:
     return Image(np.asarray(image))
 
 
-def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
+def tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
     """A target of torchvision's as one of ours; `plain`: None, instead of an error, for boxes that cannot be moved."""
     if name == "Mask":
         return Mask(leaf.numpy())

@@ -192,7 +192,10 @@ class Mask:
             return
         array = _numbers("Mask", self.array)
         if array.ndim not in (2, 3):
-            raise ValueError(f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {array.shape}")
+            remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
+            raise ValueError(
+                f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}{remedy}"
+            )
         if 0 in array.shape[-2:]:
             raise ValueError(f"a mask must have pixels, got shape {array.shape}")
         object.__setattr__(self, "array", array)
@@ -359,7 +362,14 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """What the user gave, as an array of a type that torch has too."""
+    """What the user gave, as an array of a type that torch has too; masks on a device, for `gpuload.Augment`, stay."""
+    if getattr(value, "is_cpu", True) is False:
+        if name == "Mask":
+            return value
+        raise ValueError(
+            f"{name}() takes numbers on the CPU, where they are moved, got a tensor on {value.device}; write "
+            f"{name}(tensor.cpu()), or better pass them as they come from the loader"
+        )
     array = np.asarray(value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
         array = array.astype(np.float32)  # as torch.tensor does

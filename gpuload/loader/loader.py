@@ -98,6 +98,8 @@ class Loader:
         ragged: what to do if the images of a batch end with different sizes: ``"error"``, ``"list"`` of tensors, or
             ``"pad"`` with zeros at the bottom and right, giving ``(images, sizes)`` with int64 (N, 2) heights and
             widths. On the CPU, images of a list that no transform changes are C×H×W views of memory H×W×C.
+        pad_to: with ``ragged="pad"``, the height and width of a padded batch, and of the masks padded with it, are
+            multiples of this, such as 32 for detection networks. Default: those of the largest image.
         seed: 0 ≤ seed < 2**64; the order and every random draw are a function of it. Default 0.
         rank, world_size: of this process, among those that share out each epoch. Default: from ``torch.distributed`` if
             it is up at `iter()`, else torchrun's environment, else 0 of 1.
@@ -185,6 +187,7 @@ class Loader:
         dtype: str | torch.dtype | None = None,
         memory_format: str | torch.memory_format = "contiguous_format",
         ragged: Literal["error", "list", "pad"] = "error",
+        pad_to: int | None = None,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -370,6 +370,7 @@ class Options:
             "dtype": self.stage.dtype,
             "memory_format": self.stage.memory_format,
             "ragged": "views" if self.batches.by_row else self.batches.ragged,
+            "pad_to": self.batches.pad_to,
         }
 
     def choose_decoder(self, device: torch.device) -> Choice:
@@ -480,6 +481,7 @@ ANSWERS: Final = {
     "worker_seeding": "leave it out: what is drawn depends on seed, epoch and position alone",
     "device_id": "write device=…, such as 0 or 'cuda:0'",
     "dynamic_shape": "write ragged='list' or ragged='pad'",
+    "pad_size_divisor size_divisible size_divisibility size_divisor": "write ragged='pad' and pad_to=…, such as 32",
     "exec_async exec_dynamic exec_pipelined prepare_first_batch": "leave it out: gpuload.Loader does so by itself",
     "file_list": "write gpuload.Loader(gpuload.FileList(manifest), …)",
     "file_root": "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset",

@@ -46,6 +46,7 @@ def gather(
 ) -> Program | None:
     """Apply the record of a program that puts images together, as a runner does (`gpuload.stage.backend.Levels`);
     `images` are whole."""
+    assert images.steps is None
     [record] = [record for record in program.records if isinstance(record, Gather)]
     levels = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels).permute(2, 0, 1)

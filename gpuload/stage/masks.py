@@ -22,10 +22,10 @@ from gpuload.stage.ragged import RaggedImages, rows_by_key
 from gpuload.stage.reference.backend import Runner, TorchBackend
 from gpuload.stage.segments import CallRunner
 from gpuload.stage.user_code import run_call
-from gpuload.transforms.program.draws import Program
+from gpuload.transforms.program.draws import Program, image_table
 from gpuload.transforms.program.ops import Box, Call, Elastic, Flip, Numbers, Record, Turn, Warp
 
-__all__ = ["MaskStage", "check_fill"]
+__all__ = ["MaskStage", "check_fill", "ragged_masks"]
 
 
 class MaskStage:
@@ -105,6 +105,28 @@ class MaskStage:
         CallRunner(self._backend, call)(masks, program, outputs)
 
 
+def ragged_masks(masks: torch.Tensor | Sequence[torch.Tensor]) -> tuple[RaggedImages, list[tuple[str, int]]]:
+    """Return masks as images whose channels are their bytes, as they come from workers; and their kinds.
+
+    Args:
+        masks: of each image H×W or K×H×W; one tensor, N×H×W or N×K×H×W, is copied at once.
+    """
+    flat: list[torch.Tensor] = []
+    shapes: list[list[int]] = []
+    kinds: list[tuple[str, int]] = []
+    for stack in [masks] if isinstance(masks, torch.Tensor) else [mask[None] for mask in masks]:
+        planes = stack if stack.dim() == 4 else stack[:, None]
+        flat.append(planes.permute(0, 2, 3, 1).contiguous().reshape(-1).view(torch.uint8))
+        shapes += [[*planes.shape[2:], planes.shape[1] * planes.element_size()]] * len(stack)
+        kinds += [(str(stack.dtype).removeprefix("torch."), stack.dim() - 1)] * len(stack)
+    sizes = np.array(shapes, np.int64)
+    counts = sizes.prod(axis=1)
+    regions = np.concatenate([np.zeros_like(sizes[:, :2]), sizes[:, :2]], axis=1)
+    table = image_table(np.cumsum(counts) - counts, sizes, sizes[:, :2], regions)
+    pixels = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return RaggedImages(pixels, table, [f"mask {number}" for number in range(len(kinds))]), kinds
+
+
 def _each(masks: Outputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Outputs:
     return change(masks) if isinstance(masks, torch.Tensor) else [change(mask) for mask in masks]
 
@@ -121,10 +143,9 @@ def _numbers(levels: torch.Tensor, dtype: np.dtype[Any], axes: int) -> torch.Ten
     *before, channels, height, width = levels.shape
     if not levels.numel():  # no masks; strides of an empty tensor allow no view as another type
         return levels.new_empty((*before, 0, height, width), dtype=kind)
-    if size > 1:
-        levels = levels.view(*before, channels // size, size, height, width).movedim(-3, -1).contiguous()
-    numbers = levels.view(kind)
-    numbers = numbers.squeeze(-1) if size > 1 else numbers
+    numbers = levels.view(*before, channels // size, size, height, width).movedim(-3, -1)
+    # Flat, for a tensor whose last axes have length 1 may count as contiguous with strides that forbid another type.
+    numbers = numbers.reshape(-1).view(kind).view(numbers.shape[:-1])
     return numbers.squeeze(-3) if axes == 2 else numbers
 
 

@@ -122,6 +122,7 @@ class Plan:
             batches on the CPU.
         samples: where they are kept, if the dataset is a `DeviceCached`; else None.
         decode: what comes of ``Decode(scale="fast")`` with these transforms; None without it.
+        images: how an `Augment` reads images; None in a Loader.
     """
 
     backend: str
@@ -133,6 +134,7 @@ class Plan:
     placement: str | None = None
     samples: str | None = None
     decode: str | None = None
+    images: str | None = None
 
     @property
     def steps(self) -> tuple[PlanStep, ...]:
@@ -183,7 +185,7 @@ class Plan:
     @property
     def _notes(self) -> list[str]:
         """What else is known, a line each."""
-        named = {"placement": self.placement, "samples": self.samples}
+        named = {"placement": self.placement, "samples": self.samples, "images": self.images}
         return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in named.items() if text)]
 
 

@@ -2,8 +2,9 @@
 own transforms are called.
 
 Between two runs images are levels again, uint8 H×W×C in one flat tensor, only the windows that the next run needs; a
-call gets them as planes, C×H×W. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in the
-process of the stage.
+call gets them as planes, C×H×W. A user's planes become such levels before the first run, unless it is one of compiled
+kernels, which read them as they lie. That memory is kept on the CPU, and comes from torch's allocator on CUDA. Runs in
+the process of the stage.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class SegmentRunner:
 
     Attributes:
         finish: as given.
+        reads_planes: whether images of uint8 are read as they lie (`RaggedImages.steps`), and not copied first.
     """
 
     def __init__(self, steps: Sequence[PlanStep], finish: Finish, backends: dict[str, Backend]) -> None:
@@ -82,13 +84,14 @@ class SegmentRunner:
             else backends[run.backend].levels(unchanged if number < len(self._runs) - 1 else finish)
             for number, run in enumerate(self._runs)
         ]
+        self.reads_planes = isinstance(self._levels[0], Compiled)
         self.finish, self._constants = finish, finish.constants(backends["torch"].device)
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
         self._late: list[Late] = [backends[run.backend].late() for run in self._after]
         self._dtype = unchanged.dtype
-        self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(2)]
+        self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(3)]
 
     def __call__(
         self,
@@ -100,6 +103,7 @@ class SegmentRunner:
         """Write the result for image i to ``outputs[i]``, C×H×W; `partners` as for
         `gpuload.stage.finish.apply_late`."""
         if isinstance(program, PlannedBatch):
+            assert images.steps is None
             planner: Any = self._levels[0]  # the only one, see `fusing`
             return planner.launch_planned(program, images.pixels, outputs)
         program, late = program.split()
@@ -169,6 +173,9 @@ class SegmentRunner:
     ) -> Program | None:
         """Apply the records that work on levels, and finish; returns what is left of `late`."""
         windows, parts = program.windows_tlhw, self._cut(program)
+        if images.steps is not None and not isinstance(parts[0][0], Compiled):
+            memory = partial(self._memory, device=images.pixels.device, turn=2)
+            images = images.interleaved(windows[0], memory)
         planes: Outputs | None = None  # what a call is given, and leaves
         turns = cycle((0, 1))  # a run reads what the one before it wrote, so two pieces of memory take turns
         for (levels, start, end), following in pairwise(parts):
@@ -241,7 +248,8 @@ class SegmentRunner:
             pixels[offset : offset + size].view(shape).permute(2, 0, 1)
             for offset, size, shape in zip(offsets.tolist(), sizes.tolist(), shapes.tolist(), strict=True)
         ]
-        return replace(images, pixels=pixels, table=image_table(offsets, shapes, sizes_hw, windows_tlhw)), outputs
+        table = image_table(offsets, shapes, sizes_hw, windows_tlhw)
+        return replace(images, pixels=pixels, table=table, steps=None, planes=None), outputs
 
     def _planes(self, channels: int, windows_tlhw: np.ndarray, device: torch.device, turn: int) -> Outputs:
         """Memory for what a call is given."""
@@ -264,7 +272,7 @@ class SegmentRunner:
         return between
 
     def _memory(self, count: int, device: torch.device, turn: int) -> torch.Tensor:
-        """Memory between two runs; `turn`: which of the two pieces."""
+        """Memory between two runs; `turn`: which of the two pieces. Or, with 2, before the first."""
         if device.type != "cpu":
             return torch.empty(count, dtype=self._dtype, device=device)
         if len(self._scratch[turn]) < count:

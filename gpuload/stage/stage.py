@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from gpuload.errors import BackendError, CompilerError
+from gpuload.order.options import check_integer
 from gpuload.stage import device as devices
 from gpuload.stage.backend import Backend
 from gpuload.stage.device import upload
@@ -38,7 +39,7 @@ from gpuload.transforms.program.fusing.plan import Fusing
 from gpuload.transforms.program.ops import Mixture, Ops, Turn
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Stage", "check_stage", "compile_stage"]
+__all__ = ["Stage", "check_ragged", "check_stage", "compile_stage", "padded_hw"]
 
 LAYOUTS: Final = ("contiguous_format", "channels_last")
 FLOATS: Final = ("float16", "bfloat16", "float32")
@@ -72,6 +73,7 @@ class Stage:
     Attributes:
         device: where the results are.
         plan: which backend runs which transform.
+        reads_planes: whether images are read as they lie, and not copied first.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Stage:
         dtype: str | None,
         memory_format: str,
         ragged: str,
+        pad_to: int | None,
         cpu_threads: int | None,
     ) -> None:
         self.device = reference.device
@@ -96,8 +99,9 @@ class Stage:
             SegmentRunner(steps, Finish.of(line.transforms, dtype), self._backends)
             for line, steps in zip(chain.lines, self.plan.views, strict=True)
         ]
+        self.reads_planes = all(run.reads_planes for run in self._runs)
         self._channels_last = memory_format == "channels_last"
-        self._ragged = ragged
+        self._ragged, self._pad_to = ragged, pad_to
         self._pool = OutputPool() if self.device.type == "cpu" else None
         # For images that only the reference takes, made when there are some: by view and dtype.
         self._others: dict[tuple[int, str], SegmentRunner] = {}
@@ -154,8 +158,8 @@ class Stage:
                 outputs = self._empty_list(channels, sizes, dtype)
                 run(images, program, outputs)
                 return outputs
-            largest = sizes.max(axis=0) if self._ragged == "pad" else sizes[0]
-            batch = self._empty((len(images), channels, *largest.tolist()), dtype)
+            size = padded_hw(sizes, self._pad_to) if self._ragged == "pad" else sizes[0].tolist()
+            batch = self._empty((len(images), channels, *size), dtype)
             if self._ragged == "pad":
                 batch.zero_()
                 parts = [image[:, :h, :w] for image, (h, w) in zip(batch, sizes.tolist(), strict=True)]
@@ -272,7 +276,7 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
     if coloring is not None and dtype != "uint8":
         raise ValueError(
             f"{coloring} takes images of uint8, but {label} is {dtype}; leave it out, write a transform of your own in "
-            "its place, or convert the images in the dataset"
+            "its place, or convert the images before, as (x * 255).round().to(torch.uint8) does with floats of 0 … 1"
         )
     if coloring is not None and channels not in (1, 3):
         raise ValueError(
@@ -336,6 +340,7 @@ def compile_stage(
     dtype: Any = None,
     memory_format: Any = "contiguous_format",
     ragged: str = "error",
+    pad_to: int | None = None,
     cpu_threads: int | None = None,
     runner: Runner | None = None,
 ) -> Stage:
@@ -346,15 +351,16 @@ def compile_stage(
         device: where batches are made: a CPU, a CUDA or an XPU device.
         backend, dtype, memory_format: as for `Loader`.
         ragged: as for `Loader`; or ``"views"``: a list, of views of one tensor if all sizes are equal.
+        pad_to: as for `Loader`.
         cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
         runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
             by the device.
 
     Raises:
-        ValueError: an option is not one of these, or does not go with the chain.
+        TypeError, ValueError: an option is not one of these, or does not go with the chain.
         BackendError: the backend that was asked for cannot be used here.
     """
-    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged)
+    device, name, layout = check_stage(chain, device, backend, dtype, memory_format, ragged, pad_to)
     if device.type != "cpu" and device.index is None:  # constants stay on it, whichever device is current later
         device = devices.current_device()
     reference = TorchBackend(device, runner)
@@ -369,6 +375,7 @@ def compile_stage(
         dtype=name,
         memory_format=layout,
         ragged=ragged,
+        pad_to=pad_to,
         cpu_threads=cpu_threads,
     )
 
@@ -380,6 +387,7 @@ def check_stage(
     dtype: Any,
     memory_format: Any,
     ragged: str,
+    pad_to: Any = None,
 ) -> tuple[torch.device, str | None, str]:
     """Check the arguments of `compile_stage`; returns the device, and the names of the dtype and the memory format.
 
@@ -387,7 +395,7 @@ def check_stage(
     context on a GPU.
 
     Raises:
-        ValueError, BackendError: as `compile_stage` does.
+        TypeError, ValueError, BackendError: as `compile_stage` does.
     """
     _one_of("backend", backend, ("auto", *HOMES))
     layout = str(memory_format).removeprefix("torch.")
@@ -398,6 +406,8 @@ def check_stage(
                 "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out to get uint8 ones"
             )
         dtype = dtype_name("dtype", dtype, FLOATS)
+    if ragged != "views":  # what a Loader asks for, see `compile_stage`
+        check_ragged(ragged, pad_to)
     device = torch.device(device or devices.usual_type())
     if device.type != "cpu" and device.type != devices.usual_type():
         kind = device.type.upper()
@@ -415,6 +425,28 @@ def check_stage(
     if backend not in ("auto", "torch") and (missing := _class_of(backend).missing(device)):
         raise BackendError(missing)
     return device, dtype, layout
+
+
+def check_ragged(ragged: str, pad_to: Any) -> int | None:
+    """Check that `ragged` is known, and that `pad_to` is None, or a whole number and `ragged` pads; returns that."""
+    _one_of("ragged", ragged, ("error", "list", "pad"))
+    if pad_to is None:
+        return None
+    pad_to = check_integer("pad_to", pad_to, 1)
+    if ragged != "pad":
+        raise ValueError(
+            f"pad_to={pad_to} goes with ragged='pad', which pads the images of a batch, but ragged is {ragged!r}; "
+            "give ragged='pad', or leave pad_to out"
+        )
+    return pad_to
+
+
+def padded_hw(sizes_hw: np.ndarray, pad_to: int | None) -> tuple[int, int]:
+    """Return the height and width that images of these sizes, (N, 2), are padded to: the largest ones, rounded up to
+    multiples of `pad_to`."""
+    multiple = int(pad_to or 1)
+    height, width = (-(-side // multiple) * multiple for side in sizes_hw.max(axis=0).tolist())
+    return height, width
 
 
 def _chosen(name: str, device: torch.device, reference: Backend, *, forced: bool) -> tuple[Backend, str | None]:

@@ -133,9 +133,9 @@ def test_all_labels_are_smoothed_also_of_samples_that_are_not_mixed(labels, shar
         (
             [torch.zeros(3)],
             {},
-            "no labels were found in the batch, a list of 1: they are looked for in its second entry, or in a dict "
-            "under a key with 'label' in it; give labels_getter=… a function that returns them, or labels_getter=None "
-            "if there are none",
+            "no labels were found in the batch, a list of 1: they are looked for in its second entry, a tensor, or in "
+            "a dict under a key with 'label' in it; give labels_getter=… a function that returns them, or "
+            "labels_getter=None if there are none",
         ),
         (torch.zeros(3), {}, "no labels were found in the batch, a tensor of shape (3,): they"),
         (

@@ -87,6 +87,7 @@ MORE: dict[str, dict[str, Any]] = {
         "ragged": "pad",
     },
     "ragged_pad_with_masks": {"dataset": [segmented(number) for number in range(8)], "ragged": "pad"},
+    "ragged_pad_to_multiples": {"dataset": [segmented(number) for number in range(8)], "ragged": "pad", "pad_to": 32},
     "masks_through_a_call": {
         "dataset": [segmented(number) for number in range(8)],
         "transforms": [T.Resize((20, 20)), Shifted(), T.RandomHorizontalFlip()],

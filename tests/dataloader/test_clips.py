@@ -113,6 +113,10 @@ def test_sizes_that_differ_are_a_list_or_padded():
         assert torch.equal(clip, torch.from_numpy(frames(index)[:, :, ::-1].copy()).permute(0, 3, 1, 2))
         assert torch.equal(whole[:, :, : 20 + index], clip)
         assert not whole[:, :, 20 + index :].any()
+    (wider, wider_sizes), _ = batches(frames, chain, ragged="pad", pad_to=16)[0]
+    assert wider.shape == (3, FRAMES, 3, 32, 32)
+    assert torch.equal(wider_sizes, sizes)
+    assert torch.equal(wider[..., :22, :24], padded)
 
 
 def test_one_by_one_by_a_collate_fn_and_by_replay():

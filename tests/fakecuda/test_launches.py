@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import lacking
@@ -65,3 +67,42 @@ def test_launches_have_grids_and_addresses_of_their_device(chain):
     assert strays == []
     assert all(0 < np.prod(grid, dtype=object) < 2**31 and min(grid) > 0 for _, grid in seen)
     assert sum(name == "one_pass" for name, _ in seen) <= 3 * 12  # launches, not one for each image
+
+
+def batches_of_a_loader(chain: str) -> Iterator[Any]:
+    options: dict[str, Any] = {"transforms": CHAINS[chain], "num_workers": 0, "backend": "fused", "device": "cuda:1"}
+    with gl.Loader(Photographs(), 32, **options) as loader:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            yield from loader
+
+
+def batches_of_a_module(chain: str) -> Iterator[Any]:
+    """Of the same images, which lie on the device in any way."""
+    augment, samples = gl.Augment(CHAINS[chain], backend="fused"), Photographs()
+    for epoch in range(2):
+        augment.set_epoch(epoch)
+        for first in range(0, len(samples), 32):
+            images, labels = zip(*[samples[number] for number in range(first, first + 32)], strict=True)
+            placed = [torch.from_numpy(image).permute(2, 0, 1).to("cuda:1") for image in images]
+            yield augment(placed, torch.tensor(labels))
+
+
+def launched(batches: Iterator[Any]) -> Counter[tuple[str, tuple[int, int, int]]]:
+    """The names and grids of what is launched for the second epoch; with the first, what is needed is made."""
+    from fakecuda.runtime import runtime
+
+    seen: Counter[tuple[str, tuple[int, int, int]]] = Counter()
+    for _ in range(4):
+        next(batches)
+    runtime().watch_launches(lambda name, grid, arguments: seen.update([(name, grid)]))
+    for images, _ in batches:
+        assert images.shape == (32, 3, 224, 224)
+    return seen.copy()  # what comes later is still noted in it
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_module_launches_what_a_loader_does(chain):
+    found = launched(batches_of_a_module(chain))
+    assert found == launched(batches_of_a_loader(chain))
+    assert sum(found.values()) > 0

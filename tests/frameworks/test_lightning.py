@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import lacking
 import pytest
@@ -342,3 +344,120 @@ def test_overfit_batches_is_refused_and_names_what_does_the_same(results):
         )
     for name in ("overfit, in order", "limited, unshuffled"):
         assert [numbers for _, _, numbers, _ in results[name]] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+# -- Augment behind torch's own loader ---------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "keep_your_loader.md"
+AUGMENTED = (
+    "mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)\n"
+    + "\n".join(re.findall(r"```python\n(class [^\n]*\n.*?)```", PAGE.read_text(), re.DOTALL))
+    + """
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+SIDE = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 1))
+IMAGES = torch.randint(0, 256, (14, 3, 24, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+BOXES = np.array([[2, 3, 20, 18]], np.float32)
+
+
+def mixin(base):
+    class Learning(base):
+        def __init__(self):
+            super().__init__(SIDE)
+            self.seen, self.validated = [], []
+
+        def training_step(self, batch, batch_idx):
+            images, labels = batch
+            self.seen.append([self.current_epoch, digest(images), describe(labels)])
+            return self.network(images).mean()
+
+        def validation_step(self, batch, batch_idx):
+            self.validated.append(digest(batch[0]))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    return Learning
+
+
+def digest(images):
+    return hashlib.sha256(images.numpy().tobytes()).hexdigest()
+
+
+def describe(labels):
+    return labels.tolist() if isinstance(labels, torch.Tensor) else [target["boxes"].tolist() for target in labels]
+
+
+class Save(pl.Callback):
+    def on_train_batch_end(self, trainer, *others):
+        if trainer.global_step == 5:
+            trainer.save_checkpoint(folder / "five.ckpt")
+
+
+def collate(samples):
+    images, targets = zip(*samples)
+    return list(images), list(targets)
+
+
+def fit(base, samples, ckpt_path=None, **loading):
+    loader = StatefulDataLoader(samples, batch_size=4, **loading)
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=2, callbacks=[Save()], enable_checkpointing=False, default_root_dir=str(folder), **quiet
+    )
+    model = mixin(base)()
+    trainer.fit(model, loader, StatefulDataLoader(samples, batch_size=7, **loading), ckpt_path=ckpt_path)
+    return model
+
+
+def expected(targets):
+    augment, seen = Classifier(SIDE).augment, []
+    for epoch in range(2):
+        for start in range(0, 14, 4):
+            rows = slice(start, start + 4)
+            images, labels = augment(IMAGES[rows], targets(rows), positions=range(14)[rows], epoch=epoch)
+            seen.append([epoch, digest(images), describe(labels)])
+    return seen
+
+
+numbered = list(zip(IMAGES, range(14)))
+boxed = [(image, {"boxes": gl.Boxes(BOXES)}) for image in IMAGES]
+whole = fit(Classifier, numbered)
+results = {
+    "numbered": [whole.seen, expected(lambda rows: torch.arange(14)[rows])],
+    "resumed": [fit(Classifier, numbered, ckpt_path=folder / "five.ckpt").seen, whole.seen[5:]],
+    "validated": whole.validated,
+    "boxed": [fit(Detector, boxed, collate_fn=collate).seen, expected(lambda rows: [boxed[0][1]] * len(IMAGES[rows]))],
+}
+(folder / "results.json").write_text(json.dumps(results))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def augmented(tmp_path_factory, popen):
+    lacking.require("torchdata")
+    folder = tmp_path_factory.mktemp("augmented")
+    status, said = run(folder, IMPORTS + AUGMENTED, {}, popen=popen)
+    if status:
+        raise RuntimeError(said)
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("case", ["numbered", "boxed"])
+def test_augment_in_the_hooks_that_the_page_names(augmented, case):
+    seen, expected = augmented[case]
+    assert len(seen) == 8
+    assert seen == expected
+
+
+def test_augment_resumed_from_a_checkpoint(augmented):
+    seen, expected = augmented["resumed"]
+    assert len(seen) == 3
+    assert seen == expected
+
+
+def test_validation_draws_nothing(augmented):
+    """A sanity check of two batches, and two epochs."""
+    sanity, epochs = augmented["validated"][:2], augmented["validated"][2:]
+    assert epochs == sanity * 2

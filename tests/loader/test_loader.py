@@ -256,6 +256,15 @@ def test_ragged_list_and_pad():
         assert not row[:, image.shape[1] :].any()
 
 
+def test_a_batch_that_is_padded_to_multiples_and_its_replay():
+    with gl.Loader(Samples(sized, 3), 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
+        [(padded, sizes)] = list(loader)
+        alone = loader.replay(0, 1).sample
+    assert padded.shape == (3, 3, 32, 32)
+    assert sizes.tolist() == [[20, 30], [21, 30], [22, 30]]
+    assert torch.equal(padded[1, :, :21, :30], alone)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -461,6 +470,21 @@ def test_importing_gpuload_is_light():
         ({"device": True}, TypeError, "device must be 'cpu', 'cuda', 'cuda:0', 'xpu' or .*, got True"),
         ({"backend": "quantum"}, ValueError, "quantum"),
         ({"ragged": "crop"}, ValueError, "crop"),
+        ({"pad_to": 32.0, "ragged": "pad"}, TypeError, "pad_to must be an integer of at least 1, got 32.0"),
+        ({"pad_to": 0, "ragged": "pad"}, ValueError, "pad_to must be at least 1, got 0"),
+        (
+            {"pad_to": 32},
+            ValueError,
+            "pad_to=32 goes with ragged='pad', which pads the images of a batch, but ragged is 'error'; give "
+            "ragged='pad', or leave pad_to out",
+        ),
+        (
+            {"pad_to": 32, "collate_fn": list},
+            ValueError,
+            "pad_to=32 has no meaning with a collate_fn, which gets each image with its own size; leave it out "
+            r"\(gpuload.pad_collate pads\)",
+        ),
+        ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 has no meaning with batch_size=None"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
         ({"dtype": "half"}, ValueError, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),

@@ -14,10 +14,13 @@ from typing import Any
 import lacking
 import pytest
 import torch
+from bits.running import in_batches
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import OPTIONS, assert_equal, epochs, on_cpu, take
 from simulated.runtime import SimulatedCuda, simulated
+from simulated.test_augment import LARGE
+from simulated.test_augment import photographs as dense
 from simulated.test_decoding import samples as photographs
 from simulated.test_modules import (
     at_the_end,
@@ -32,6 +35,7 @@ from simulated.test_orders import CHAIN, options, samples
 from stage.conftest import batch
 
 import gpuload as gl
+from gpuload.batches import augment
 from gpuload.batches.assemble import Assembly
 from gpuload.stage import compile_stage
 from gpuload.stage.decode.images import ImageDecoder
@@ -39,6 +43,7 @@ from gpuload.stage.device import Accelerator
 from gpuload.stage.device_cache import ResidentTransfer
 from gpuload.stage.fused import runner
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.stage.ragged import RaggedImages
 from gpuload.stage.transfer import CudaTransfer
 from gpuload.transforms import Chain, state
 
@@ -144,6 +149,32 @@ def fuses_elsewhere(cuda: SimulatedCuda) -> None:
     assert torch.equal(cuda.on_host(found), expected)
 
 
+def augments(cuda: SimulatedCuda) -> None:
+    """Floats on the device, and in page-locked memory, on a stream of the consumer's, without a loader."""
+    floats, expected = dense() / 255, gl.Augment(CHAIN, device="cpu", backend="torch")
+    module, stream = gl.Augment(CHAIN, device="cuda", backend="torch"), cuda.stream()
+    with cuda.on(stream):
+        module(floats)  # what is needed is made
+        given = floats.to("cuda:0"), floats.pin_memory()
+        cuda.waits.clear()
+        read = [module(images).clone() for images in given]
+        waits = list(cuda.waits)
+    stream.synchronize()
+    found = [cuda.on_host(images) for images in read]
+    with in_batches():
+        assert_equal(found, [expected(floats) for _ in range(3)][1:])
+    assert waits == []
+
+
+def augments_by_kernels(cuda: SimulatedCuda) -> None:
+    """Small crops of large images take little memory beside these."""
+    module, images = gl.Augment(CHAIN, backend="fused"), dense(*LARGE).to("cuda:0")
+    module(images[:, :, :20, :20])  # what is needed is made
+    before = cuda.reserved_bytes()
+    module(images)
+    assert cuda.reserved_bytes() - before < images.nbytes / 2
+
+
 decodes = decoding()
 ends_in_module, holds_module = changing(at_the_end), changing(in_a_list)
 collates, with_constant = same(collated), same(lambda device: with_a_constant(device, levels=True))
@@ -157,7 +188,7 @@ def goes_on_in_a_thread(cuda: SimulatedCuda) -> None:
 
 
 LOOPS += (collates_numbers, goes_on_in_a_thread)
-LOOPS += (decodes, closes, fuses, fuses_elsewhere)
+LOOPS += (decodes, closes, fuses, fuses_elsewhere, augments, augments_by_kernels)
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------
@@ -415,6 +446,44 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
 @mutant(fuses_elsewhere)
 def a_kernel_is_launched_on_the_current_device(patch: Patch, cuda: SimulatedCuda) -> None:
     patch.setattr(runner, "device_of", lambda tensor: contextlib.nullcontext())
+
+
+@mutant(augments)
+def a_batch_is_copied_while_the_host_waits(patch: Patch, cuda: SimulatedCuda) -> None:
+    patch.setattr(augment, "_tensor", lambda value, device, **named: value.to(device))
+
+
+@mutant(augments)
+def the_range_of_floats_on_the_device_is_checked(patch: Patch, cuda: SimulatedCuda) -> None:
+    check = augment._check_images
+
+    def changed(leaf: Any) -> None:
+        assert float(leaf.value.min()) >= 0
+        check(leaf)
+
+    patch.setattr(augment, "_check_images", changed)
+
+
+@mutant(augments)
+def a_batch_is_augmented_on_another_stream(patch: Patch, cuda: SimulatedCuda) -> None:
+    make = gl.Augment._augmented
+
+    def changed(self: gl.Augment, *given: Any) -> Any:
+        with cuda.on(cuda.default_stream()):
+            return make(self, *given)
+
+    patch.setattr(gl.Augment, "_augmented", changed)
+
+
+@mutant(augments_by_kernels)
+def planes_are_copied_for_kernels(patch: Patch, cuda: SimulatedCuda) -> None:
+    lay = RaggedImages.of_planes
+
+    def interleaved(*given: Any) -> RaggedImages:
+        images = lay(*given)
+        return images.interleaved(images.regions_tlhw)
+
+    patch.setattr(RaggedImages, "of_planes", interleaved)
 
 
 @mutant(plain)

@@ -75,6 +75,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "informed": lambda: options(info=True, drop_last=False, batch_size=5),
     "lists": lambda: options(dataset=samples(12), transforms=[T.RandomResize(8, 12)], ragged="list"),
     "padded": lambda: options(dataset=samples(12), transforms=[T.RandomResize(8, 12)], ragged="pad"),
+    "padded to 16": lambda: options(dataset=samples(12), transforms=[T.RandomResize(8, 12)], ragged="pad", pad_to=16),
     "channels last": lambda: options(memory_format="channels_last", dtype="float16"),
 }
 

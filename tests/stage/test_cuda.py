@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from chains.bounds import STEPS, bound, on_cuda
+from planes import DENSE, LAYOUTS
 
 from gpuload import transforms as T
-from gpuload.stage import compile_stage
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = [
@@ -86,3 +89,16 @@ def test_bits_do_not_depend_on_the_batch(make_images, make_batch, backend):
     together = run(images, 0)
     for position in (0, 33, 69):
         assert torch.equal(run(images[position : position + 1], position)[0], together[position])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "within others", "each channels last"])
+def test_planes_give_the_bits_of_interleaved_images(make_images, layout, backend):
+    arrays = [image[:40, :45] for image in make_images(4, 4, low=50)]
+    given = DENSE[layout](arrays).cuda() if layout in DENSE else [image.cuda() for image in LAYOUTS[layout](arrays)]
+    both = RaggedImages.from_arrays(arrays, "cuda"), RaggedImages.of_planes(given, list("abcd"))
+    chain = T.Chain([T.RandomHorizontalFlip(), T.RandomResizedCrop(20), T.ColorJitter(0.4, 0.4), NORMALIZE])
+    draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+    stage = compile_stage(chain, device="cuda", backend=backend)
+    expected, found = (stage(images, draws) for images in both)
+    assert torch.equal(found, expected)

@@ -1,13 +1,21 @@
-"""Batches of images of all sizes, from arrays."""
+"""Batches of images of all sizes, from arrays and from tensors that lie in any way."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 
 import numpy as np
 import pytest
+import torch
+from matrix import matrix
+from planes import DENSE, LAYOUTS
 
 from gpuload.stage import RaggedImages
+from gpuload.transforms.program.windows import full_windows
+
+SIZES = [(5, 7), (1, 9), (8, 1), (1, 1), (6, 6)]  # of images
+DTYPES = ["uint8", "uint16", "float32"]
 
 
 def test_images_lie_one_after_the_other():
@@ -40,3 +48,97 @@ def test_no_images():
 def test_other_arrays_are_refused(array, got):
     with pytest.raises(TypeError, match=re.escape(f"image 1 must be a uint8 array H×W×C, got {got}")):
         RaggedImages.from_arrays([np.zeros((2, 2, 3), np.uint8), array])
+
+
+def arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(channels)
+    return [rng.integers(0, 256, (*size, channels)).astype(dtype) for size in sizes]
+
+
+def windows(sizes_hw: np.ndarray) -> np.ndarray:
+    """One in each image, of about half of it."""
+    return np.hstack([sizes_hw // 3, np.maximum(sizes_hw // 2, 1)])
+
+
+def check(images: RaggedImages, expected: list[np.ndarray], windows_tlhw: np.ndarray) -> None:
+    """What a copy holds is what is asked for, and it is one where the images do not lie so already."""
+    found = images.interleaved(windows_tlhw)
+    assert found.steps is None
+    assert (found is images) == (images.steps is None)
+    regions = full_windows(images.sizes_hw) if images.steps is None else windows_tlhw
+    assert found.regions_tlhw.tolist() == regions.tolist()
+    assert found.sizes_hw.tolist() == [list(array.shape[:2]) for array in expected]
+    assert (found.labels, found.dtype) == (images.labels, images.dtype)
+    pixels = found.pixels.numpy()
+    for array, offset, shape, region in zip(expected, found.offsets, found.shapes, regions, strict=True):
+        top, left, height, width = region
+        wanted = array[top : top + height, left : left + width]
+        assert tuple(shape) == wanted.shape
+        np.testing.assert_array_equal(pixels[offset : offset + wanted.size].reshape(shape), wanted)
+
+
+def read(images: RaggedImages, row: int) -> list[float]:
+    """An image's numbers, H×W×C, by addresses, as a kernel reads them."""
+    assert images.steps is not None
+    pixels = images.pixels
+    places = images.offsets[row] + np.indices(images.shapes[row]).reshape(3, -1).T @ images.steps[row]
+    kind = np.dtype(images.dtype)
+    kinds = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_float}
+    return [kinds[kind.itemsize].from_address(pixels.data_ptr() + int(at) * kind.itemsize).value for at in places]
+
+
+@matrix(layout=DENSE, dtype=DTYPES, channels=[1, 3, 5], size=[(5, 7), (1, 4), (6, 1), (1, 1)], count=[1, 3])
+def test_a_tensor_of_planes(layout, dtype, channels, size, count):
+    expected = arrays([size] * count, channels, dtype)
+    given = DENSE[layout](expected)
+    images = RaggedImages.of_planes(given, list("abc")[:count])
+    assert images.pixels.data_ptr() == given.data_ptr()
+    assert (images.labels, images.dtype) == (list("abc")[:count], dtype)
+    assert images.shapes.tolist() == [[*size, channels]] * count
+    assert images.regions_tlhw.tolist() == [[0, 0, *size]] * count
+    gapless = layout == "channels last" or (layout == "contiguous" and (channels == 1 or size == (1, 1)))
+    assert gapless <= (images.steps is None)
+    check(images, expected, windows(images.sizes_hw))
+    if images.steps is not None:
+        assert [read(images, row) for row in range(count)] == [array.ravel().tolist() for array in expected]
+
+
+@matrix(layout=LAYOUTS, dtype=DTYPES, channels=[1, 3, 4], count=[1, 5])
+def test_planes_of_all_sizes(layout, dtype, channels, count):
+    expected = arrays(SIZES[:count], channels, dtype)
+    given = LAYOUTS[layout](expected)
+    images = RaggedImages.of_planes(given, list("abcde")[:count])
+    assert images.pixels.data_ptr() == given[0].data_ptr()
+    assert images.shapes.tolist() == [[*size, channels] for size in SIZES[:count]]
+    alone = count == 1 and (layout in ("each channels last", "backwards") or (layout == "each" and channels == 1))
+    assert (images.steps is None) == (layout == "one after the other" or alone)
+    check(images, expected, windows(images.sizes_hw))
+    if images.steps is not None:
+        assert [read(images, row) for row in range(count)] == [array.ravel().tolist() for array in expected]
+        order = np.arange(count)[::-1]
+        check(images.take(order), expected[::-1], windows(images.sizes_hw)[::-1])
+
+
+@pytest.mark.parametrize("axes", [(4, -1, -1, -1), (4, 3, -1, -1), (4, 3, 6, -1), (4, 3, 6, 5)])
+def test_expanded_planes(axes):
+    given = torch.arange(210, dtype=torch.uint8).view(1, 3, 7, 10)
+    given = given[:, *(slice(None if own == -1 else 1) for own in axes[1:])].expand(axes)
+    images = RaggedImages.of_planes(given, list("abcd"))
+    assert images.offsets.tolist() == [0] * 4
+    check(images, [*given.permute(0, 2, 3, 1).numpy()], windows(images.sizes_hw))
+
+
+def test_a_copy_is_made_where_there_is_memory():
+    expected = arrays([(5, 7), (5, 7)], 3, "uint8")
+    memory = torch.zeros(1000, dtype=torch.uint8)
+    images = RaggedImages.of_planes(DENSE["contiguous"](expected), ["a", "b"])
+    found = images.interleaved(full_windows(images.sizes_hw), lambda count: memory[:count])
+    assert found.pixels.data_ptr() == memory.data_ptr()
+    assert found.pixels.tolist() == np.stack(expected).ravel().tolist()
+
+
+def test_planes_live_as_long_as_the_batch():
+    expected = arrays(SIZES, 3, "float32")
+    images = RaggedImages.of_planes(LAYOUTS["each"](expected), list("abcde"))
+    torch.full((10_000,), 7.0)
+    check(images, expected, full_windows(images.sizes_hw))

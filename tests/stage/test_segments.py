@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matrix import matrix
+from planes import DENSE, LAYOUTS
 
 from gpuload import transforms as T
-from gpuload.stage import compile_stage
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import Finish
 from gpuload.stage.plan import plan_line
 from gpuload.stage.reference.backend import TorchBackend
@@ -135,3 +139,37 @@ def test_what_has_no_parameters_makes_no_run_of_its_own(make_images, make_batch)
     expected, outputs, backend = run(chain, {"Resize"}, ragged, draws)
     assert torch.equal(outputs, expected)
     assert [names for _, names, _ in backend.seen] == [["Resize", "Normalize"]]
+
+
+@matrix(layout=["contiguous", "sliced", "within others", "each channels last"], runner=["single", "batched"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
+    arrays = [image[:40, :45].astype(dtype) for image in make_images(4, 4, low=50)]
+    given = DENSE[layout](arrays) if layout in DENSE else LAYOUTS[layout](arrays)
+    both = RaggedImages.from_arrays(arrays), RaggedImages.of_planes(given, list("abcd"))
+    colours = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
+    transforms = [T.RandomHorizontalFlip(), T.RandomResizedCrop(20), *colours, NORMALIZE, T.RandomErasing()]
+    for chain in (T.Chain(transforms), T.Chain([T.Lambda(lambda images: images.clone()), *transforms])):
+        draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+        stage = compile_stage(chain, device="cpu", runner=runner)
+        expected, found = (stage(images, draws) for images in both)
+        assert torch.equal(found, expected)
+
+
+def test_planes_are_copied_once_into_memory_that_is_kept(make_images):
+    """Only the windows that matter, and only where the first run cannot read them."""
+    arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
+    planes = RaggedImages.of_planes(LAYOUTS["within others"](arrays), ["a", "b"])
+    chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])
+    draws = chain.draw(epoch_key(0, 0), np.arange(2), planes.sizes_hw)
+    backend = Every({"CenterCrop", "RandomInvert"})
+    line = chain.lines[0].transforms
+    runner = SegmentRunner(
+        plan_line(line, backend), Finish.of(line, None), {"torch": TorchBackend(CPU), "every": backend}
+    )
+    for _ in range(3):
+        runner(planes, draws, torch.empty(2, 3, 20, 20))
+    seen = [images for images, _, _ in backend.seen]
+    assert len({images.pixels.data_ptr() for images in seen}) == 1
+    assert {images.steps is None for images in seen} == {True}
+    assert seen[0].shapes.tolist() == [[20, 20, 3]] * 2

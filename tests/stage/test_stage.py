@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from matrix import matrix
+from parity.usable import needs
 
 from gpuload import transforms as T
 from gpuload.stage import check_stage, compile_stage
@@ -30,6 +32,13 @@ def stage_of(transforms, **options):
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a dtype of float images; leave Normalize and ToDtype out"),
         ({"ragged": "pad"}, "ragged='pad' does not go with the module Identity at the end of the transforms"),
+        ({"ragged": "pad", "pad_to": 0}, "pad_to must be at least 1, got 0"),
+        (
+            {"ragged": "list", "pad_to": 32},
+            "pad_to=32 goes with ragged='pad', which pads the images of a batch, but ragged is 'list'; give "
+            "ragged='pad', or leave pad_to out",
+        ),
+        ({"pad_to": 1}, "pad_to=1 goes with ragged='pad', which pads the images of a batch, but ragged is 'error'"),
     ],
 )
 def test_options_are_checked(options, text):
@@ -130,6 +139,44 @@ def test_ragged_list_and_pad(make_images, make_batch):
     # The option decides the type, not the data.
     chain, listing = stage_of([T.CenterCrop(8)], ragged="list")
     assert [image.shape for image in listing(*make_batch(chain, images))] == [(3, 8, 8)] * 5
+
+
+@pytest.mark.parametrize("pad_to", [32.0, "32", True])
+def test_pad_to_is_a_whole_number(pad_to):
+    with pytest.raises(TypeError, match=re.escape(f"pad_to must be an integer of at least 1, got {pad_to!r}")):
+        check_stage(T.Chain([]), "cpu", "torch", None, "contiguous_format", "pad", pad_to)
+
+
+@matrix(
+    pad_to=[1, 7, 32],
+    end=[[], [NORMALIZE, T.RandomErasing(1.0)]],
+    memory_format=["contiguous_format", "channels_last"],
+    backend=["torch", "batched", "kornia", "fused"],
+)
+def test_padded_to_multiples(make_images, make_batch, pad_to, end, memory_format, backend):
+    needs("torch" if backend == "batched" else backend)
+    options = {"backend": "torch", "runner": "batched"} if backend == "batched" else {"backend": backend}
+    options |= {"ragged": "pad", "memory_format": memory_format}
+    transforms = [T.Resize(20), T.RandomHorizontalFlip(), *end]
+    chain, plain = stage_of(transforms, **options)
+    ragged, draws = make_batch(chain, make_images(4, 3))
+    expected, expected_sizes = plain(ragged, draws)
+    padded, sizes = stage_of(transforms, pad_to=pad_to, **options)[1](ragged, draws)
+    height, width = draws.results_hw.max(axis=0).tolist()
+    assert padded.shape == (3, 3, *(-(-side // pad_to) * pad_to for side in (height, width)))
+    assert padded.is_contiguous(memory_format=getattr(torch, memory_format))
+    assert torch.equal(sizes, expected_sizes)
+    assert torch.equal(padded[:, :, :height, :width], expected)
+    assert not padded[:, :, height:].any()
+    assert not padded[:, :, :, width:].any()
+
+
+def test_sizes_that_are_multiples_stay(make_images, make_batch):
+    chain, stage = stage_of([T.Resize((32, 64))], ragged="pad", pad_to=np.uint8(32))
+    batch = make_batch(chain, make_images(4, 3))
+    padded, sizes = stage(*batch)
+    assert sizes.tolist() == [[32, 64]] * 3
+    assert torch.equal(padded, stage_of([T.Resize((32, 64))])[1](*batch))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.batches.collate import _moved
+from gpuload.batches.collate import moved_together
 
 
 class Samples:
@@ -116,6 +116,46 @@ def test_masks_of_different_sizes_go_as_images_do():
     assert masks.sum(dim=(1, 2)).tolist() == [20 * 50, 21 * 50, 22 * 50]
 
 
+@pytest.mark.parametrize("pad_to", [1, 8, 32])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_masks_are_padded_to_multiples_with_their_images(pad_to, axes):
+    shape = (2,) * (axes - 2)
+    sample = lambda i: (image(20 + i), gl.Mask(np.ones((*shape, 20 + i, 50), np.int32)))  # noqa: E731
+    (images, sizes), (masks, mask_sizes) = only_batch(sample, ragged="pad", pad_to=pad_to)
+    (plain, plain_sizes), (plain_masks, _) = only_batch(sample, ragged="pad")
+    size = {1: (22, 50), 8: (24, 56), 32: (32, 64)}[pad_to]
+    assert images.shape == (3, 3, *size)
+    assert masks.shape == (3, *shape, *size)
+    assert sizes.tolist() == plain_sizes.tolist() == mask_sizes.tolist() == [[20, 50], [21, 50], [22, 50]]
+    for one, other in ((images, plain), (masks, plain_masks)):
+        assert torch.equal(one[..., :22, :50], other)
+        assert not one[..., 22:, :].any()
+        assert not one[..., 50:].any()
+
+
+def test_masks_of_one_size_are_padded_to_multiples_too():
+    chain = [T.MultiView([[T.CenterCrop(20)], [T.CenterCrop((32, 8))]])]
+    sample = lambda i: (image(), gl.Mask(np.ones((40, 50), np.uint8)))  # noqa: E731
+    images, masks = only_batch(sample, transforms=chain, ragged="pad", pad_to=16)
+    assert [(tuple(view.shape), sizes.tolist()) for view, sizes in images] == [
+        ((3, 3, 32, 32), [[20, 20]] * 3),
+        ((3, 3, 32, 16), [[32, 8]] * 3),
+    ]
+    assert [(tuple(view.shape), sizes.tolist()) for view, sizes in masks] == [
+        ((3, 32, 32), [[20, 20]] * 3),
+        ((3, 32, 16), [[32, 8]] * 3),
+    ]
+
+
+def test_masks_of_instances_keep_their_size_where_images_are_padded_to_multiples():
+    def sample(i):
+        return image(), {"boxes": gl.Boxes(boxes(i)), "masks": gl.Mask(np.ones((i, 40, 50), np.uint8))}
+
+    (images, _), targets = only_batch(sample, ragged="pad", pad_to=32)
+    assert images.shape == (3, 3, 64, 64)
+    assert [tuple(target["masks"].shape) for target in targets] == [(i, 40, 50) for i in range(3)]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_collate_fn_gets_plain_tensors(workers):
@@ -176,7 +216,7 @@ def test_tensors_of_a_batch_go_to_the_device_together():
 
     large = torch.arange(20_000)
     given = {0: [[torch.ones(2, 4), torch.arange(3)], [torch.zeros(0, 4), torch.tensor(5), "name"]], 2: large}
-    there = _moved(given, place)
+    there = moved_together(given, place)
     assert len(moved) <= 4  # one to see whether they move, one for each type, and the large one
     assert there[0][0][0].shape == (2, 4)
     assert there[0][1][0].shape == (0, 4)
@@ -213,6 +253,14 @@ def test_wide_unsigned_masks_become_what_torch_has():
     _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((40, 50), 60000, np.uint16))))
     assert masks.dtype == torch.int32
     assert masks.unique().tolist() == [60000]
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_masks_of_one_pixel_keep_their_values(axes):
+    numbers = np.full((40, 50) if axes == 2 else (2, 40, 50), 70000, np.int32)
+    _, masks = only_batch(lambda i: (image(), gl.Mask(numbers)), transforms=[T.CenterCrop(1)])
+    assert masks.shape == (3, *numbers.shape[:-2], 1, 1)
+    assert masks.unique().tolist() == [70000]
 
 
 def test_padding_bytes_of_a_mask_are_a_number_larger_than_a_byte():

@@ -93,6 +93,7 @@ def _changed_rows(late: Program) -> np.ndarray:
 
 def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
     """Windows of images: views of their memory, if these are the whole decoded regions."""
+    assert images.steps is None
     views = [
         images.pixels[offset : offset + height * width * channels].view(height, width, channels)
         for offset, (height, width, channels) in zip(images.offsets.tolist(), images.shapes.tolist(), strict=True)

@@ -50,7 +50,7 @@ _VALUES: Final = tl.constexpr(VALUES)
 _TABLE: Final = tl.constexpr(3 * 256)  # bytes of the table of an image's statistics
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["source_ptr", "statistics_ptr"])  # which may be a user's own memory
 def one_pass(
     source_ptr,
     places_ptr,

@@ -42,6 +42,7 @@ __all__ = ["FusedRunner", "change_finished", "tile_of", "trial"]
 
 # GPUs (compute capability) whose multiprocessors hold only 16 programs: with one warp each they would be half empty.
 FEW_PROGRAMS: Final = ((7, 5), (8, 6), (8, 7))
+REACH: Final = 1 << 31  # bytes
 
 
 class FusedRunner:
@@ -77,7 +78,8 @@ class FusedRunner:
     ) -> Program | None:
         """As `gpuload.stage.backend.Levels` has it."""
         if int(images.shapes[0, 2]) not in CHANNELS:
-            return self._others(images, program, windows_tlhw, outputs, late)
+            return self._others(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, late)
+        images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
         erasing = leading_erasing(late)
         self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
         if late is None or len(erasing) == len(late.records):
@@ -107,7 +109,7 @@ class FusedRunner:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
             late: what is erased of all finished images.
         """
-        plan, arrays = Plan.of(images.table, program, windows_tlhw, *_strides(outputs), late, self.tile)
+        plan, arrays = Plan.of(images.table, program, windows_tlhw, *_strides(outputs), late, self.tile, images.steps)
         tensors = upload_together(list(arrays.values()), self._device)
         return plan, dict(zip(arrays, tensors, strict=True))
 
@@ -202,6 +204,11 @@ def tile_of(device: torch.device) -> Tile:
     if capability(device) in FEW_PROGRAMS:
         return Tile(8, 64, 2)
     return Tile(8, 32, 1)
+
+
+def _reaches_far(images: RaggedImages) -> bool:
+    """Whether pixels of planes lie too far from an image's first one for kernels, which count in int32."""
+    return images.steps is not None and bool(((images.shapes - 1) * images.steps).sum(axis=1).max() >= REACH)
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:

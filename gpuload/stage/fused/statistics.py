@@ -42,7 +42,7 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     """The new level of each level of each channel.
 
     Args:
-        pixels: uint8, one-dimensional, all images, each H×W×C without gaps.
+        pixels: uint8, one-dimensional, from which the first bytes of all images are counted.
         jobs: `COUNTED` (n,) as int64, n > 0, on the same device: sizes are not 0, codes those of `STATISTICS`
             (`gpuload.transforms.program.fusing.passes`).
         factors: float64 (n,), of contrast; not read for others.
@@ -64,30 +64,57 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pixels_ptr"])  # which may be a user's own
 def _count(pixels_ptr, jobs_ptr, counts_ptr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
     """Add the counts of one part of an image to those of the image. Grid: jobs, parts."""
     job_ptr = jobs_ptr + tl.program_id(0) * _JOB
     image_ptr = pixels_ptr + tl.load(job_ptr)
-    size = (tl.load(job_ptr + 1) * tl.load(job_ptr + 2)).to(tl.int32)
+    height, width = tl.load(job_ptr + 1).to(tl.int32), tl.load(job_ptr + 2).to(tl.int32)
+    row_step, column_step, channel_step = tl.load(job_ptr + 4), tl.load(job_ptr + 5), tl.load(job_ptr + 6)
     levels = tl.arange(0, 256)
+    if (channel_step == 1) & (column_step == CHANNELS) & (row_step == width * CHANNELS):
+        reds, greens, blues = _counts(image_ptr, height, width, 0, CHANNELS, 1, CHANNELS, BLOCK, True)
+    else:
+        reds, greens, blues = _counts(
+            image_ptr, height, width, row_step, column_step, channel_step, CHANNELS, BLOCK, False
+        )
+    sums_ptr = counts_ptr + tl.program_id(0) * 768 + levels
+    tl.atomic_add(sums_ptr, reds, reds > 0, sem="relaxed")
+    if CHANNELS == 3:
+        tl.atomic_add(sums_ptr + 256, greens, greens > 0, sem="relaxed")
+        tl.atomic_add(sums_ptr + 512, blues, blues > 0, sem="relaxed")
+
+
+@triton.jit
+def _counts(
+    image_ptr,
+    height,
+    width,
+    row_step,
+    column_step,
+    channel_step,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DENSE: tl.constexpr,
+):
+    """The counts of this program's part of an image, int32 (256,) of each channel. DENSE: rows follow each other."""
+    size = height * width
     reds = tl.zeros((256,), tl.int32)
     greens, blues = reds, reds
     at = tl.program_id(1) * BLOCK
     while at < size:
         places = at + tl.arange(0, BLOCK)
         there = places < size
-        pixel_ptr = image_ptr + places.to(tl.int64) * CHANNELS
+        if DENSE:
+            pixel_ptr = image_ptr + places.to(tl.int64) * column_step
+        else:
+            pixel_ptr = image_ptr + (places // width).to(tl.int64) * row_step + (places % width) * column_step
         reds += tl.histogram(tl.load(pixel_ptr, there, 0).to(tl.int32), 256, there)
         if CHANNELS == 3:
-            greens += tl.histogram(tl.load(pixel_ptr + 1, there, 0).to(tl.int32), 256, there)
-            blues += tl.histogram(tl.load(pixel_ptr + 2, there, 0).to(tl.int32), 256, there)
+            greens += tl.histogram(tl.load(pixel_ptr + channel_step, there, 0).to(tl.int32), 256, there)
+            blues += tl.histogram(tl.load(pixel_ptr + 2 * channel_step, there, 0).to(tl.int32), 256, there)
         at += tl.num_programs(1) * BLOCK
-    sums_ptr = counts_ptr + tl.program_id(0) * 768 + levels
-    tl.atomic_add(sums_ptr, reds, reds > 0, sem="relaxed")
-    if CHANNELS == 3:
-        tl.atomic_add(sums_ptr + 256, greens, greens > 0, sem="relaxed")
-        tl.atomic_add(sums_ptr + 512, blues, blues > 0, sem="relaxed")
+    return reds, greens, blues
 
 
 @triton.jit(do_not_specialize_on_alignment=["factors_ptr"])  # on the CPU they are where they were made

@@ -46,6 +46,7 @@ class Source:
     @classmethod
     def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
         """Windows of some images of a batch."""
+        assert images.steps is None
         heights, widths, own = images.shapes[rows].T
         whole = cls(images.pixels, images.offsets[rows], widths * own, own.copy(), 1, heights, widths, int(own[0]))
         return whole.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))

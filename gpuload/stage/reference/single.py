@@ -69,6 +69,7 @@ class SingleRunner:
         late: Program | None = None,
     ) -> Program | None:
         """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
+        assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
         ways = self._ways(program, windows_tlhw, pixels.dtype)
         write = self._writer(outputs)

@@ -28,10 +28,10 @@ from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, Missi
 from benchmarks.augmentation.kernel import kernels_alone, launcher
 from benchmarks.augmentation.measuring import CaseResult, Row, measure
 from benchmarks.augmentation.photographs import Photographs
-from benchmarks.augmentation.recipes import headline, recipes
+from benchmarks.augmentation.recipes import dense, headline, recipes
 from gpuload import transforms as T
 
-CASES = [*transforms(), *recipes(), *headline()]
+CASES = [*transforms(), *recipes(), *dense(), *headline()]
 COUNT = 4
 
 
@@ -56,7 +56,7 @@ def test_all_contenders_make_the_same_kind_of_batch(case, photographs):
         warnings.simplefilter("ignore")  # peers warn of their own futures
         found = contenders(case, photographs, ["torch"], list(PEERS))
         made = {name: one.run(1) for name, one in found.items() if isinstance(one, Contender)}
-    own = made.pop("gpuload torch")
+    own = made.pop("gl.Augment torch" if case.is_dense else "gpuload torch")
     assert own.dtype == (getattr(torch, case.dtype) if case.floats else torch.uint8)
     assert own.is_contiguous(memory_format=torch.channels_last if case.channels_last else torch.contiguous_format)
     assert PEERS["batch"] in made or case.boxes
@@ -76,6 +76,18 @@ def test_the_same_numbers_come_out_where_nothing_is_random(photographs):
         assert (own - other).abs().max() < 2.01 / 255 / 0.224  # two levels
 
 
+@pytest.mark.parametrize("case", dense(), ids=lambda case: case.name)
+def test_a_dense_batch_is_that_of_the_stage(case, photographs):
+    """The module does as much for a batch as the stage does for its images: each has draws of its own."""
+    [augment] = contenders(case, photographs, ["torch"], []).values()
+    [stage] = contenders(replace(case, section="recipes"), photographs, ["torch"], []).values()
+    assert isinstance(augment, Contender)
+    assert isinstance(stage, Contender)
+    for turn in (2, 1, 2):
+        assert torch.equal(augment.run(turn), stage.run(turn))
+    assert not torch.equal(augment.run(1), augment.run(2))
+
+
 def test_reasons_for_what_is_not_measured(photographs):
     case = next(case for case in recipes() if case.boxes)
     found = contenders(case, photographs, ["fused"], list(PEERS))
@@ -92,6 +104,10 @@ def test_a_backend_of_another_library_is_measured_by_what_it_runs_itself(photogr
     found = {name: contenders(cases[name], photographs, ["kornia"], []) for name in ("classic", "RandomEqualize")}
     assert found["classic"] == {"gpuload kornia": Missing("torch runs RandomResizedCrop")}
     assert isinstance(found["RandomEqualize"]["gpuload kornia"], Contender)
+    assert contenders(dense()[0], photographs, ["kornia", "fused"], []) == {
+        "gl.Augment kornia": Missing("torch runs RandomResizedCrop"),
+        "gl.Augment fused": Missing("Triton runs on the CPU in its interpreter only, which is no measurement"),
+    }
 
 
 def test_bytes_that_must_move(photographs):
@@ -106,6 +122,7 @@ def test_bytes_that_must_move(photographs):
 def test_photographs_are_repeated_and_of_one_size_where_asked(photographs):
     assert [image.size for image in photographs.pillow("photographs")] == [(500, 375), (300, 400)] * 2
     assert photographs.dense("photographs").shape == (COUNT, 3, 375, 500)
+    assert photographs.dense("squares").shape == (COUNT, 3, 256, 256)
     assert photographs.found == 2
     assert torch.equal(photographs.dense("crops"), torch.stack(photographs.tensors("crops")))
     images = photographs.ragged("crops")
@@ -152,6 +169,7 @@ def test_no_round_begins_when_the_time_is_up():
 
 def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
     names = {"torch": "gpuload torch", "fused": "gpuload fused", "kornia": PEERS["kornia"], "alone": tables.KERNELS}
+    names |= {"augment": "gl.Augment torch", "batch": PEERS["batch"]}
     return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
 
 
@@ -203,6 +221,22 @@ def test_tables_show_what_was_measured_and_what_was_not():
 @pytest.mark.parametrize(("ms", "met"), [(16.0, True), (16.1, False)])
 def test_goals_on_the_cpu(ms, met):
     assert [verdict.met for verdict in tables.judge("cpu", [result(torch=row(ms))], 64)] == [met, None]
+
+
+@pytest.mark.parametrize(
+    ("kornia", "batch", "met"),
+    [
+        (row(6.0, 6.0), row(2.0, 2.0), [True, True]),
+        (row(5.9, 5.9), row(1.9, 1.9), [False, False]),
+        (Row(missing="not installed"), row(2.0, 4.0), [None, True]),
+    ],
+)
+def test_goals_for_dense_batches(kornia, batch, met):
+    one = result("dense, classic", "dense", augment=row(2.0, 2.0), kornia=kornia, batch=batch)
+    assert tables.base_of(one.rows) == "gl.Augment torch"
+    verdicts = [verdict for verdict in tables.judge("cpu", [one], 64) if "dense" in verdict.text]
+    assert [verdict.met for verdict in verdicts] == met
+    assert "at least 3 times as long as gl.Augment: " in verdicts[0].text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,7 @@ def readme() -> dict[str, Any]:
     views = {name: T.RandomResizedCrop(size) for name, size in (("global_a", 64), ("global_b", 64), ("local", 32))}
     model = torch.nn.Linear(1, 1)
     return {
+        "any_loader": [(torch.zeros(2, 3, 48, 64, dtype=torch.uint8), torch.tensor([0, 1]))],
         "timm": Timm,
         "v2": v2,
         "weights": SimpleNamespace(transforms=lambda: ImageClassification(crop_size=224)),
@@ -94,10 +96,14 @@ def readme() -> dict[str, Any]:
 
 def moving() -> dict[str, Any]:
     originals.torchvision()
+    import kornia.augmentation
+    import torch
     from torch.utils.data import DataLoader
     from torchvision import datasets
     from torchvision.transforms import v2
 
+    images = torch.zeros(2, 3, 48, 64, dtype=torch.uint8)
+    masks, boxes = torch.zeros(2, 1, 48, 64), torch.tensor([[[5.0, 5, 20, 30]]] * 2)
     picture = jpeg_bytes(smooth_image(40, 60, 1))
     for shard in range(4):
         archive(
@@ -105,7 +111,46 @@ def moving() -> dict[str, Any]:
             {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))},
         )
     ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
-    return {"timm": Timm, "v2": v2, "datasets": datasets, "DataLoader": DataLoader, "model": None, "dataset": ready}
+    return {
+        "K": kornia.augmentation,
+        "timm": Timm,
+        "v2": v2,
+        "datasets": datasets,
+        "DataLoader": DataLoader,
+        "model": None,
+        "dataset": ready,
+        "any_loader": [(images, torch.tensor([0, 1]))],
+        "detection_loader": [(images, masks, boxes)],
+    }
+
+
+def keep_your_loader() -> dict[str, Any]:
+    """Loaders of others over small images; LeRobot's dataset is made up, for it would be fetched."""
+    import datasets
+    import torch
+    from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    paths = sorted(map(str, Path("imagenet/train").rglob("*.jpg")))
+    images = [torch.from_numpy(np.array(Image.open(path))).movedim(2, 0) for path in paths]
+    streamed = datasets.Dataset.from_dict({"image": paths, "label": [0, 1] * 8}).cast_column("image", datasets.Image())
+
+    def episodes(name: str) -> list[dict[str, Any]]:
+        cameras = {f"observation.images.{camera}": torch.rand(3, 48, 64) for camera in ("top", "wrist")}
+        return [cameras | {"observation.state": torch.rand(14), "action": torch.rand(50, 14), "task": name}] * 8
+
+    def stateful(*arguments: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():  # of torchdata, which calls what torch has deprecated
+            warnings.simplefilter("ignore", UserWarning)
+            return StatefulDataLoader(*arguments, **options)
+
+    return {
+        "DataLoader": DataLoader,
+        "StatefulDataLoader": stateful,
+        "dataset": list(zip(images, [0, 1] * 8, strict=True)),
+        "load_dataset": lambda *arguments, **options: streamed.to_iterable_dataset(),
+        "LeRobotDataset": episodes,
+    }
 
 
 def backends() -> dict[str, Any]:
@@ -231,6 +276,7 @@ SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/backends.md": backends,
     "docs/data.md": data,
     "docs/dataloader.md": dataloader,
+    "docs/howto/keep_your_loader.md": keep_your_loader,
     "docs/howto/moving.md": moving,
     "docs/howto/multispectral.md": multispectral,
     "docs/howto/text.md": text,

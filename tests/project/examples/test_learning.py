@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import gpuload as gl
 IMAGES = 128  # of which a small set has so many for training
 MEAN, STD = (torch.tensor(three)[:, None, None] for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 # What learns in the same way: a classifier, by F.cross_entropy, a step for each batch of 32.
-CLASSIFIERS = ("plain", "with_albumentations", "with_kornia")
+CLASSIFIERS = ("keep_your_loader", "plain", "with_albumentations", "with_kornia")
 
 
 def printed(text: str, pattern: str) -> list[float]:
@@ -128,6 +129,25 @@ def test_self_supervision(run):
     losses = printed(text, r"epoch \d: loss ([\d.]+)")
     assert losses[2] < 0.95 * losses[0]
     assert printed(text, r"([\d.]+)% of the images lie next to one of their class")[0] > 50  # by chance 25
+
+
+@pytest.mark.slow
+def test_video(run, steps):
+    lacking.require("torchcodec")
+    example = importlib.import_module("video")
+    if (why := example.missing()) is not None:
+        lacking.skip("FFmpeg", why)
+    losses = printed(run("video", "--size", 48), r"loss ([\d.]+)")
+    assert losses[7] < 0.8 * losses[0]
+    assert seen(steps.sizes, 8) == [48] * 8
+
+
+@pytest.mark.parametrize("package", ["torchcodec", "torchcodec.decoders"])
+def test_video_says_what_is_missing(run, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    text = run("video")
+    assert text.startswith("nothing to do without TorchCodec and FFmpeg (")
+    assert text.endswith("): apt-get install ffmpeg, pip install torchcodec\n")
 
 
 @pytest.mark.slow

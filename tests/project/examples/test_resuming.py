@@ -63,6 +63,11 @@ def ended_and_started_again(
     assert steps.losses == pytest.approx(whole[saved:], abs=1e-5)
 
 
+def test_torchs_dataloader(run, steps, monkeypatch):
+    options = ["--epochs", EPOCHS, "--save-every", 2]
+    ended_and_started_again(run, steps, monkeypatch, "keep_your_loader", "--checkpoint", *options)
+
+
 def test_accelerate(run, steps, monkeypatch):
     from accelerate.state import AcceleratorState
 

@@ -17,6 +17,7 @@ lacking.require("triton")
 PROGRAM = """
 import ctypes
 import mmap
+from itertools import product
 
 import numpy as np
 import torch
@@ -55,7 +56,9 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
     shapes, sizes = np.tile([[height, width, channels]], (2, 1)), np.tile([[height, width]], (2, 1))
     regions = np.tile([[0, 0, height, width]], (2, 1))
     images = RaggedImages(pixels, image_table(offsets, shapes, sizes, regions), ["first", "last"])
-    for transforms in CHAINS:
+    planes = [pixels[offset : offset + size].view(channels, height, width) for offset in offsets.tolist()]
+    apart = RaggedImages.of_planes(planes, images.labels)
+    for transforms, images in product(CHAINS, (images, apart)):
         chain = T.Chain(transforms)
         program = chain.draw(epoch_key(0, 0), np.arange(2), sizes)
         made, wanted = (

@@ -36,7 +36,8 @@ def made(images: list[np.ndarray], names: list[str], factors: list[float], gap: 
     jobs, parts, at = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
-        jobs.append((at + gap, *image.shape[:2], code(name)))
+        height, width, channels = image.shape
+        jobs.append((at + gap, height, width, code(name), width * channels, channels, 1, 0))
         at += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
     counted, given = (torch.from_numpy(np.array(own)).to(DEVICE) for own in (jobs, factors))
@@ -116,3 +117,25 @@ def test_no_launch_has_more_programs_than_triton_counts(monkeypatch):
     monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
     np.testing.assert_array_equal(made(images, names, factors), whole)
     assert grids == [(4, 3), (4, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_levels_of_planes_are_counted_where_they_lie(channels):
+    """Of the images themselves, and upside down, mirrored and turned: counts are the same."""
+    images, name = pictures(channels), "equalize"
+    expected_tables = made(images, [name] * len(images), [0.0] * len(images))
+    batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)
+    jobs, row, column = [], batch.stride(1), batch.stride(3)
+    for number, image in enumerate(images):
+        height, width = image.shape[:2]
+        batch[:channels, :height, number, :width] = torch.from_numpy(image.transpose(2, 0, 1).copy())
+        first, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
+        if number % 3 == 1:
+            first, steps = first + (height - 1) * row + (width - 1) * column, (-row, -column)
+        elif number % 3 == 2:
+            (h, w), steps = (width, height), (column, row)
+        jobs.append((first, h, w, code(name), *steps, batch.stride(0), 0))
+    counted, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
+    most = max(image.shape[0] * image.shape[1] for image in images)
+    found = statistics.tables(batch.to(DEVICE).flatten(), counted.flatten(), factors.to(DEVICE), most, channels)
+    np.testing.assert_array_equal(found.cpu().numpy(), expected_tables)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from planes import LAYOUTS
 
 from gpuload import transforms as T
-from gpuload.stage import compile_stage
+from gpuload.rng.philox import epoch_key
+from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.kornia import runner
 from gpuload.stage.kornia.runner import OPERATIONS, KorniaRunner, images_at_once
 from gpuload.stage.reference import operations as reference
@@ -239,3 +241,14 @@ def test_pieces_on_a_gpu_are_of_the_memory_that_is_free(free, expected, make_bat
     batch = make_batch(chain, [np.zeros((50, 50, 3), np.uint8)] * 40)
     compile_stage(chain, device="cpu", backend="kornia")(*batch)
     assert seen == expected
+
+
+@pytest.mark.parametrize("layout", ["within others", "each"])
+def test_planes_give_the_bits_of_interleaved_images(make_images, layout):
+    arrays = make_images(4, 4, low=30, high=50)
+    both = RaggedImages.from_arrays(arrays), RaggedImages.of_planes(LAYOUTS[layout](arrays), list("abcd"))
+    chain = T.Chain([T.RandomResizedCrop(20), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE])
+    draws = chain.draw(epoch_key(0, 0), np.arange(4), both[0].sizes_hw)
+    stage = compile_stage(chain, device="cpu", backend="kornia")
+    expected, found = (stage(images, draws) for images in both)
+    assert torch.equal(found, expected)

@@ -24,8 +24,8 @@ INTS: Final = 18
 FLOATS: Final = 12
 
 # All kinds: the kind itself; pixel (y, x) of channel c of the source is at byte BASE + y · ROW_STEP + x · COLUMN_STEP
-# + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 1, or 0 for an
-# image of one channel that is read as three; the other steps may be negative.
+# + c · CHANNEL_STEP, where the sum without BASE stays below 2³¹; the size of the source. CHANNEL_STEP is 0 for an image
+# of one channel that is read as three, else 1, or more in the first pass over planes; the other steps may be negative.
 KIND, BASE, ROW_STEP, COLUMN_STEP, CHANNEL_STEP, HEIGHT, WIDTH = range(7)
 # TABLE: the int32 table has TABLE_ROWS rows of the source from index TABLE_AT on, then its columns; -1 is filled.
 TABLE_AT, TABLE_ROWS = 7, 8
@@ -54,6 +54,7 @@ JOB: Final = INTS + 16  # int64 numbers of a job; an even number, so that each p
 SIGMA_Y, SIGMA_X = 0, 1
 FACTOR, FILL = 0, 8
 
+SOURCE_STEPS: Final = slice(ROW_STEP, CHANNEL_STEP + 1)
 # Two numbers of a job each: of height and width, or down and across.
 WHOLE: Final = slice(HEIGHT, WIDTH + 1)
 BOX: Final = slice(BOX_H, BOX_W + 1)
@@ -71,8 +72,9 @@ COPY, TABLE, RESIZE, WARP, BLUR, SHARPNESS = range(6)
 NEAREST, BILINEAR, BICUBIC = map(FILTERS.index, ("nearest", "bilinear", "bicubic"))
 FIXED_POINT: Final = len(FILTERS)
 
-# An image whose levels are counted: its first byte, its size, and the code of the operation that needs it.
-COUNTED: Final = np.dtype([("base", "i8"), ("size_hw", "i8", 2), ("code", "i8")])
+# An image whose levels are counted: its first byte, its size, the code of the operation that needs it, and the steps of
+# a job's source. With one number more, which is 0, each begins at a multiple of 16 bytes.
+COUNTED: Final = np.dtype([("base", "i8"), ("size_hw", "i8", 2), ("code", "i8"), ("steps", "i8", 3), ("no", "i8")])
 # A box that is erased. Its numbers are for a constant the bits of three float32, for random numbers the index of the
 # first one and the two words of the key.
 ERASED: Final = np.dtype([("box_tlhw", "i8", 4), ("kind", "i8"), ("numbers", "i8", 3)])

@@ -81,6 +81,7 @@ class Passes:
         images: `IMAGE` (B,), as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
+        steps: between rows, columns and channels of each image, int64 (B, 3); None: H×W×C without gaps.
 
     Attributes:
         jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
@@ -90,7 +91,9 @@ class Passes:
         tables: int32, of rows and columns, one after the other.
     """
 
-    def __init__(self, images: np.ndarray, windows_tlhw: np.ndarray, channels: int) -> None:
+    def __init__(
+        self, images: np.ndarray, windows_tlhw: np.ndarray, channels: int, steps: np.ndarray | None = None
+    ) -> None:
         count = len(images)
         self.channels = channels
         self.jobs = np.zeros((2, R.JOB, count), np.int64)
@@ -104,10 +107,14 @@ class Passes:
         self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         first, given = self.jobs[0], int(images["shape"][0, 2])
-        first[R.CHANNEL_STEP] = 1 if given == channels else 0
         first[R.WHOLE] = images["shape"][:, :2].T
-        first[R.ROW_STEP] = first[R.WIDTH] * given
-        first[R.COLUMN_STEP] = given
+        self._steps, self._widths = steps, images["shape"][:, 1]
+        if steps is None:
+            first[R.ROW_STEP], first[R.COLUMN_STEP], first[R.CHANNEL_STEP] = first[R.WIDTH] * given, given, 1
+        else:
+            first[R.SOURCE_STEPS] = steps.T
+        if given != channels:
+            first[R.CHANNEL_STEP] = 0
         first[R.BASE] = images["offset"]
         self._show_all(0, slice(None))
         self._cut(self._everything, images["region_tlhw"], windows_tlhw)
@@ -404,10 +411,15 @@ class Passes:
 
     def _is_dense(self, rows: np.ndarray) -> np.ndarray:
         """Whether the sources of images whose passes are open lie in memory without gaps, so that their pixels can be
-        counted."""
-        at, rows = self._at(rows)
-        plain = (self.jobs[at, R.CHANNEL_STEP, rows] == 1) & (self.jobs[at, R.COLUMN_STEP, rows] == self.channels)
-        return plain & (self.jobs[at, R.ROW_STEP, rows] == self.jobs[at, R.WIDTH, rows] * self.channels)
+        counted; of planes, whether they would if they were H×W×C, so that these have no other passes."""
+        at, here = self._at(rows)
+        plain = (self.jobs[at, R.CHANNEL_STEP, here] == 1) & (self.jobs[at, R.COLUMN_STEP, here] == self.channels)
+        plain &= self.jobs[at, R.ROW_STEP, here] == self.jobs[at, R.WIDTH, here] * self.channels
+        if self._steps is None:
+            return plain
+        first = self.jobs[0][:, rows]
+        whole = (first[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (first[R.WIDTH] == self._widths[rows])
+        return np.where(self.last[rows] == 0, whole, plain)
 
     def _opened(self, rows: np.ndarray) -> np.ndarray:
         """The numbers of passes of some images in which nothing is done yet; new ones where needed."""

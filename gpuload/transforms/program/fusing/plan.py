@@ -106,6 +106,7 @@ class Plan(NamedTuple):
         steps: Sequence[np.ndarray | int],
         late: Sequence[Erase],
         tile: Tile,
+        source_steps: np.ndarray | None = None,
     ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
         """The plan for a batch, and of each of `ARRAYS` its parts, without those that are empty.
 
@@ -116,9 +117,10 @@ class Plan(NamedTuple):
             steps: between channels, rows and columns of a result; int64 (B,), or one for all.
             late: what is erased of all finished images.
             tile: how results are divided.
+            source_steps: `gpuload.stage.ragged.RaggedImages.steps`.
         """
         channels = channels_of(images, program)
-        passes = Passes(images, windows_tlhw[0], max(channels))
+        passes = Passes(images, windows_tlhw[0], max(channels), source_steps)
         passes.apply(program, windows_tlhw)
         codes, values = passes.packed_operations()
         scratch = _place_scratch(passes)
@@ -270,6 +272,7 @@ def _launches(
 def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """What makes the tables of some jobs of a launch, `COUNTED`; each job gets the number of its own."""
     jobs[R.STATISTICS_AT, these] = np.arange(len(these))
-    counted = np.empty(len(these), R.COUNTED)
+    counted = np.zeros(len(these), R.COUNTED)
     counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
+    counted["steps"] = jobs[R.SOURCE_STEPS, these].T
     return counted

@@ -1,0 +1,436 @@
+"""`Augment`: the transforms of a `Loader` as a module, for batches of any loader.
+
+It runs in the caller's process on the caller's current stream, starts no process, thread or stream, and never waits for
+the device (CopyPaste, which has to see which instances are left, apart): of what is on a device it looks at type and
+shape alone. A compiled stage is kept for each device that batches were on.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from gpuload.batches.assemble import draw_programs, module_seed
+from gpuload.batches.collate import Finished, moved_together, stacked_masks
+from gpuload.batches.gathering import target_stage
+from gpuload.batches.leaves import BatchTree, Leaf
+from gpuload.batches.mixing import Pairing, partners_of, soften
+from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.datasets.sample import Boxes
+from gpuload.decode import Decode
+from gpuload.order.options import check_integer
+from gpuload.order.ranks import find_rank
+from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.stage import Plan, RaggedImages, Stage, check_stage, compile_stage
+from gpuload.stage import device as devices
+from gpuload.stage.masks import ragged_masks
+from gpuload.stage.plan import check_device
+from gpuload.transforms import Chain, Compose, Program
+from gpuload.transforms.base import DrawError
+from gpuload.workers.box_fields import droppers
+from gpuload.workers.job import Job
+from gpuload.workers.sample import SampleReader, as_columns
+
+__all__ = ["Augment"]
+
+MOST: Final = 2**63 - 1
+
+
+class Augment(torch.nn.Module):
+    """Augment and normalize batches of any loader, with draws of its own for each sample.
+
+    Call it with a batch: a tensor N×C×H×W or N×T×C×H×W (clips, with one draw for all frames of each), a list of N
+    tensors C×H×W, or tuples and dicts of these, whose images share a sample's draws. Images are uint8, uint16, or
+    floats of 0 … 1, on the CPU or on a GPU, in any memory format. It is a module without parameters; ``eval()`` changes
+    nothing.
+
+    Masks, boxes and keypoints move with the images if they are declared: as torchvision's TVTensors, as `Mask` N×H×W,
+    or as a list with a `Mask`, `Boxes` or `Keypoints` for each image; also in a list with one dict for each image.
+    Masks may be on the device, boxes and keypoints are given on the CPU; all come back as tensors, where the images
+    are. `MixUp` and `CutMix` make the labels soft. All else passes through as it is.
+
+    What is drawn is a function of (seed, epoch, position), and equal to what a `Loader` draws. Positions count on from
+    batch to batch, over all ranks of ``torch.distributed``; epoch and position are in ``state_dict()``.
+
+    Args:
+        transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
+        seed: 0 ≤ seed < 2**64.
+        device: where images are augmented and come back: batches on the CPU are copied there, asynchronously from
+            page-locked memory. Default: where each batch is.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; or when called, a batch; the message says what was expected.
+        BackendError: the backend that was asked for cannot be used here.
+
+    Example:
+        >>> from gpuload import transforms as T
+        >>> augment = Augment([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)])
+        >>> augment(torch.zeros(8, 3, 48, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 32, 32])
+        >>> images, labels = augment(torch.rand(8, 3, 48, 64), torch.arange(8))
+        >>> images.dtype, labels.shape
+        (torch.float32, torch.Size([8]))
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Any] | Compose,
+        *,
+        seed: int = 0,
+        device: str | int | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        memory_format: str | torch.memory_format = "contiguous_format",
+        ragged: Literal["error", "list", "pad"] = "error",
+        pad_to: int | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        options = {
+            "dtype": dtype,
+            "memory_format": memory_format,
+            "ragged": ragged,
+            "pad_to": pad_to,
+            "backend": backend,
+        }
+        self._arguments = transforms, check_integer("seed", seed, 0, 2**64 - 1), device, options
+        self._set_up()
+        self._epoch = self._position = 0
+        self._loaded = False  # whether epoch and position come from a state: the next `set_epoch` keeps them then
+        self._warned = False  # whether the transforms were searched for what does not move targets
+
+    def _set_up(self) -> None:
+        """Make what follows from the arguments, and is neither copied nor pickled with the module."""
+        transforms, self._seed, device, self._options = self._arguments
+        self._chain = chain = Chain(transforms)
+        self._device = None if device is None else check_device(device)
+        check_stage(chain, self._device, **self._options)
+        if chain.frames:
+            raise ValueError(
+                "UniformTemporalSubsample chooses frames before they are decoded, in a Loader's workers, and Augment "
+                "gets decoded clips; leave it out, and index the clips before, as in clips[:, ::2]"
+            )
+        self._needs_boxes = chain.reads_boxes or bool(droppers(chain))
+        self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves=chain.moves_pixels))
+        self._stages: dict[torch.device, tuple[Stage, TargetStage]] = {}
+        self._lock = threading.RLock()  # stages keep memory from call to call, so that threads take turns
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("_chain", "_reader", "_stages", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._set_up()
+
+    def extra_repr(self) -> str:
+        return f"{list(self._chain.transforms)!r}, seed={self._seed}"
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that positions are counted in."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: positions count from 0 again. A place in that epoch that ``load_state_dict()`` went to is
+        kept, so a training loop may call this before each epoch, even the first one after resuming.
+
+        Raises:
+            TypeError, ValueError: `epoch` is no integer of at least 0.
+        """
+        epoch = check_integer("epoch", epoch, 0, MOST)
+        if not (self._loaded and epoch == self._epoch):
+            self._position = 0
+        self._epoch, self._loaded = epoch, False
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the epoch and the next position, int64 (2,): what ``state_dict()`` keeps."""
+        return torch.tensor([self._epoch, self._position], dtype=torch.int64, device="cpu")
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Go on from a state."""
+        if getattr(state, "shape", None) != (2,):
+            raise ValueError(f"the state of an Augment is its epoch and next position, a tensor (2,), got {state!r}")
+        (self._epoch, self._position), self._loaded = state.tolist(), True
+
+    def plan(self) -> Plan:
+        """Which backend runs which transform on the `device`, or else where the last batch was:
+        ``print(augment.plan())``.
+
+        Raises:
+            BackendError: the backend that was asked for cannot be used here.
+        """
+        device = self._device or next(reversed(self._stages), torch.device(devices.usual_type()))
+        stage, _ = self._stages_on(_indexed(device))
+        how = "read where they are, if uint8" if stage.reads_planes else "copied once, to N×H×W×C, unless channels_last"
+        return replace(stage.plan, images=how)
+
+    @torch.compiler.disable  # what is drawn depends on more than the arguments
+    def forward(self, *batch: Any, positions: Any = None, epoch: int | None = None) -> Any:
+        """Augment a batch.
+
+        Args:
+            batch: images, alone or in a tree; several arguments are a tuple, and come back as one, such as
+                ``images, targets = augment(images, targets)``.
+            positions: int64 (N,), on the CPU: of the samples in their epoch's order. Default: on from the last batch.
+            epoch: of these positions. Default: that of `set_epoch`.
+
+        Returns:
+            The batch, with images N×C×H×W, or as `ragged` says; a list of them for a `MultiView`.
+
+        Raises:
+            TypeError, ValueError: there are no images, or of another type, range, layout or device than expected, or
+                they require gradients; targets do not fit them; positions are not N integers.
+            CollateError: labels are missing, or cannot be mixed; samples cannot be put together.
+            RuntimeError: it is called in a worker of a DataLoader, without `positions`.
+        """
+        tree = BatchTree(batch[0] if len(batch) == 1 else batch)
+        device = self._device_of(tree)
+        for leaf in tree.images:
+            _check_images(leaf)
+        name, size = self._chain.group
+        if tree.count % size:
+            raise ValueError(
+                f"{name} takes images in groups of {size}, but there are {tree.count} in this batch; give a multiple "
+                f"of {size}, as with drop_last=True"
+            )
+        if positions is None and torch.utils.data.get_worker_info() is not None:
+            raise RuntimeError(
+                "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the "
+                "same; call it on the batches in the training loop, or give it positions=…"
+            )
+        epoch = self._epoch if epoch is None else check_integer("epoch", epoch, 0, MOST)
+        rank, world_size = find_rank()
+        with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
+            start = self._position + rank * tree.count
+            numbers = _checked(positions, tree.count, range(start, start + tree.count))
+            result = self._augmented(tree, epoch, numbers, *self._stages_on(device))
+            if positions is None:
+                self._position += world_size * tree.count
+        return result
+
+    def _device_of(self, tree: BatchTree) -> torch.device:
+        """Return where a batch is augmented, with its index."""
+        wanted, first = self._device, tree.images[0]
+        device = first.entries[0][1].device if wanted is None else _indexed(wanted)
+        for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
+            copied = torch.device("cpu") if wanted is not None or leaf.kind == "mask" else device
+            for place, pixels in leaf.entries:
+                if isinstance(pixels, torch.Tensor) and pixels.device not in (device, copied):
+                    where = f"{first.place} is" if wanted is None else "Augment works"
+                    raise ValueError(
+                        f"{place} is on {pixels.device}, but {where} on {device}; bring images and masks to one "
+                        "device, and give Augment(device=…) that one, or none"
+                    )
+        return device
+
+    def _stages_on(self, device: torch.device) -> tuple[Stage, TargetStage]:
+        compiled = self._stages.pop(device, None)
+        if compiled is None:
+            compiled = compile_stage(self._chain, device=device, **self._options), target_stage(self._chain, device)
+            compiled[0].prepare()
+        self._stages[device] = compiled  # the last one is that of the latest batch
+        return compiled
+
+    # -- one batch -----------------------------------------------------------------------------------------------------
+
+    def _augmented(self, tree: BatchTree, epoch: int, positions: np.ndarray, stage: Stage, targets: TargetStage) -> Any:
+        chain, seed = self._chain, self._seed
+        sources = [_Images(leaf, stage.device, several=len(tree.images) > 1) for leaf in tree.images]
+        columns = self._read(tree, sources, positions)
+        finished = Finished(chain.views, [{} for _ in range(tree.count)], np.arange(tree.count))
+        try:
+            finished.programs = draw_programs(chain.at(epoch), seed, epoch, columns, whole=True)
+        except DrawError as error:
+            raise ValueError(f"image {error.row} of the batch: {error.message}") from None
+        if chain.mixing is not None:
+            finished.pairing = Pairing(chain.mixing, partners_of(finished.numbers, positions))
+        if columns.has_targets:
+            targets(columns, finished, partial(_masks, tree, stage.device))
+        last = None if chain.module is None else partial(module_seed, seed, epoch, columns)
+        for source, column, programs in zip(sources, columns.images, finished.programs, strict=True):
+            if (pairing := finished.pairing) is not None:
+                pairing.take(programs[0], columns, column)
+            views = [_view(stage, source, program, view, pairing, last) for view, program in enumerate(programs)]
+            finished.images.append(views)
+        results = iter(finished.images)
+        values = [finished.of_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves]
+        for number, target in self._moved_targets(tree, columns, finished, stage.device).items():
+            values[number] = target
+        result = tree.rebuilt(values)
+        return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
+
+    def _read(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
+        """Return the batch as columns; its leaves have the numbers of those of the tree.
+
+        Raises:
+            TypeError, ValueError: the transforms do not go with targets, or targets do not fit their images.
+        """
+        count, reader = tree.count, self._reader
+        columns = Columns(range(count), sources=[None] * count)
+        if tree.has_targets or self._needs_boxes:
+            samples = []
+            for row in range(count):
+                try:
+                    samples.append(reader.read(row, tree.sample(row)))
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"image {row} of the batch: {error}") from None
+            for picture in (picture for sample in samples for picture in sample.pictures):
+                picture.region = [0, 0, picture.height, picture.width]
+            columns = as_columns(samples)
+        elif not reader.has_looked:
+            reader.read(0, tree.sample(0))
+        columns.positions, columns.indices = positions, np.arange(count)
+        columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
+        remarks = [reader.remark]
+        reader.clear_remark()
+        if columns.has_targets and not self._warned:
+            self._warned, remarks = True, [*remarks, left_behind(self._chain, columns)]
+        for remark in filter(None, remarks):
+            warnings.warn(remark, RuntimeWarning, stacklevel=7)
+        return columns
+
+    def _moved_targets(
+        self, tree: BatchTree, columns: Columns, finished: Finished, device: torch.device
+    ) -> dict[int, Any]:
+        """Return what became of targets, on the device, and of what belongs to boxes, by the number of the leaf."""
+        moved: dict[int, Any] = {}
+        ragged, pad_to = self._options["ragged"], self._options["pad_to"]
+        has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
+        for at, leaf in enumerate(tree.leaves):
+            if leaf.kind == "images" or not (at in finished.whole or any(at in cells for cells in finished.cells)):
+                continue
+            moved[at] = cells = [
+                results.get(at, leaf.of(row, tree.count)) for row, results in enumerate(finished.cells)
+            ]
+            if leaf.per_image:
+                continue
+            views = [cells] if finished.views is None else [list(view) for view in zip(*cells, strict=True)]
+            of_boxes = has_boxes and leaf.kind == "mask" and isinstance(leaf.value, list) and views[0][0].ndim > 2
+            if at in finished.whole and ragged == "error" and not of_boxes:
+                moved[at] = finished.whole[at]
+                continue
+            if leaf.kind == "mask" and not of_boxes:
+                names = [partial(columns.name, row, at) for row in range(tree.count)]
+                views = [stacked_masks(view, names, ragged, pad_to) for view in views]
+            elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, of which none were left out
+                views = [torch.stack(view) if len({one.shape for one in view}) == 1 else view for view in views]
+            moved[at] = finished.of_views(views)
+        of_images = {at: target for at, target in moved.items() if tree.leaves[at].kind != "value"}
+        return moved | moved_together(of_images, partial(_tensor, device=device, locks=True))
+
+
+class _Images:
+    """A leaf of images on the stage's device: `planes`, and how many `frames` each clip has."""
+
+    def __init__(self, leaf: Leaf, device: torch.device, *, several: bool) -> None:
+        self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
+        self.frames = leaf.value.shape[1] if self.is_clip else 1
+        planes: Any = tree_map(partial(_image, device=device), leaf.value)
+        where = f" of {leaf.place}" if several else ""
+        frames = [f", frame {frame}" for frame in range(self.frames)] if self.is_clip else [""]
+        labels = [f"image {row}{where}{frame}" for row in range(len(planes)) for frame in frames]
+        self.planes = RaggedImages.of_planes(planes.flatten(0, 1) if self.is_clip else planes, labels)
+
+
+def _view(
+    stage: Stage,
+    images: _Images,
+    program: Program,
+    view: int,
+    pairing: Pairing | None,
+    seed_of: Callable[[int], int] | None,
+) -> Any:
+    """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as `ragged` says. `seed_of`: gives the seed of
+    what ends the transforms; None: nothing does."""
+    frames, partners = images.frames, None if pairing is None else pairing.partners
+    if frames > 1:
+        program = program.take(np.repeat(np.arange(len(program)), frames))
+        partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
+    result: Any = stage(images.planes, program, view=view, partners=partners)
+    last = (lambda batch: batch) if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    if not images.is_clip:
+        return last(result)
+    if isinstance(result, list):
+        return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
+    if isinstance(result, tuple):
+        return result[0].unflatten(0, (-1, frames)), result[1][::frames]
+    clips = result.unflatten(0, (-1, frames))
+    # As in a Loader, what ends the transforms gets one frame of all clips after the other.
+    return clips if seed_of is None else torch.stack([*map(last, clips.unbind(1))], 1)
+
+
+def _check_images(leaf: Leaf) -> None:
+    """Refuse images that require gradients, lists of several kinds, and on the CPU floats beyond 0 … 1."""
+    _, first = leaf.entries[0]
+    for place, tensor in leaf.entries:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{place} requires gradients, but augmentation is not differentiable; pass {place}.detach(), or call "
+                "it within torch.no_grad()"
+            )
+        if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first.dtype, len(first)):
+            this, that = (
+                f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}" for image in (first, tensor)
+            )
+            raise ValueError(
+                f"the images of a batch must be of one dtype and have the same number of channels, but {leaf.place}[0] "
+                f"is {this} and {place} {that} (C×H×W); convert them before"
+            )
+        if tensor.is_floating_point() and tensor.is_cpu:
+            low, high = (float(end) for end in tensor.detach().aminmax())
+            if not (low >= 0 and high <= 1):
+                raise ValueError(
+                    f"{place} holds floats from {low:g} to {high:g}, but images of floats are 0 … 1; pass levels 0 … "
+                    "255 as uint8, normalize by T.Normalize among the transforms and not before, write .clamp(0, 1) "
+                    "after a filter that overshoots, and leave what is no image out of the batch"
+                )
+
+
+def _masks(tree: BatchTree, device: torch.device, column: ImageColumn) -> RaggedImages:
+    """Return the pixels of a column of masks."""
+    leaf = tree.leaves[column.leaves[0]]
+    masks = [mask for _, mask in leaf.entries] if isinstance(leaf.value, list) else leaf.entries[0][1]
+    return ragged_masks(tree_map(partial(_tensor, device=device), masks))[0]
+
+
+def _checked(positions: Any, count: int, default: range) -> np.ndarray:
+    """Return positions, int64 (N,)."""
+    if isinstance(positions, torch.Tensor) and not positions.is_cpu:
+        raise ValueError(f"positions are on {positions.device}; give them on the CPU, so that nothing waits for it")
+    numbers = np.asarray(default if positions is None else positions)
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or (numbers.astype(np.int64) < 0).any():
+        raise ValueError(
+            f"positions must be {count} integers of at least 0, one for each image, got {numbers.dtype} of shape "
+            f"{numbers.shape}"
+        )
+    return numbers.astype(np.int64)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    return device if device.type == "cpu" or device.index is not None else devices.current_device()
+
+
+def _tensor(value: Any, device: torch.device, *, locks: bool = False) -> Any:
+    """Return a tensor or an array as a plain tensor on the device, copied asynchronously if it is page-locked, as
+    `locks` makes it; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value if value.flags.writeable else value.copy())
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device != device:
+        value = value.pin_memory() if locks else value
+        value = value.to(device, non_blocking=value.is_pinned())
+    return value.as_subclass(torch.Tensor)
+
+
+def _image(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    images = _tensor(value, device)
+    return images.to(torch.float32) if images.is_floating_point() else images

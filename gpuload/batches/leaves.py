@@ -1,0 +1,246 @@
+"""The leaves of a batch from any loader: which are images, which are targets, and which pass through.
+
+A batch is a tree of tuples, lists, dicts and dataclasses. Its images are tensors N×C×H×W, clips N×T×C×H×W, or lists of
+N tensors C×H×W. Its targets are declared by type, `gpuload.Mask` or torchvision's `Mask` say: for the whole batch, as
+N×… or a list of N, or in a list with one dict for each image. Leaves are told apart by types and shapes; values are not
+looked at, for they may be on a device. Runs in the caller's process; keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gpuload.datasets.recognise import MASK_NAME
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.tree import LEAF, Structure, describe, flatten, leaf_count, places_of, rebuild, unflatten
+
+__all__ = ["BatchTree", "Leaf"]
+
+TARGETS: Final = {"Mask": "mask"} | dict.fromkeys(("Boxes", "BoundingBoxes", "Keypoints", "KeyPoints"), "points")
+PER_IMAGE: Final = "per image"  # the kind of a list of dicts, and of a tuple of values, in a structure
+IMAGE_DTYPES: Final = (torch.uint8, torch.uint16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES: Final = "uint8, uint16, or floats of 0 … 1"
+
+
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """A leaf of a batch.
+
+    Attributes:
+        kind: ``"images"``, ``"mask"``, ``"points"`` (boxes or keypoints) or ``"value"``.
+        value: as it came; a list that holds no whole batches is one leaf.
+        place: where it is, for errors.
+        per_image: whether it is a list of what the dict of each image has there, or of the entries of a tuple.
+    """
+
+    kind: str
+    value: Any
+    place: str
+    per_image: bool = False
+
+    @property
+    def entries(self) -> list[tuple[str, Any]]:
+        """What it consists of, each with its place: the entries of a list, the array of a `Mask`."""
+        if not isinstance(self.value, list):
+            return [(self.place, getattr(self.value, "array", self.value))]
+        return [(f"{self.place}[{n}]", getattr(one, "array", one)) for n, one in enumerate(self.value)]
+
+    def of(self, row: int, count: int) -> Any:
+        """Return what belongs to one of `count` images: of a value that has no entry for each, all of it."""
+        entries = getattr(self.value, "array", self.value)
+        is_list = isinstance(entries, list)
+        split = (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count
+        return entries[row] if split else None if is_list else self.value
+
+    def declared(self, row: int, count: int) -> Any:
+        """Return the same as a sample of a dataset has it: of pixels, which may be on a device, the shape alone."""
+        value = self.of(row, count)
+        if self.kind == "images":
+            return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
+        if self.kind == "mask":
+            mask = getattr(value, "array", value)
+            if isinstance(mask, Encoded):
+                raise TypeError(
+                    f"{self.place} holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+                )
+            zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
+            return Mask(np.broadcast_to(zero, tuple(mask.shape)))
+        if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
+            if isinstance(value, torch.Tensor) and not value.is_cpu:
+                raise ValueError(
+                    f"{self.place} is on {value.device}, but boxes and keypoints are moved on the CPU, so that nothing "
+                    "waits for the device; pass them as they come from the loader, and they come back where the images "
+                    "are"
+                )
+            return value if type(value).__name__ in TARGETS else Keypoints(value)  # one of many is no TVTensor
+        return value
+
+
+class BatchTree:
+    """A batch, taken apart.
+
+    Attributes:
+        leaves: its leaves, depth first; images: those of them that are images.
+        count: the number of images, or clips, N.
+
+    Raises:
+        TypeError, ValueError: it holds no images, or images that are laid out otherwise, or images or targets that are
+            not N.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        values: list[Any] = []
+        folded: list[tuple[Any, bool]] = []
+        structure = flatten(batch, values)
+        self._structure = _folded(structure, iter(values), folded)
+        self._of_sample = _of_sample(self._structure)
+        places = [place.replace("sample", "batch", 1) for place in places_of(self._of_sample)]
+        self.leaves = [
+            Leaf(_kind_of(value, place), value, place, per_image)
+            for (value, per_image), place in zip(folded, places, strict=True)
+        ]
+        self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
+        if not self.images:
+            raise TypeError(_no_images(structure, values))
+        self.count = len(self.images[0].value)
+        for leaf in self.leaves:
+            self._check_count(leaf)
+
+    @property
+    def has_targets(self) -> bool:
+        return any(leaf.kind in ("mask", "points") for leaf in self.leaves)
+
+    def sample(self, row: int) -> Any:
+        """Return one image's part of the batch as a sample of a dataset has it, with as many leaves."""
+        return unflatten(self._of_sample, [leaf.declared(row, self.count) for leaf in self.leaves])
+
+    def rebuilt(self, values: Sequence[Any]) -> Any:
+        """Return a tree like the batch with other leaves."""
+        return _rebuilt(self._structure, iter(values))
+
+    def _check_count(self, leaf: Leaf) -> None:
+        if leaf.kind == "value":
+            return
+        kind, first = type(leaf.value).__name__, self.images[0]
+        if kind in ("Boxes", "BoundingBoxes"):
+            raise TypeError(
+                f"{leaf.place} holds the boxes of one image, {kind}; give a list with one for each image, empty where "
+                "there are none"
+            )
+        entries = getattr(leaf.value, "array", leaf.value)
+        if hasattr(entries, "__len__") and len(entries) != self.count:
+            what = "images" if leaf.kind == "images" else "entries"
+            raise ValueError(
+                f"{leaf.place} has {len(entries)} {what}, but {first.place} has {self.count} images; give one entry "
+                "for each image, along the first axis or in a list"
+            )
+
+
+def _folded(node: Structure, values: Iterator[Any], folded: list[tuple[Any, bool]]) -> Structure:
+    """Return a structure in which lists of images, of targets and of other values are leaves, unless a value is a whole
+    batch, and a list of dicts is one dict; `folded` takes the leaves, and whether they are lists of what the dicts
+    have."""
+    if node == LEAF:
+        folded.append((next(values), False))
+        return LEAF
+    kind, cls, keys, children = node
+    entries: list[Any] = []
+    if kind in ("list", "tuple") and cls is None and children and all(child == children[0] for child in children):
+        entries = [[next(values) for _ in range(leaf_count(child))] for child in children]
+        if children[0] == LEAF:
+            entries = [entry for [entry] in entries]
+            if all(map(_is_image, entries)) or all(map(_is_target, entries)):
+                folded.append((entries, False))
+                return LEAF
+            if not any(_is_target(entry) or getattr(entry, "ndim", 0) > 3 for entry in entries):
+                folded.append((entries, kind == "tuple"))
+                return LEAF if kind == "list" else (PER_IMAGE, None, kind, (LEAF,))
+            folded += [(entry, False) for entry in entries]
+            return node
+        batched = any(isinstance(value, torch.Tensor) and value.ndim > 3 for entry in entries for value in entry)
+        if children[0][0] in ("dict", "dataclass") and not batched:
+            folded += [(list(column), True) for column in zip(*entries, strict=True)]
+            return PER_IMAGE, None, kind, (children[0],)
+        values = iter([value for entry in entries for value in entry])
+    return kind, cls, keys, tuple([_folded(child, values, folded) for child in children])
+
+
+def _of_sample(node: Structure) -> Structure:
+    """Return the structure of a sample of a batch."""
+    if node == LEAF:
+        return LEAF
+    kind, cls, keys, children = node
+    return children[0] if kind == PER_IMAGE else (kind, cls, keys, tuple(map(_of_sample, children)))
+
+
+def _rebuilt(node: Structure, values: Iterator[Any]) -> Any:
+    if node == LEAF:
+        return next(values)
+    kind, _, keys, children = node
+    if kind != PER_IMAGE:
+        return rebuild(node, [_rebuilt(child, values) for child in children])
+    columns = [next(values) for _ in range(leaf_count(children[0]))]
+    parts = [unflatten(children[0], leaves) for leaves in zip(*columns, strict=True)]
+    return parts if keys == "list" else tuple(parts)
+
+
+def _kind_of(value: Any, place: str) -> str:
+    """Return what a leaf is.
+
+    Raises:
+        TypeError, ValueError: it looks like images of another dtype or layout.
+    """
+    entries: list[Any] = value if isinstance(value, list) else [value]
+    if _is_target(entries[0]):
+        return TARGETS[type(entries[0]).__name__]
+    if entries is value:
+        if not all(map(_is_image, entries)):
+            return "value"
+    elif not isinstance(value, torch.Tensor) or value.dim() not in (4, 5):
+        return "value"
+    elif value.dtype not in IMAGE_DTYPES:
+        raise TypeError(
+            f"{place} is {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}, but images are "
+            f"{DTYPES}; convert it, or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"
+        )
+    for images in entries:
+        *_, channels, _, width = images.shape
+        if channels > 4 >= width:
+            layout, axes = {3: ("", "2, 0, 1"), 4: ("N×", "0, 3, 1, 2"), 5: ("N×T×", "0, 1, 4, 2, 3")}[images.dim()]
+            raise ValueError(
+                f"{place} has shape {tuple(images.shape)}, which by its looks has its channels last, but images are "
+                f"{layout}C×H×W; write images.permute({axes}), which copies nothing"
+            )
+        if 0 in images.shape:
+            what = "images" if images.dim() > 3 and not len(images) else "pixels"
+            raise ValueError(f"{place} has no {what}: its shape is {tuple(images.shape)}")
+    if MASK_NAME.search(place.rpartition("[")[2]):
+        raise ValueError(
+            f"{place} has a mask's name, but would be resampled and normalized like images; declare it as "
+            "gpuload.Mask(tensor), N×H×W, or give images another name"
+        )
+    return "images"
+
+
+def _is_target(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ in TARGETS and kind.__module__.startswith(("gpuload.", "torchvision.tv_tensors"))
+
+
+def _is_image(value: Any) -> bool:
+    is_plane = isinstance(value, torch.Tensor) and value.dim() == 3 and value.dtype in IMAGE_DTYPES
+    return is_plane and not _is_target(value)
+
+
+def _no_images(structure: Structure, values: Sequence[Any]) -> str:
+    if len(values) == 1 and _is_image(values[0]):
+        return f"Augment takes batches, got one image of shape {tuple(values[0].shape)}; write augment(image[None])[0]"
+    return (
+        f"there are no images in {describe(structure, values)}: Augment takes tensors N×C×H×W, clips N×T×C×H×W, or "
+        f"lists of N tensors C×H×W, of {DTYPES}; arrays become tensors by torch.from_numpy"
+    )

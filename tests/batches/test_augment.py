@@ -1,0 +1,632 @@
+"""`gl.Augment`: what a Loader makes of the same samples, for batches of any loader."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+from torch.utils._pytree import tree_leaves, tree_structure
+
+import gpuload as gl
+from gpuload import transforms as T
+
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLASSIC = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4), NORMALIZE]
+GEOMETRY = [T.RandomResizedCrop(24), T.RandomAffine(20), T.RandomVerticalFlip(), T.GaussianBlur(3)]
+BACKENDS = ["torch", "kornia", "fused"]
+
+
+def photographs(count: int = 6, size_hw: tuple[int, int] = (40, 56), channels: int = 3, seed: int = 0) -> torch.Tensor:
+    """Return smooth images N×C×H×W, uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    rough = torch.rand(count, channels, 6, 7, generator=generator) * 255
+    smooth = torch.nn.functional.interpolate(rough, size_hw, mode="bicubic", align_corners=False)
+    return smooth.round().clamp(0, 255).to(torch.uint8)
+
+
+def ragged_photographs(count: int = 6) -> list[torch.Tensor]:
+    return [photographs(1, (30 + 3 * row, 52 - 2 * row), seed=row)[0] for row in range(count)]
+
+
+def as_image(image: torch.Tensor) -> gl.Image:
+    """Return a tensor C×H×W, or a clip T×C×H×W, as a sample of a Loader has it."""
+    return gl.Image(np.ascontiguousarray(image.movedim(-3, -1).numpy()), layout="HWC")
+
+
+def loaded(
+    samples: list[Any], transforms: Any, *, epoch: int = 0, batch: int = 0, size: int | None = None, **options: Any
+) -> Any:
+    """Return a batch of a Loader over these samples, in their order."""
+    with gl.Loader(
+        samples, size or len(samples), transforms=transforms, num_workers=0, device="cpu", **options
+    ) as loader:
+        loader.set_epoch(epoch)
+        return list(loader)[batch]
+
+
+def assert_same(batch: Any, other: Any) -> None:
+    leaves, others = tree_leaves(batch), tree_leaves(other)
+    assert tree_structure(batch) == tree_structure(other)
+    for leaf, expected in zip(leaves, others, strict=True):
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(leaf, expected, rtol=0, atol=0)
+        else:
+            assert leaf == expected
+
+
+# -- the bits of a Loader ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("transforms", [CLASSIC, GEOMETRY], ids=["classic", "geometry"])
+def test_whole_images_give_the_bits_of_a_loaders_batch(backend, transforms):
+    images = photographs()
+    expected = loaded([as_image(image) for image in images], transforms, epoch=3, seed=7, backend=backend)
+    augment = gl.Augment(transforms, seed=7, backend=backend)
+    assert_same(augment(images, epoch=3), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["channels_last", "sliced", "flipped", "list"])
+def test_images_may_lie_in_any_way(backend, layout):
+    images = photographs()
+    around = torch.zeros(6, 3, 50, 70, dtype=torch.uint8)
+    around[:, :, 3:43, 5:61] = images
+    ways = {
+        "channels_last": images.to(memory_format=torch.channels_last),
+        "sliced": around[:, :, 3:43, 5:61],
+        "flipped": torch.stack(list(images)[::-1]).flip(0),
+        "list": [image.clone() for image in images],
+    }
+    augment = gl.Augment(CLASSIC, backend=backend)
+    expected = augment(images, epoch=0, positions=range(6))
+    assert_same(augment(ways[layout], positions=range(6)), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_floats_give_the_bits_of_float_images(backend):
+    transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
+    images = photographs().float() / 255
+    expected = loaded([as_image(image) for image in images], transforms, backend=backend)
+    assert_same(gl.Augment(transforms, backend=backend)(images), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_count_as_float32(dtype):
+    images = (photographs().float() / 255).to(dtype)
+    transforms = [T.RandomResizedCrop(24), NORMALIZE]
+    assert_same(gl.Augment(transforms)(images), gl.Augment(transforms)(images.float()))
+
+
+def test_uint16_is_what_it_is_in_a_loader():
+    images = (photographs().int() * 257).to(torch.uint16)
+    transforms = [T.RandomResizedCrop(24), NORMALIZE]
+    assert_same(gl.Augment(transforms)(images), loaded([as_image(image) for image in images], transforms))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_of_different_sizes_come_as_a_list(backend):
+    images = ragged_photographs()
+    expected = loaded([as_image(image) for image in images], CLASSIC, backend=backend)
+    assert_same(gl.Augment(CLASSIC, backend=backend)(images), expected)
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_results_of_different_sizes_are_what_ragged_says(ragged):
+    images, transforms = ragged_photographs(), [T.RandomShortestSize([20, 26])]
+    expected = loaded([as_image(image) for image in images], transforms, ragged=ragged)
+    assert_same(gl.Augment(transforms, ragged=ragged)(images), expected)
+
+
+def test_padded_sizes_are_multiples():
+    images, transforms = ragged_photographs(), [T.RandomShortestSize([20, 26])]
+    padded, sizes = gl.Augment(transforms, ragged="pad", pad_to=32)(images)
+    assert {size % 32 for size in padded.shape[2:]} == {0}
+    expected, expected_sizes = gl.Augment(transforms, ragged="pad")(images)
+    assert_same(sizes, expected_sizes)
+    height, width = expected.shape[2:]
+    assert_same(padded[:, :, :height, :width], expected)
+    assert padded.sum() == expected.sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_clip_has_one_draw(backend):
+    clips = torch.stack([photographs(4, seed=seed) for seed in range(5)])
+    expected = loaded([as_image(clip) for clip in clips], CLASSIC, backend=backend)
+    found = gl.Augment(CLASSIC, backend=backend)(clips)
+    assert found.shape == (5, 4, 3, 24, 24)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_clips_of_different_sizes(ragged):
+    clips, transforms = torch.stack([photographs(4, seed=seed) for seed in range(5)]), [T.RandomShortestSize([20, 26])]
+    expected = loaded([as_image(clip) for clip in clips], transforms, ragged=ragged)
+    assert_same(gl.Augment(transforms, ragged=ragged)(clips), expected)
+
+
+def test_cameras_share_the_draws_of_their_sample():
+    top, wrist = photographs(seed=1), photographs(6, (30, 44), seed=2)
+    samples = [{"top": as_image(a), "wrist": as_image(b)} for a, b in zip(top, wrist, strict=True)]
+    expected = loaded(samples, CLASSIC)
+    state = torch.rand(6, 7)
+    batch = {"top": top, "wrist": wrist, "state": state, "task": ["lift"] * 6, "index": 4}
+    found = gl.Augment(CLASSIC)(batch)
+    assert_same(found["top"], expected["top"])
+    assert_same(found["wrist"], expected["wrist"])
+    assert found["state"] is state
+    assert (found["task"], found["index"]) == (["lift"] * 6, 4)
+    assert list(found) == list(batch)
+    assert_same(gl.Augment(CLASSIC)((top, wrist)), (expected["top"], expected["wrist"]))
+
+
+def test_views_come_as_a_list():
+    images = photographs()
+    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
+    expected = loaded([as_image(image) for image in images], transforms)
+    assert_same(gl.Augment(transforms)(images), list(expected))
+
+
+@pytest.mark.parametrize("mixing", [T.MixUp, T.CutMix])
+def test_labels_become_soft(mixing):
+    images, labels = photographs(), torch.tensor([0, 1, 2, 0, 1, 2])
+    transforms = [T.RandomResizedCrop(24), NORMALIZE, mixing(num_classes=3)]
+    samples = [(as_image(image), int(label)) for image, label in zip(images, labels, strict=True)]
+    expected = loaded(samples, transforms)
+    found = gl.Augment(transforms)(images, labels)
+    assert isinstance(found, tuple)
+    assert_same(list(found), list(expected))
+    assert_same(gl.Augment(transforms)({"pixel_values": images, "labels": labels})["labels"], expected[1])
+
+
+def test_clips_are_mixed_frame_by_frame():
+    clips, labels = torch.stack([photographs(3, seed=seed) for seed in range(4)]), torch.tensor([0, 1, 2, 0])
+    transforms = [T.RandomResizedCrop(24), NORMALIZE, T.MixUp(num_classes=3)]
+    samples = [(as_image(clip), int(label)) for clip, label in zip(clips, labels, strict=True)]
+    assert_same(list(gl.Augment(transforms)(clips, labels)), list(loaded(samples, transforms)))
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_module_at_the_end_draws_what_it_draws_in_a_loader(clip):
+    class Noise(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images + torch.rand_like(images)
+
+    images = torch.stack([photographs(2, seed=seed) for seed in range(4)]) if clip else photographs(4)
+    transforms = [T.RandomResizedCrop(24), NORMALIZE, Noise()]
+    expected = loaded([as_image(image) for image in images], transforms)
+    assert_same(gl.Augment(transforms)(images), expected)
+
+
+def test_a_custom_transform_is_called():
+    class Negative(T.Custom):
+        def apply(self, images, params):
+            return 255 - images
+
+    images = photographs()
+    transforms = [T.RandomResizedCrop(24), Negative(), T.RandomHorizontalFlip(), NORMALIZE]
+    expected = loaded([as_image(image) for image in images], transforms)
+    augment = gl.Augment(transforms)
+    assert_same(augment(images), expected)
+    assert_same(copy.deepcopy(augment)(images, positions=range(6)), expected)
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+BOXES = [[[2, 3, 30, 20], [10, 5, 50, 39]], [[0, 0, 12, 39]], np.zeros((0, 4)), [[5, 6, 25, 30]] * 3]
+DETECTION = [
+    T.RandomHorizontalFlip(), T.RandomIoUCrop(), T.RandomCrop(20, pad_if_needed=True), T.SanitizeBoundingBoxes(),
+    NORMALIZE,
+]  # fmt: skip
+
+
+def detection() -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Return images, and for each boxes, labels, keypoints, and a mask for each box."""
+    images, targets = photographs(4), []
+    for row, boxes in enumerate(BOXES):
+        array = np.array(boxes, np.float32)
+        masks = np.zeros((len(array), 40, 56), np.uint8)
+        for mask, (left, top, right, bottom) in zip(masks, array.astype(int), strict=True):
+            mask[top:bottom, left:right] = 1
+        labels = torch.arange(len(array)) + 10 * row
+        targets.append({"boxes": gl.Boxes(array), "labels": labels, "masks": gl.Mask(masks), "name": f"image {row}"})
+    return images, targets
+
+
+def test_a_list_of_one_dict_for_each_image_moves_with_the_images():
+    images, targets = detection()
+    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
+    expected_images, expected = loaded(samples, DETECTION)
+    found_images, found = gl.Augment(DETECTION)(images, targets)
+    assert_same(found_images, expected_images)
+    assert sum(len(target["boxes"]) for target in found) < 6  # some were left out
+    assert_same(found, expected)
+
+
+def test_lists_of_boxes_and_what_belongs_to_them_move_with_the_images():
+    images, targets = detection()
+    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
+    _, expected = loaded(samples, DETECTION)
+    batch = {name: [target[name] for target in targets] for name in ("boxes", "labels", "masks")}
+    _, found = gl.Augment(DETECTION)(images, batch)
+    assert_same(found["boxes"], [target["boxes"] for target in expected])
+    assert_same(found["labels"], [target["labels"] for target in expected])
+    assert_same(found["masks"], [target["masks"] for target in expected])
+    _, found = gl.Augment(DETECTION)(images, {name: tuple(entries) for name, entries in batch.items()})
+    assert_same(found["labels"], tuple([target["labels"] for target in expected]))
+
+
+def test_torchvisions_tensors_are_targets():
+    torchvision()
+    from torchvision import tv_tensors
+
+    images, targets = detection()
+    _, expected = gl.Augment(DETECTION)(images, targets)
+    for target in targets:
+        boxes, masks = torch.from_numpy(target["boxes"].array), torch.from_numpy(target["masks"].array)
+        target["boxes"] = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(40, 56))
+        target["masks"] = tv_tensors.Mask(masks)
+    _, found = gl.Augment(DETECTION)(tv_tensors.Image(images), targets)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("form", ["one", "list", "torchvision"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masks_move_with_the_images(backend, form):
+    images, masks = photographs(), photographs(channels=1, seed=4)[:, 0] // 32
+    samples = [(as_image(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
+    expected = loaded(samples, GEOMETRY, backend=backend)
+    if form == "torchvision":
+        torchvision()
+        from torchvision import tv_tensors
+
+        target = tv_tensors.Mask(masks)
+    else:
+        target = gl.Mask(masks) if form == "one" else [gl.Mask(mask) for mask in masks]
+    found = gl.Augment(GEOMETRY, backend=backend)(images, {"masks": target})
+    assert_same(found[0], expected[0])
+    assert_same(found[1]["masks"], expected[1])
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_masks_have_the_form_of_their_images(ragged):
+    images, transforms = ragged_photographs(4), [T.RandomShortestSize([20, 26])]
+    masks = [gl.Mask(image[0] // 32) for image in images]
+    samples = [(as_image(image), mask) for image, mask in zip(images, masks, strict=True)]
+    expected = loaded(samples, transforms, ragged=ragged)
+    assert_same(list(gl.Augment(transforms, ragged=ragged)(images, masks)), list(expected))
+
+
+def test_keypoints_of_all_images_stay_one_tensor():
+    images, points = photographs(), torch.rand(6, 5, 2) * 40
+    samples = [(as_image(image), gl.Keypoints(point)) for image, point in zip(images, points, strict=True)]
+    expected = loaded(samples, GEOMETRY[:3])
+    _, found = gl.Augment(GEOMETRY[:3])(images, gl.Keypoints(points))
+    assert_same(found, torch.stack(expected[1]))
+
+
+def test_targets_of_each_view_come_as_a_list():
+    images, masks = photographs(), photographs(channels=1, seed=4)[:, 0] // 32
+    transforms = [T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]]), NORMALIZE]
+    samples = [(as_image(image), gl.Mask(mask)) for image, mask in zip(images, masks, strict=True)]
+    assert_same(list(gl.Augment(transforms)(images, gl.Mask(masks))), list(loaded(samples, transforms)))
+
+
+def test_lists_of_instances_masks_have_views_as_images_have():
+    images, targets = detection()
+    batch = {name: [target[name] for target in targets] for name in ("boxes", "masks")}
+    views = T.MultiView([[T.RandomResizedCrop(24)], [T.RandomResizedCrop(12)]])
+    _, found = gl.Augment([views, NORMALIZE])(images, batch)
+    assert [[tuple(mask.shape) for mask in view] for view in found["masks"]] == [
+        [(len(boxes), size, size) for boxes in BOXES] for size in (24, 12)
+    ]
+
+
+@pytest.mark.parametrize("gathering", [T.Mosaic((40, 56)), T.CopyPaste()], ids=["Mosaic", "CopyPaste"])
+def test_samples_are_put_together(gathering):
+    images, targets = detection()
+    transforms = [T.RandomHorizontalFlip(), gathering, T.Resize((24, 32)), NORMALIZE]
+    for target in targets:
+        del target["name"]
+    samples = [(as_image(image), target) for image, target in zip(images, targets, strict=True)]
+    assert_same(list(gl.Augment(transforms)(images, targets)), list(loaded(samples, transforms)))
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
+
+
+def test_positions_count_on_from_batch_to_batch():
+    images = photographs(12)
+    samples = [as_image(image) for image in images]
+    augment = gl.Augment(CLASSIC, seed=5)
+    for batch in range(3):
+        expected = loaded(samples, CLASSIC, seed=5, batch=batch, size=4)
+        assert_same(augment(images[4 * batch : 4 * batch + 4]), expected)
+
+
+def test_a_rank_has_positions_of_its_own(monkeypatch):
+    images = photographs(8)
+    whole = gl.Augment(CLASSIC)
+    first, second = whole(images), whole(images)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        augment, part = gl.Augment(CLASSIC), slice(4 * rank, 4 * rank + 4)
+        assert_same(augment(images[part]), first[part])
+        assert_same(augment(images[part]), second[part])
+
+
+def test_draws_of_given_positions_do_not_depend_on_the_batch():
+    images = photographs()
+    augment = gl.Augment(CLASSIC)
+    expected = augment(images, positions=np.arange(10, 16), epoch=2)
+    assert_same(augment(images[3:], positions=torch.arange(13, 16), epoch=2), expected[3:])
+    assert_same(augment(images), augment(images, positions=range(6)))  # they did not count
+
+
+def test_a_resumed_module_draws_the_same():
+    images = photographs()
+    network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
+    network[0].set_epoch(2)
+    network(images)
+    state = pickle.loads(pickle.dumps(network.state_dict()))
+    expected = network(images)
+    resumed = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
+    resumed.load_state_dict(state)
+    resumed[0].set_epoch(2)  # as a loop does before each epoch
+    assert resumed[0].epoch == 2
+    assert_same(resumed(images), expected)
+
+
+def test_an_epoch_begins_at_position_0():
+    images, augment = photographs(), gl.Augment(CLASSIC)
+    first = augment(images)
+    augment.set_epoch(1)
+    assert not torch.equal(augment(images), first)
+    augment.set_epoch(0)
+    assert_same(augment(images), first)
+    augment.set_epoch(0)
+    assert_same(augment(images), first)
+
+
+@pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
+def test_numbers_of_no_axes_pass_through(scalar):
+    images, augment = photographs(4), gl.Augment(CLASSIC)
+    assert augment({"image": images, "step": scalar})["step"] is scalar
+    assert augment({"image": images, "step": scalar, "target": gl.Mask(images[:, 0])})["step"] is scalar
+
+
+def test_threads_take_turns():
+    """Without this, both would write into the memory that stages keep, and results of one would be the other's."""
+    images, threads, returned = photographs(), [], []
+
+    def start_another(batch: torch.Tensor) -> torch.Tensor:
+        if not threads:
+            threads.append(threading.Thread(target=lambda: returned.append(augment(images))))
+            threads[0].start()
+            threads[0].join(0.2)
+            assert not returned
+        return batch
+
+    augment = gl.Augment([*CLASSIC, T.Lambda(start_another)])
+    first = augment(images)
+    threads[0].join()
+    assert_same(first, augment(images, positions=range(6)))
+    assert_same(returned[0], augment(images, positions=range(6, 12)))
+
+
+# -- a module among modules --------------------------------------------------------------------------------------------
+
+
+def test_it_has_no_parameters_and_eval_changes_nothing():
+    augment = gl.Augment(CLASSIC)
+    assert not [*augment.parameters(), *augment.buffers()]
+    assert "RandomResizedCrop(size=(24, 24))" in repr(augment)
+    images = photographs()
+    assert_same(augment.eval().to(torch.float64)(images), gl.Augment(CLASSIC)(images))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_goes_on_as_the_original(duplicate):
+    images, augment = photographs(), gl.Augment(CLASSIC)
+    augment(images)
+    assert_same(duplicate(augment)(images), augment(images))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference", "autocast"],
+)
+def test_it_works_within(around):
+    images = photographs()
+    expected = gl.Augment(CLASSIC)(images)
+    with around:
+        found = gl.Augment(CLASSIC)(images.clone())
+    assert not found.is_inference()
+    assert_same(found, expected)
+
+
+def test_what_comes_after_it_learns():
+    network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Conv2d(3, 2, 3))
+    network(photographs()).sum().backward()
+    assert network[1].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_torch_compile_leaves_it_alone():
+    images = photographs()
+    compiled = torch.compile(torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()), backend="eager")
+    eager = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten())
+    for _ in range(3):
+        assert_same(compiled(images), eager(images))
+
+
+@pytest.mark.slow
+def test_it_is_a_part_of_a_distributed_model(tmp_path):
+    images = photographs()
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Conv2d(3, 2, 3))
+        parallel = torch.nn.parallel.DistributedDataParallel(network)
+        parallel(images).sum().backward()
+        assert_same(network[0](images), gl.Augment(CLASSIC)(images, positions=range(6, 12)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("torch", "images: copied once, to N×H×W×C, unless channels_last"),
+        ("fused", "images: read where they are, if uint8"),
+    ],
+)
+def test_the_plan_says_how_images_are_read(backend, how):
+    assert how in str(gl.Augment(CLASSIC, backend=backend, device="cpu").plan())
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.full((4, 3, 40, 56), 255.0), "batch holds floats from 255 to 255, but images of floats are 0 … 1; "
+         "pass levels 0 … 255 as uint8, normalize by T.Normalize among the transforms and not before"),
+        (torch.full((4, 3, 40, 56), torch.nan), "batch holds floats from nan to nan"),
+        (torch.zeros(4, 1, 40, 56, dtype=torch.uint8), "Normalize has 3 means and stds, but image 0 has 1 channel"),
+        ([torch.zeros(3, 40, 56), torch.zeros(1, 40, 56)], "the images of a batch must be of one dtype and have the "
+         "same number of channels, but batch[0] is float32 of shape (3, 40, 56) and batch[1] float32 of shape "
+         "(1, 40, 56) (C×H×W); convert them before"),
+        (torch.zeros(4, 3, 40, 56, requires_grad=True), "batch requires gradients, but augmentation is not "
+         "differentiable; pass batch.detach(), or call it within torch.no_grad()"),
+    ],
+)  # fmt: skip
+def test_images_that_are_refused(images, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment([T.RandomResizedCrop(24), NORMALIZE])(images)
+
+
+def test_colours_of_floats_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=re.escape("ColorJitter takes images of uint8, but image 0 is float32")):
+        gl.Augment(CLASSIC)(torch.zeros(2, 3, 40, 56))
+
+
+def test_gradients_are_of_no_interest_where_there_are_none():
+    images = torch.zeros(2, 3, 40, 56, requires_grad=True)
+    with torch.no_grad():
+        assert not gl.Augment([T.RandomResizedCrop(24)])(images).requires_grad
+
+
+def test_a_mask_of_another_size():
+    message = (
+        "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] "
+        "has 20×56; give each image its own mask, not resized before it"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment(CLASSIC)(photographs(4), gl.Mask(np.zeros((4, 20, 56))))
+
+
+def test_targets_of_images_of_two_sizes():
+    batch = {"a": photographs(4), "b": photographs(4, (30, 30)), "mask": gl.Mask(np.zeros((4, 40, 56)))}
+    message = 'must be of one size, but sample["a"] has 40×56 and sample["b"] 30×30 (height × width)'
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment(CLASSIC)(batch)
+
+
+def test_targets_where_images_are_mixed():
+    with pytest.raises(ValueError, match="MixUp mixes images, but masks, boxes and keypoints cannot be mixed"):
+        gl.Augment([NORMALIZE, T.MixUp(num_classes=3)])(photographs(4), gl.Mask(np.zeros((4, 40, 56))))
+
+
+def test_arrays_that_stay_behind_are_warned_of_once():
+    images, masks = photographs(4), torch.zeros(4, 40, 56, dtype=torch.int64)
+    augment = gl.Augment(GEOMETRY)
+    with pytest.warns(RuntimeWarning, match="stays as it is while the transforms move the image's pixels") as warned:
+        augment(images, {"mask": masks})
+    assert warned[0].filename == __file__
+    augment(images, {"mask": masks})  # a second warning would be an error
+
+
+def test_an_odd_batch_cannot_be_mixed():
+    message = "CutMix takes images in groups of 2, but there are 5 in this batch; give a multiple of 2"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment([T.Resize((9, 9)), NORMALIZE, T.CutMix(num_classes=3)])(photographs(5), torch.zeros(5))
+
+
+def test_frames_cannot_be_chosen_any_more():
+    with pytest.raises(ValueError, match="UniformTemporalSubsample chooses frames before they are decoded"):
+        gl.Augment([T.UniformTemporalSubsample(4)])
+
+
+@pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
+def test_positions_that_are_none(positions):
+    with pytest.raises(ValueError, match="positions must be 4 integers of at least 0, one for each image, got"):
+        gl.Augment(CLASSIC)(photographs(4), positions=positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"seed": -1}, ValueError),
+        ({"seed": "a"}, TypeError),
+        ({"backend": "jax"}, ValueError),
+        ({"ragged": "no"}, ValueError),
+        ({"pad_to": 32}, ValueError),
+        ({"device": "tpu"}, ValueError),
+        ({"dtype": "uint8"}, ValueError),
+    ],
+)
+def test_arguments_are_checked_as_it_is_made(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        gl.Augment(CLASSIC, **options)
+
+
+def test_an_image_that_a_crop_does_not_fit_is_named():
+    images = [*ragged_photographs(3), torch.zeros(3, 10, 10, dtype=torch.uint8)]
+    with pytest.raises(ValueError, match=re.escape("image 3 of the batch: ")):
+        gl.Augment([T.RandomCrop(24)])(images)
+
+
+def test_workers_of_a_dataloader_would_draw_the_same(monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
+    images, augment = photographs(), gl.Augment(CLASSIC)
+    message = (
+        "Augment counts positions in its own process, so in each worker of a DataLoader it would draw the same; call "
+        "it on the batches in the training loop, or give it positions=…"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        augment(images)
+    augment(images, positions=range(6))
+
+
+def test_it_has_to_be_given_something():
+    with pytest.raises(TypeError, match="there are no images in"):
+        gl.Augment(CLASSIC)()
+
+
+def test_a_mosaic_takes_four():
+    images, targets = detection()
+    message = "Mosaic takes images in groups of 4, but there are 3 in this batch; give a multiple of 4"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment([T.Mosaic((40, 56))])(images[:3], targets[:3])
+
+
+def test_a_state_that_is_none():
+    message = "the state of an Augment is its epoch and next position, a tensor (2,), got 3"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment(CLASSIC).load_state_dict({"_extra_state": 3})
+
+
+def test_kornias_masks_are_told_what_to_write():
+    with pytest.raises(ValueError, match=re.escape("got shape (4, 1, 40, 56); write mask[:, 0]")):
+        gl.Mask(np.zeros((4, 1, 40, 56)))

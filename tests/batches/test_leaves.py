@@ -1,0 +1,156 @@
+"""A batch of any loader is taken apart by types and shapes."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from originals import torchvision
+
+import gpuload as gl
+from gpuload.batches.leaves import BatchTree
+
+IMAGES = torch.zeros(2, 3, 8, 9, dtype=torch.uint8)
+MASK = np.zeros((8, 9), np.uint8)
+BOXES = gl.Boxes([[1, 2, 3, 4]])
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclass
+class Scene:
+    image: torch.Tensor
+    text: str
+
+
+def kinds(batch: Any) -> list[str]:
+    return [leaf.kind for leaf in BatchTree(batch).leaves]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (IMAGES, ["images"]),
+        (torch.zeros(2, 4, 3, 8, 9), ["images"]),
+        ([IMAGES[0], IMAGES[0, :, :5]], ["images"]),
+        ((IMAGES, IMAGES), ["images", "images"]),
+        ([IMAGES, torch.zeros(2)], ["images", "value"]),
+        ({"image": IMAGES, "pair": [torch.zeros(2, 4, 4), torch.zeros(2)]}, ["images", "value"]),
+        ((IMAGES, ("a", "b"), (IMAGES, 1)), ["images", "value", "images", "value"]),
+        (Pair(IMAGES, torch.zeros(2, 5)), ["images", "value"]),
+        (Scene(IMAGES, "a"), ["images", "value"]),
+        ({"state": torch.zeros(2, 7), "image": IMAGES, "task": ["a", "b"]}, ["images", "value", "value"]),
+        ((IMAGES, gl.Mask(np.zeros((2, 8, 9)))), ["images", "mask"]),
+        ((IMAGES, [BOXES, BOXES], gl.Keypoints(np.zeros((2, 5, 2)))), ["images", "points", "points"]),
+        ((IMAGES, [{"boxes": BOXES, "name": "a"}] * 2), ["images", "points", "value"]),
+        ((IMAGES, [{"labels": torch.zeros(3)}, {"labels": torch.zeros(4)}, {"labels": 1}]), ["images", "value"]),
+        ((IMAGES, [{"a": 1}, {"b": 2}]), ["images", "value", "value"]),
+        ([OrderedDict(image=IMAGES), OrderedDict(image=IMAGES)], ["images", "images"]),
+    ],
+)
+def test_leaves_are_what_they_look_like(batch, expected):
+    assert kinds(batch) == expected
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (IMAGES, [{"labels": 1, "boxes": BOXES}] * 2),
+        [IMAGES, ({"labels": 1}, {"labels": 2})],
+        Pair(IMAGES, {"a": [torch.zeros(3), torch.zeros(4)], "b": (1, [2, 3])}),
+        (IMAGES, ("a", "b"), ["c", None]),
+        [OrderedDict(image=IMAGES), OrderedDict(image=IMAGES)],
+        Scene(IMAGES, "a"),
+    ],
+)
+def test_a_batch_is_rebuilt_as_it_was(batch):
+    tree = BatchTree(batch)
+    rebuilt = tree.rebuilt([leaf.value for leaf in tree.leaves])
+    assert type(rebuilt) is type(batch)
+    assert repr(rebuilt) == repr(batch)
+
+
+def test_a_sample_has_what_belongs_to_its_image():
+    masks, labels = torch.stack([torch.zeros(8, 9), torch.ones(8, 9)]), [torch.zeros(3), torch.ones(4)]
+    batch = {"image": IMAGES, "mask": gl.Mask(masks), "labels": labels, "boxes": [BOXES, BOXES], "id": 7}
+    sample = BatchTree(batch).sample(1)
+    assert isinstance(sample["image"], gl.Image)
+    assert sample["image"].hwc.shape[:2] == (8, 9)
+    assert sample["mask"].array.shape == (8, 9)
+    assert sample["labels"] is labels[1]
+    assert sample["boxes"] is BOXES
+    assert sample["id"] == 7
+
+
+def test_a_tuple_has_an_entry_for_each_image_as_a_list_has():
+    sample = BatchTree({"image": IMAGES, "names": ("a", "b"), "labels": (torch.zeros(3), torch.ones(4))}).sample(1)
+    assert sample["names"] == "b"
+    assert len(sample["labels"]) == 4
+
+
+@pytest.mark.parametrize("scalar", [torch.tensor(3), np.array(3)])
+def test_numbers_of_no_axes_belong_to_all_images(scalar):
+    assert BatchTree({"image": IMAGES, "step": scalar}).sample(1)["step"] is scalar
+
+
+def test_torchvisions_tensors_are_told_by_their_types():
+    torchvision()
+    from torchvision import tv_tensors
+
+    boxes = tv_tensors.BoundingBoxes(torch.zeros(3, 4), format="XYXY", canvas_size=(8, 9))
+    batch = tv_tensors.Image(IMAGES), tv_tensors.Mask(torch.zeros(2, 1, 8, 9)), [boxes, boxes]
+    assert kinds(batch) == ["images", "mask", "points"]
+
+
+LAST = "which by its looks has its channels last, but images are"
+NONE = (
+    "Augment takes tensors N×C×H×W, clips N×T×C×H×W, or lists of N tensors C×H×W, of uint8, uint16, or floats of 0 … 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (torch.zeros(4, 40, 56, 3), ValueError,
+         f"batch has shape (4, 40, 56, 3), {LAST} N×C×H×W; write images.permute(0, 3, 1, 2), which copies nothing"),
+        (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LAST} N×T×C×H×W; write images.permute(0, 1, 4, 2, 3)"),
+        ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LAST} C×H×W; write images.permute(2, 0, 1)"),
+        (torch.zeros(4, 3, 8, 9, dtype=torch.int64), TypeError,
+         "batch is int64 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1; convert it, or "
+         "declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
+        (torch.zeros(4, 3, 8, 9, dtype=torch.float8_e5m2), TypeError,
+         "batch is float8_e5m2 of shape (4, 3, 8, 9), but images are uint8, uint16, or floats of 0 … 1"),
+        ({"image": IMAGES, "masks": torch.zeros(2, 1, 8, 9)}, ValueError, 'batch["masks"] has a mask\'s name, but would'
+         " be resampled and normalized like images; declare it as gpuload.Mask(tensor), N×H×W, or give images another "
+         "name"),
+        (torch.zeros(4, 0, 8, 9), ValueError, "batch has no pixels: its shape is (4, 0, 8, 9)"),
+        (torch.zeros(0, 3, 8, 9), ValueError, "batch has no images: its shape is (0, 3, 8, 9)"),
+        (torch.zeros(3, 8, 9), TypeError,
+         "Augment takes batches, got one image of shape (3, 8, 9); write augment(image[None])[0]"),
+        ({"image": np.zeros((4, 8, 9, 3))}, TypeError, "there are no images in {'image': float64 array 4×8×9×3}: "
+         f"{NONE}; arrays become tensors by torch.from_numpy"),
+        ((), TypeError, "there are no images in (): "),
+        ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, 'batch["b"] has 3 images, but '
+         'batch["a"] has 4 images; give one entry for each image, along the first axis or in a list'),
+        ((IMAGES, gl.Mask(np.zeros((3, 8, 9)))), ValueError,
+         "batch[1] has 3 entries, but batch[0] has 2 images; give one entry for each image"),
+        ((IMAGES, [gl.Mask(MASK)] * 3), ValueError, "batch[1] has 3 entries, but batch[0] has 2"),
+        ((IMAGES, BOXES), TypeError,
+         "batch[1] holds the boxes of one image, Boxes; give a list with one for each image, empty where there are "
+         "none"),
+    ],
+)  # fmt: skip
+def test_batches_that_are_refused(batch, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        BatchTree(batch)
+
+
+def test_a_mask_file_is_refused():
+    tree = BatchTree((IMAGES, [gl.Mask(gl.Encoded(b"", mode="L"))] * 2))
+    message = "batch[1] holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        tree.sample(0)

@@ -1,0 +1,308 @@
+"""`gl.Augment` on a GPU: the batches of a Loader there, on the caller's current stream, without a wait of the host."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+import torch
+from batches.test_augment import CLASSIC, GEOMETRY, NORMALIZE, as_image, assert_same, photographs, ragged_photographs
+from torch.utils._pytree import tree_leaves, tree_map
+
+import gpuload as gl
+from gpuload import transforms as T
+
+pytestmark = pytest.mark.cuda
+
+BACKENDS = ["torch", "kornia", "fused"]
+HERE = torch.device("cuda", 0)
+CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
+LONG = 20_000_000  # cycles, some ten milliseconds
+Made = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the same as samples, options
+
+
+def clips() -> torch.Tensor:
+    return torch.stack([photographs(2, seed=seed) for seed in range(6)])
+
+
+def images(transforms: list[Any], batch: Any, **options: Any) -> Made:
+    return transforms, batch, [as_image(image) for image in batch], options
+
+
+def with_others(transforms: list[Any], batch: Any, others: Any, **options: Any) -> Made:
+    samples = [(as_image(image), other) for image, other in zip(batch, others, strict=True)]
+    return transforms, (batch, others), samples, options
+
+
+def cameras() -> Made:
+    top, wrist = photographs(seed=1), photographs(6, (30, 44), seed=2)
+    samples = [{"top": as_image(a), "wrist": as_image(b)} for a, b in zip(top, wrist, strict=True)]
+    return CLASSIC, {"top": top, "wrist": wrist}, samples, {}
+
+
+def segmented(**options: Any) -> Made:
+    batch = ragged_photographs()
+    return with_others(
+        [T.RandomShortestSize([20, 26]), NORMALIZE], batch, [gl.Mask(image[0]) for image in batch], **options
+    )
+
+
+def detected() -> Made:
+    targets = []
+    for row in range(6):
+        boxes = np.array([[at, at, at + 30, at + 20] for at in range(1 + row % 3)], np.float32)
+        masks = gl.Mask(photographs(len(boxes), channels=1, seed=row)[:, 0] // 128)
+        targets.append({"boxes": gl.Boxes(boxes), "labels": torch.arange(len(boxes)), "masks": masks})
+    transforms = [T.RandomIoUCrop(), T.Resize((24, 24)), T.SanitizeBoundingBoxes(), NORMALIZE]
+    return with_others(transforms, photographs(), targets)
+
+
+KINDS = {
+    "classic": lambda: images(CLASSIC, photographs()),
+    "geometry": lambda: images(GEOMETRY, photographs()),
+    "floats": lambda: images(CROPS, photographs() / 255),
+    "list": lambda: images(CLASSIC, ragged_photographs()),
+    "clips": lambda: images(CLASSIC, clips(), dtype="float16", memory_format="channels_last"),
+    "cameras": cameras,
+    "masks": lambda: with_others(CROPS, photographs(), [gl.Mask(image[0] // 32) for image in photographs()]),
+    "masks, padded": lambda: segmented(ragged="pad", pad_to=16),
+    "masks, lists": lambda: segmented(ragged="list"),
+    "boxes": detected,
+    "mixed": lambda: with_others([*CROPS, T.MixUp(num_classes=3)], photographs(), torch.tensor([0, 1, 2, 0, 1, 2])),
+    "erased": lambda: images([*CROPS, T.RandomErasing(0.8, value="random")], photographs()),
+}
+
+
+def moved(batch: Any, device: Any = HERE) -> Any:
+    """A batch whose images, masks and labels are on the device; boxes are not."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, gl.Mask):
+            return gl.Mask(torch.as_tensor(leaf.array).to(device))
+        return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(move, batch)
+
+
+def on_host(batch: Any) -> Any:
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def read_late(batch: torch.Tensor) -> torch.Tensor:
+    torch.cuda._sleep(LONG)
+    return batch.clone()
+
+
+# -- the batches of a Loader -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_has_the_bits_of_a_loaders(kind, backend):
+    transforms, batch, samples, options = KINDS[kind]()
+    options["backend"] = backend
+    with gl.Loader(samples, 6, transforms=transforms, num_workers=0, device="cuda", seed=7, **options) as loader:
+        expected = next(iter(loader))
+    found = gl.Augment(transforms, seed=7, **options)(moved(batch))
+    assert {leaf.device for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)} == {HERE}
+    expected = on_host(expected)
+    assert_same(on_host(found), tuple(expected) if isinstance(found, tuple) else expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("locked", [False, True])
+def test_batches_on_the_cpu_are_augmented_on_the_device(backend, locked):
+    batch = photographs()
+    expected = gl.Augment(CLASSIC, backend=backend)(batch.to(HERE))
+    augment = gl.Augment(CLASSIC, backend=backend, device="cuda")
+    found = augment({"images": batch.pin_memory() if locked else batch, "name": "x"})
+    assert found["images"].device == HERE
+    assert found["name"] == "x"
+    assert_same(found["images"].cpu(), expected.cpu())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["channels_last", "sliced", "every second", "H×W×C"])
+def test_images_may_lie_in_any_way(backend, layout):
+    batch = photographs().to(HERE)
+    around = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=HERE)
+    around[:, :, 3:43, 5:61] = batch
+    apart = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=HERE)
+    apart[..., ::2] = batch
+    ways = {
+        "channels_last": batch.to(memory_format=torch.channels_last),
+        "sliced": around[:, :, 3:43, 5:61],
+        "every second": apart[..., ::2],
+        "H×W×C": batch.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    }
+    augment = gl.Augment(CLASSIC, backend=backend)
+    expected = augment(batch, positions=range(6))
+    assert_same(augment(ways[layout], positions=range(6)).cpu(), expected.cpu())
+
+
+# -- streams, waits and memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_works_on_the_current_stream(backend):
+    """On which the batch comes late, and is read late, without an event."""
+    batch, augment = photographs().to(HERE), gl.Augment(CLASSIC, backend=backend)
+    expected = [augment(batch, positions=range(at, at + 6)).cpu() for at in range(2)]
+    stream, found = torch.cuda.Stream(), []
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for at in range(2):
+            late = read_late(batch)
+            found.append(read_late(augment(late, positions=range(at, at + 6))))
+            del late
+            assert torch.cuda.current_stream() == stream
+    stream.synchronize()
+    for own, other in zip(found, expected, strict=True):
+        assert_same(own.cpu(), other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_batch_waits(kind, backend):
+    transforms, batch, _, options = KINDS[kind]()
+    augment, batch = gl.Augment(transforms, backend=backend, **options), moved(batch)
+    augment(batch)  # what is made once
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(2):
+            augment(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_page_locked_memory_is_not_waited_for():
+    augment, batch = gl.Augment(CLASSIC, device="cuda"), photographs()
+    expected = augment(batch, positions=range(6)).cpu()
+    locked = batch.pin_memory()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda._sleep(LONG)
+        found = augment(locked, positions=range(6))
+        del locked  # its memory is not given again while it is read
+        other = torch.full_like(batch, 9).pin_memory()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_same(found.cpu(), expected)
+    assert (other == 9).all()
+
+
+def test_many_batches_leave_no_memory_on_the_device():
+    augment, batch, used = gl.Augment(CLASSIC), photographs(2).to(HERE), []
+    for _ in range(6):
+        augment(batch)
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    assert used[-1] == used[1]
+
+
+def test_two_devices_in_turn():
+    if torch.cuda.device_count() < 2:
+        lacking.skip("two GPUs")
+    seen: list[int] = []
+
+    def note(images: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.cuda.current_device())
+        return images
+
+    batch, augment = photographs(), gl.Augment([*CLASSIC, T.Lambda(note)])
+    expected = augment(batch.to(HERE), positions=range(6)).cpu()
+    for index in (1, 0, 1, 0):
+        found = augment(batch.to(torch.device("cuda", index)), positions=range(6))
+        assert found.device.index == index
+        assert torch.cuda.current_device() == 0
+        assert_same(found.cpu(), expected)
+    assert seen == [0, 1, 0, 1, 0]  # for a function of the user's the device of its images is the current one
+    assert "cuda:0" in str(augment.plan())
+
+
+def test_a_plan_compiles_what_batches_need():
+    augment = gl.Augment(CROPS, device="cuda")
+    plan = augment.plan()
+    augment(photographs())
+    assert augment.plan() == plan
+    assert list(augment._stages) == [HERE]
+
+
+# -- a module among modules --------------------------------------------------------------------------------------------
+
+
+def test_it_goes_with_its_network_to_the_device():
+    """Where images are augmented does not change by that, nor do positions: it has no parameters."""
+    batch = photographs()
+    network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
+    network(batch)
+    assert network(batch).device.type == "cpu"
+    state = network.state_dict()
+    expected = network(batch.to(HERE)).cpu()
+    resumed = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
+    resumed.load_state_dict(tree_map(lambda leaf: leaf.to(HERE), dict(state)))  # as map_location="cuda" makes it
+    assert_same(resumed(batch.to(HERE)).cpu(), expected)
+
+
+def test_what_comes_after_it_learns_and_autocast_changes_nothing():
+    batch, augment = photographs().to(HERE), gl.Augment(CLASSIC)
+    expected = augment(batch, positions=range(6))
+    convolution = torch.nn.Conv2d(3, 2, 3).to("cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = augment(batch, positions=range(6))
+        convolution(found).sum().backward()
+    assert_same(found.cpu(), expected.cpu())
+    assert convolution.weight.grad is not None
+    assert float(convolution.weight.grad.abs().sum()) > 0
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_floats_on_the_device_are_not_looked_at():
+    beyond = torch.full((4, 3, 30, 30), 255.0)
+    with pytest.raises(ValueError, match="holds floats from 255 to 255"):
+        gl.Augment(CROPS, device="cuda")(beyond)
+    assert gl.Augment(CROPS)(beyond.to(HERE)).isfinite().all()
+
+
+@pytest.mark.parametrize("target", ["boxes", "keypoints"])
+def test_boxes_and_keypoints_on_the_device(target):
+    with pytest.raises(
+        ValueError, match=re.escape("takes numbers on the CPU, where they are moved, got a tensor on cuda:0")
+    ):
+        gl.Boxes(torch.zeros(1, 4, device=HERE)) if target == "boxes" else gl.Keypoints(torch.zeros(1, 2, device=HERE))
+
+
+def test_positions_on_the_device():
+    with pytest.raises(ValueError, match="positions are on cuda:0; give them on the CPU, so that nothing waits for it"):
+        gl.Augment(CROPS)(photographs().to(HERE), positions=torch.arange(6, device=HERE))
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "message"),
+    [
+        ("cpu", ["cuda:0"], "Augment works on cpu; bring images and masks to one device, and give"),
+        ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
+        ("cuda", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda"),
+        (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but batch[0] is on cuda:0"),
+        (None, ["cpu", "cuda:0"], "batch[1] is on cuda:0, but batch[0] is on cpu"),
+        (None, ["cuda:0", "cpu"], "batch[1] is on cpu, but batch[0] is on cuda:0"),
+    ],
+)  # fmt: skip
+def test_images_on_another_device(device, batch, message):
+    if "cuda:1" in batch and torch.cuda.device_count() < 2:
+        lacking.skip("two GPUs")
+    given = tuple(photographs().to(place) for place in batch)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gl.Augment(CROPS, device=device)(*given)
+
+
+def test_a_mask_on_the_device_beside_images_on_the_cpu():
+    batch = photographs()
+    with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but batch[0] is on cpu")):
+        gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(HERE)))

@@ -1,0 +1,340 @@
+"""`gl.Augment` on the simulated device: the numbers of the CPU, on the caller's current stream alone, without a wait of
+the host, and without a copy but the input's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lacking
+import numpy as np
+import pytest
+import torch
+from bits.running import in_batches
+from matrix import matrix
+from originals import torchvision
+from parity.usable import needs
+from simulated.machine import HostWait
+from simulated.running import assert_equal
+from simulated.runtime import simulated
+from torch.utils._pytree import tree_map
+
+import gpuload as gl
+from gpuload import transforms as T
+
+BACKENDS = ("torch", "kornia", "fused")
+NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
+CROPS = [T.RandomCrop(8), T.RandomHorizontalFlip(), NORMALIZE]
+NOISY = [*CROPS[:2], T.ColorJitter(0.4), NORMALIZE, T.RandomErasing(1.0, value="random")]
+RESIZED = [T.RandomShortestSize([8, 10]), NORMALIZE]
+LABELS = torch.tensor([0, 1, 2, 1])
+HERE = torch.device("cuda", 0)
+Case = tuple[list[Any], Callable[[], Any], dict[str, Any]]
+
+
+def photographs(count: int = 4, size_hw: tuple[int, int] = (14, 18), channels: int = 3, seed: int = 0) -> torch.Tensor:
+    """Noise N×C×H×W, uint8."""
+    levels = np.random.default_rng(seed).integers(0, 256, (count, channels, *size_hw), np.uint8)
+    return torch.from_numpy(levels)
+
+
+def list_of_sizes() -> list[torch.Tensor]:
+    return [photographs(1, (12 + row, 20 - row), seed=row)[0] for row in range(4)]
+
+
+def sliced() -> torch.Tensor:
+    return photographs(size_hw=(20, 26))[:, :, 3:17, 5:23]
+
+
+def clips() -> torch.Tensor:
+    return photographs(8).unflatten(0, (4, 2))
+
+
+def cameras() -> dict[str, Any]:
+    state, tasks = torch.arange(12.0).view(4, 3), ["lift"] * 4
+    return {"top": photographs(), "wrist": photographs(4, (12, 13), seed=2), "state": state, "task": tasks}
+
+
+def segmented() -> tuple[torch.Tensor, dict[str, Any]]:
+    return photographs(), {"mask": gl.Mask(photographs(channels=1, seed=3)[:, 0] // 32)}
+
+
+def segmented_list() -> tuple[list[torch.Tensor], list[gl.Mask]]:
+    images = list_of_sizes()
+    return images, [gl.Mask(image[0] // 32) for image in images]
+
+
+def detected() -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Boxes on the CPU, as they have to be, and another number of masks for each image."""
+    targets = []
+    for row in range(4):
+        boxes = np.array([[at, at, at + 9, at + 7] for at in range(1 + row % 3)], np.float32)
+        masks = gl.Mask(photographs(len(boxes), channels=1, seed=row)[:, 0] // 128)
+        labels, crowds = torch.arange(len(boxes)), np.arange(len(boxes)) % 2
+        targets.append({"boxes": gl.Boxes(boxes), "labels": labels, "iscrowd": crowds, "masks": masks})
+    return photographs(), targets
+
+
+CASES: dict[str, Case] = {
+    "uint8": (CROPS, photographs, {}),
+    "floats": (CROPS, lambda: photographs().float() / 255, {}),
+    "half precision": (CROPS, lambda: (photographs().float() / 255).half(), {}),
+    "channels_last": (CROPS, lambda: photographs().to(memory_format=torch.channels_last), {}),
+    "channels_last floats": (CROPS, lambda: (photographs() / 255).to(memory_format=torch.channels_last), {}),
+    "sliced": (CROPS, sliced, {"memory_format": "channels_last", "dtype": "float16"}),
+    "list": (CROPS, list_of_sizes, {}),
+    "clips": (CROPS, clips, {}),
+    "cameras": (CROPS, cameras, {}),
+    "masks": (CROPS, segmented, {}),
+    "list of masks": (CROPS, segmented_list, {}),
+    "boxes": ([T.RandomIoUCrop(), T.Resize((8, 8)), T.SanitizeBoundingBoxes(), NORMALIZE], detected, {}),
+    "mosaic": ([T.Mosaic((10, 12)), T.SanitizeBoundingBoxes(), NORMALIZE], detected, {}),
+    "MixUp": ([*CROPS, T.MixUp(num_classes=3)], lambda: (photographs(), LABELS), {}),
+    "MixUp of soft labels": ([*CROPS, T.MixUp(num_classes=3)], lambda: (photographs(), torch.eye(3)[LABELS]), {}),
+    "CutMix of clips": ([*CROPS, T.CutMix(num_classes=3)], lambda: {"video": clips(), "labels": LABELS}, {}),
+    "ragged list": (RESIZED, list_of_sizes, {"ragged": "list"}),
+    "ragged pad": (RESIZED, segmented_list, {"ragged": "pad", "pad_to": 16}),
+    "views": ([T.MultiView([CROPS[:2], [T.CenterCrop(6)]]), NORMALIZE], photographs, {}),
+    "colours and noise": (NOISY, photographs, {}),
+    "a function": ([*CROPS, T.Lambda(torch.abs)], photographs, {}),
+}  # fmt: skip
+
+
+def moved(batch: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch whose tensors are others; declared masks too, boxes not."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, gl.Mask):
+            return gl.Mask(move(torch.as_tensor(leaf.array)))
+        return move(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(change, batch)
+
+
+def plain(batch: Any) -> list[Any]:
+    """A batch whose arrays are tensors, as one of several."""
+    return [tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)]
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(HERE)
+
+
+def augmented(case: Case, backend: str) -> Any:
+    """The CPU's second batch."""
+    transforms, make, options = case
+    augment = gl.Augment(transforms, backend=backend, device="cpu", **options)
+    with in_batches():
+        return [augment(make()) for _ in range(2)][1]
+
+
+def augmented_on_device(
+    case: Case, backend: str, policy: str = "lazy", place: Callable[[torch.Tensor], torch.Tensor] = on_device
+) -> tuple[Any, list[HostWait]]:
+    """The second batch, of which the stream alone knows when it is there, and which the loop reads on that stream and
+    lets go of; and where the host waited for it. With the first batch, what is needed was made."""
+    transforms, make, options = case
+    with simulated(policy) as cuda:
+        stream = cuda.stream()
+        with cuda.on(stream):
+            augment = gl.Augment(transforms, backend=backend, device="cuda", **options)
+            augment(moved(make(), on_device))
+            batch = moved(make(), place)
+            batch = moved(batch, lambda tensor: tensor.clone() if tensor.is_cuda else tensor)
+            cuda.waits.clear()
+            result = augment(batch)
+            del batch
+            waits = list(cuda.waits)
+            assert cuda.current_stream() == stream
+            read = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
+            del result
+        stream.synchronize()  # what is on other streams does not run, unless an event asks for it
+        return tree_map(cuda.on_host, read), waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_is_as_on_the_cpu_without_a_wait(backend, name):
+    needs(backend)
+    found, waits = augmented_on_device(CASES[name], backend)
+    assert_equal(plain(found), plain(augmented(CASES[name], backend)))
+    assert waits == []
+
+
+@pytest.mark.parametrize("name", ["uint8", "floats", "half precision", "channels_last", "list", "clips", "masks"])
+def test_page_locked_memory_is_copied_asynchronously(name):
+    """The copy reads it when it runs, so that it has to be there then."""
+    found, waits = augmented_on_device(CASES[name], "torch", place=torch.Tensor.pin_memory)
+    assert_equal(plain(found), plain(augmented(CASES[name], "torch")))
+    assert waits == []
+
+
+def test_the_host_waits_for_the_copy_of_pageable_memory_alone():
+    found, waits = augmented_on_device(CASES["cameras"], "torch", place=lambda tensor: tensor)
+    assert_equal([found], [augmented(CASES["cameras"], "torch")])
+    assert {wait.function for wait in waits} == {"_tensor"}
+
+
+def test_copy_paste_asks_which_instances_are_left_and_nothing_else():
+    case = [T.CopyPaste(), T.RandomHorizontalFlip(), NORMALIZE], detected, {}
+    found, waits = augmented_on_device(case, "torch")
+    assert_equal(plain(found), plain(augmented(case, "torch")))
+    assert {wait.where for wait in waits} == {"gathering.py"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_streams_that_take_turns_have_their_own_batches(backend):
+    """Each batch is made on the stream that is current, and read there without an event, though no other stream runs.
+    The device's other stream and the other device's stay as they were."""
+    needs(backend)
+    images, augment = photographs(), gl.Augment(CROPS, backend=backend)
+    with in_batches():
+        expected = [augment(images) for _ in range(4)]
+    augment = gl.Augment(CROPS, backend=backend)
+    with simulated("lazy") as cuda:
+        streams = cuda.stream(), cuda.default_stream()
+        with cuda.on(streams[0]):
+            batch = images.to(HERE)
+            read = [augment(batch).clone()]
+            for step in range(1, 4):
+                with cuda.on(streams[step % 2]):
+                    own = images.to(HERE)
+                    read.append(augment(own).clone())
+                    del own
+        found = []
+        for step, leaf in enumerate(read):
+            streams[step % 2].synchronize()
+            found.append(cuda.on_host(leaf))
+    assert_equal(found, expected)
+
+
+@matrix(backend=BACKENDS, device=[0, 1])
+def test_a_device_that_is_not_the_current_one(backend, device):
+    """It stays the current one no less."""
+    needs(backend)
+    images, augment = photographs(), gl.Augment(CROPS, backend=backend)
+    with in_batches():
+        expected = augment(images)
+    with simulated("lazy") as cuda, cuda.on(cuda.default_stream(1 - device)):
+        current = cuda.current_stream()
+        found = gl.Augment(CROPS, backend=backend)(images.to(torch.device("cuda", device)))
+        assert found.device == torch.device("cuda", device)
+        assert cuda.current_stream() == current
+        assert_equal([cuda.on_host(found)], [expected])
+
+
+def test_boxes_of_torchvision_on_a_device():
+    """On a device without memory, as only where they are is asked."""
+    torchvision()
+    from torchvision import tv_tensors
+
+    boxes = torch.zeros(1, 4, device="meta")
+    targets = [tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(14, 18))] * 4  # pyright: ignore
+    with pytest.raises(
+        ValueError, match="on meta, but boxes and keypoints are moved on the CPU, so that nothing waits"
+    ):
+        gl.Augment(CROPS)(photographs(), targets)
+
+
+# -- copies and launches -----------------------------------------------------------------------------------------------
+
+LARGE = (4, (120, 160))
+IN_MEMORY: dict[str, Callable[[], Any]] = {
+    "uint8": lambda: photographs(*LARGE),
+    "floats": lambda: photographs(*LARGE) / 255,
+    "channels_last": lambda: photographs(*LARGE).to(memory_format=torch.channels_last),
+    "list": lambda: [photographs(1, (120 + row, 160 - row))[0] for row in range(4)],
+    "clips": lambda: photographs(*LARGE).unflatten(0, (2, 2)),
+}
+
+
+def memory_taken(batch: Any, backend: str) -> float:
+    """The most memory of the device that a second batch takes beside itself, in the batch's own size."""
+    with simulated("eager") as cuda:
+        augment = gl.Augment(CROPS, backend=backend)
+        augment(moved(photographs(), on_device))
+        on_it = moved(batch, on_device)
+        nbytes = sum(image.nbytes for image in (on_it if isinstance(on_it, list) else [on_it]))
+        before = cuda.reserved_bytes()
+        augment(on_it)
+        return (cuda.reserved_bytes() - before) / nbytes
+
+
+@matrix(name=IN_MEMORY, backend=BACKENDS)
+def test_images_are_copied_once_or_not_at_all(name, backend):
+    """Small crops of large images take no memory but for the copy."""
+    needs(backend)
+    copied = name != "channels_last" and (backend != "fused" or name == "floats")  # kernels read uint8
+    assert copied <= memory_taken(IN_MEMORY[name](), backend) < copied + 0.1
+
+
+CHAINS: dict[str, list[Any]] = {
+    "classic": CROPS,
+    "resized": [T.RandomResizedCrop(8), T.ColorJitter(0.4), NORMALIZE, T.RandomErasing(1.0)],
+    "MixUp": [*CROPS, T.MixUp(num_classes=3)],
+    "statistics": [T.RandomEqualize(0.5), T.CenterCrop(8), NORMALIZE],  # of whole images: a Loader's workers crop
+}
+
+
+def launches(drive: Callable[[], None]) -> Counter[tuple[str, Any]]:
+    """Of Triton's kernels, which are interpreted: their names and grids."""
+    from triton.runtime import interpreter
+
+    seen: Counter[tuple[str, Any]] = Counter()
+    with simulated("eager"), pytest.MonkeyPatch.context() as patch:
+        launch = interpreter.GridExecutor.__call__
+
+        def noted(executor: Any, *args: Any, **named: Any) -> None:
+            seen[executor.fn.__name__, executor.grid] += 1
+            launch(executor, *args, **named)
+
+        patch.setattr(interpreter.GridExecutor, "__call__", noted)
+        drive()
+    return seen
+
+
+def operations(drive: Callable[[], None]) -> int:
+    """How many there are for the device, kernels and copies among them."""
+    with simulated("eager") as cuda, pytest.MonkeyPatch.context() as patch:
+        issue, seen = cuda.machine.issue, []
+        patch.setattr(cuda.machine, "issue", lambda *given: seen.append(given) or issue(*given))
+        drive()
+        return len(seen)
+
+
+def by_loader(chain: str, backend: str, batches: int) -> None:
+    images = photographs(4 * batches).permute(0, 2, 3, 1).numpy()
+    samples = [(gl.Image(image, layout="HWC"), 0) for image in images]
+    with gl.Loader(samples, 4, transforms=CHAINS[chain], num_workers=0, device="cuda", backend=backend) as loader:
+        assert len(list(loader)) == batches
+
+
+def by_augment(chain: str, backend: str, batches: int) -> None:
+    augment = gl.Augment(CHAINS[chain], backend=backend)
+    for images in photographs(4 * batches).to(HERE).split(4):
+        augment(images, torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", CHAINS)
+def test_fused_kernels_are_launched_as_for_a_loader(chain):
+    needs("fused")
+    found = launches(partial(by_augment, chain, "fused", 3))
+    assert found == launches(partial(by_loader, chain, "fused", 3))
+    assert found
+
+
+@pytest.mark.slow
+@lacking.on_a_gpu("the simulated device")
+@matrix(chain=CHAINS, backend=BACKENDS)
+def test_no_more_is_issued_than_for_a_loader(chain, backend):
+    """Which copies pixels and labels to the device, in place of planes within it."""
+    needs(backend)
+    ours, theirs = (
+        operations(partial(made, chain, backend, 3)) - operations(partial(made, chain, backend, 1))
+        for made in (by_augment, by_loader)
+    )
+    assert 0 < ours <= theirs
