@@ -352,7 +352,7 @@ def _shown(outline: Outline, structure: Structure) -> str:
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
     kinds = set(map(type, column))
-    if not kinds.isdisjoint(META) or kinds == {type(None)}:
+    if not kinds.isdisjoint(META):
         return list(map(plain_meta, column))
     if kinds == {int}:  # labels; default_collate takes longer
         with contextlib.suppress(OverflowError):
