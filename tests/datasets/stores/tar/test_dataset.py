@@ -375,3 +375,15 @@ def test_a_collate_fn_gets_plain_objects(tmp_path: Path) -> None:
     with gl.Loader(dataset, 1, num_workers=0, device="cpu", collate_fn=lambda samples: samples) as loader:
         (((_, found),),) = loader
     assert type(found) is dict
+
+
+@pytest.mark.processes
+def test_json_of_any_form_is_packed_as_it_is(tmp_path: Path) -> None:
+    said = [{"a": None}, [1, "x"], None, True]
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(said):
+        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
+        members[f"{number}.json"] = json.dumps(value).encode()
+    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=None)
+    gl.pack(dataset, tmp_path / "packed", to="tar", workers=1)
+    assert [sample["json"] for sample in gl.TarShards(tmp_path / "packed" / "*.tar")] == said
