@@ -42,7 +42,17 @@ from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
 from gpuload.transforms import Chain, Program
 
-__all__ = ["BatchOptions", "Finished", "Outline", "collate", "converted", "outline_of", "samples_of", "unwrapped"]
+__all__ = [
+    "BatchOptions",
+    "Finished",
+    "Outline",
+    "collate",
+    "converted",
+    "outline_of",
+    "samples_of",
+    "unwrapped",
+    "with_tensor",
+]
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
@@ -318,8 +328,8 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
-        return list(map(_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
-    return [_cell(columns, finished, row, leaf, _tensor) for row, leaf in enumerate(leaves)]
+        return list(map(with_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
+    return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 
 
 def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrapped) -> Any:
@@ -327,7 +337,8 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Call
     return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
 
 
-def _tensor(value: Any) -> Any:
+def with_tensor(value: Any) -> Any:
+    """Return a value as the dataset gave it, metadata as leaves."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "from_xyxy",
     "plain_meta",
     "read",
+    "takes_meta",
     "to_xyxy",
     "too_deep",
 ]
@@ -344,6 +345,11 @@ def plain_meta(value: Any) -> Any:
         return value.value
     base = _PLAIN.get(type(value))
     return value if base is None else base(value)
+
+
+def takes_meta(collate_fn: Any) -> bool:
+    """Return whether a `collate_fn` gets metadata as leaves, as gpuload's own do; others get plain objects."""
+    return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
 def _deep(array: np.ndarray) -> np.ndarray:
