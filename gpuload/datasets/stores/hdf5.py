@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.files import MAX_BYTES, check_expanded
+from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.array import Layout, Pixels
@@ -192,6 +192,8 @@ class HDF5(Store):
             return _h5py().File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        if self._pixels is not None and self._pixels.size_hw is not None:
+            check_pixels(*self._pixels.size_hw, f"an image in {self.image!r} of {self.path!r}")
         found = dict(self._rows(handle[self.image], numbers))
         images = [self._image(found[number], number) for number in numbers]
         if self.labels is not None:
