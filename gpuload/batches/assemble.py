@@ -20,10 +20,20 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from gpuload.batches.collate import BatchOptions, Finished, collate, converted, outline_of, samples_of
+from gpuload.batches.collate import (
+    BatchOptions,
+    Finished,
+    collate,
+    converted,
+    outline_of,
+    samples_of,
+    unwrapped,
+    with_tensor,
+)
 from gpuload.batches.gathering import target_stage
 from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
+from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import mapping_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
@@ -352,8 +362,8 @@ class Assembly:
 
     def _collated(self, columns: Columns, finished: Finished) -> Any:
         """Return the samples, through the `collate_fn` if there is one."""
-        samples = samples_of(columns, finished.cells)
         collate_fn, pairing = self._options.collate_fn, finished.pairing
+        samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrapped)
         argument = samples[0] if self._options.single else samples
         if collate_fn is None:
             with torch.device("cpu"):

@@ -45,7 +45,7 @@ from gpuload.transforms import Chain, Program
 
 __all__ = [
     "BatchOptions", "Finished", "Outline", "collate", "converted", "moved_together", "outline_of", "samples_of",
-    "stacked_masks", "unwrapped",
+    "stacked_masks", "unwrapped", "with_tensor",
 ]  # fmt: skip
 
 TOGETHER_BYTES = 1 << 16  # larger tensors go to the device one by one
@@ -331,8 +331,8 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
     if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
-        return list(map(_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
-    return [_cell(columns, finished, row, leaf, _tensor) for row, leaf in enumerate(leaves)]
+        return list(map(with_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
+    return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 
 
 def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Callable[[Any], Any] = unwrapped) -> Any:
@@ -340,7 +340,8 @@ def _cell(columns: Columns, finished: Finished, row: int, leaf: int, plain: Call
     return cells[leaf] if leaf in cells else plain(columns.values[leaf].get(row))
 
 
-def _tensor(value: Any) -> Any:
+def with_tensor(value: Any) -> Any:
+    """Return a value as the dataset gave it, metadata as leaves."""
     return value.tensor() if isinstance(value, TensorBits) else value
 
 
@@ -365,7 +366,7 @@ def _shown(outline: Outline, structure: Structure) -> str:
 
 def _column(column: Sequence[Any], name: Callable[[], str], to_device: ToDevice, names: Callable[[int], str]) -> Any:
     kinds = set(map(type, column))
-    if not kinds.isdisjoint(META) or kinds == {type(None)}:
+    if not kinds.isdisjoint(META):
         return list(map(plain_meta, column))
     if kinds == {int}:  # labels; default_collate takes longer
         with contextlib.suppress(OverflowError):

@@ -189,6 +189,9 @@ def pad_collate(
     return assembled(structure, leaf, keep_tuples=False)
 
 
+_keep.takes_meta = pad_collate.takes_meta = True  # pyright: ignore[reportFunctionMemberAccess]  see `takes_meta`
+
+
 def _check_names(function: str, what: str, example: str, names: Sequence[Any]) -> None:
     if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
         raise TypeError(f"{function}() takes the names of the {what}, as in {example}, got {names}")

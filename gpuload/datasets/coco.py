@@ -227,7 +227,7 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
     try:
         with open_stream(path, remote) as file:
             found = json.loads(file.read().decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is no JSON, or is cut off: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("images", "annotations")):
         raise ValueError(

@@ -42,6 +42,7 @@ __all__ = [
     "from_xyxy",
     "plain_meta",
     "read",
+    "takes_meta",
     "to_xyxy",
     "too_deep",
 ]
@@ -306,12 +307,23 @@ class MetaFloat(float):
 
 
 class MetaValue:
-    """Any object as one leaf among metadata."""
+    """Any other object among metadata, such as None, which has no subclasses: equal to it, and true if it is true."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == plain_meta(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 _META: Final[dict[type, Any]] = {dict: MetaDict, list: MetaList, str: MetaStr, int: MetaInt, float: MetaFloat}
@@ -320,16 +332,14 @@ META: Final = frozenset({*_PLAIN, MetaValue})
 
 
 def as_meta(value: Any) -> Any:
-    """Return a value that is collated to a list of the samples' values: equal, and of a subclass; others as they are.
-
-    So does what JSON says of a sample, which may be of another form in the next one.
+    """Return a value, such as what JSON says of a sample, as a leaf that is collated to a list of the samples' values:
+    equal, and of a subclass if there may be one.
 
     Example:
-        >>> as_meta({"caption": None}), as_meta(None)
-        ({'caption': None}, None)
+        >>> as_meta({"caption": None}), as_meta(None) == None
+        ({'caption': None}, True)
     """
-    cls = _META.get(type(value))
-    return value if cls is None else cls(value)
+    return _META.get(type(value), MetaValue)(value)
 
 
 def plain_meta(value: Any) -> Any:
@@ -338,6 +348,11 @@ def plain_meta(value: Any) -> Any:
         return value.value
     base = _PLAIN.get(type(value))
     return value if base is None else base(value)
+
+
+def takes_meta(collate_fn: Any) -> bool:
+    """Return whether a `collate_fn` gets metadata as leaves, as gpuload's own do; others get plain objects."""
+    return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
 def _deep(array: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.sample import LEAVES, META
+from gpuload.datasets.sample import LEAVES, META, plain_meta
 
 __all__ = [
     "LEAF",
@@ -312,7 +312,7 @@ def kind_of(leaf: Any) -> str:
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
         what = "array" if isinstance(leaf, np.ndarray) else "tensor"
         return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
-    return "None" if leaf is None else type(leaf).__name__
+    return "None" if leaf is None else type(plain_meta(leaf)).__name__
 
 
 def dtype_of(leaf: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuload.datasets.files import sniff
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import Encoded, Image, Mask
+from gpuload.datasets.sample import Encoded, Image, Mask, plain_meta
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
 from gpuload.packing.images import Images
 
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value)
-    return value
+    return plain_meta(value)
 
 
 def _path(source: str | None, root: str | None) -> str | None:

@@ -31,6 +31,7 @@ import numpy as np
 from gpuload.datasets.files import limited
 from gpuload.datasets.kinds import forget, image_rows, row_bytes
 from gpuload.datasets.memory import memory_file
+from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transposed
 from gpuload.decode.options import device_rows
 from gpuload.errors import DecodeError, ErrorRecord, LimitError, kinds_of, one_line
@@ -314,7 +315,8 @@ class ChunkRunner:
         chunk.note(0)
         key = _batch_key(request)
         if key not in self._batches:
-            given = [sample.given for sample in samples]
+            takes = takes_meta(self.job.collate_fn)
+            given = [sample.given if takes else sample.plain() for sample in samples]
             if request.iterable is not None and not self._sends:
                 with contextlib.suppress(Exception):  # some samples cannot be copied
                     given = copy.deepcopy(given)

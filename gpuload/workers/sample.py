@@ -17,8 +17,18 @@ import numpy as np
 
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.recognise import fewer_frames, find_leaves, find_strays, unfold_clips
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, Target, to_xyxy
-from gpuload.datasets.tree import Structure, any_of, describe, dtype_of, flatten, is_tensor, kind_of, places_of
+from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, Target, plain_meta, to_xyxy
+from gpuload.datasets.tree import (
+    Structure,
+    any_of,
+    describe,
+    dtype_of,
+    flatten,
+    is_tensor,
+    kind_of,
+    places_of,
+    unflatten,
+)
 from gpuload.decode import Decoder
 from gpuload.decode.grid import Cut
 from gpuload.decode.header import has_end
@@ -106,6 +116,12 @@ class Sample:
     def place(self) -> str:
         """Return where its images are, for errors."""
         return any_of(self.structure, self.images)
+
+    def plain(self) -> Any:
+        """Return what the dataset gave, with metadata as plain objects."""
+        if META.isdisjoint(map(type, self.values.values())):
+            return self.given
+        return unflatten(self.structure, [plain_meta(self.values[leaf]) for leaf in range(len(self.values))])
 
     def boxes(self) -> np.ndarray:
         """Return the boxes that its draws depend on: left, top, right, bottom."""

@@ -630,6 +630,9 @@ def test_files_that_are_not_cocos_format(coco: Callable[..., Coco], change: Any,
 
 def test_a_file_that_is_cut_off_or_missing(coco: Callable[..., Coco], tmp_path: Path) -> None:
     coco()
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=r"deep.json' is no JSON, or is cut off: maximum recursion"):
+        Coco(tmp_path, tmp_path / "deep.json")
     path = tmp_path / "annotations.json"
     path.write_text(path.read_text()[:500])
     with pytest.raises(ValueError, match=r"annotations.json' is no JSON, or is cut off: "):

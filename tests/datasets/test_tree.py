@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import gpuload as gl
-from gpuload.datasets.tree import flatten, transposed
+from gpuload.datasets.sample import as_meta
+from gpuload.datasets.tree import describe, flatten, transposed
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -65,3 +67,10 @@ UNLIKE = {
 @pytest.mark.parametrize("case", UNLIKE)
 def test_others_are_left_to_be_taken_apart(case):
     assert transposed(UNLIKE[case]) is None
+
+
+def test_metadata_are_one_leaf_with_the_name_of_what_they_are() -> None:
+    leaves: list[Any] = []
+    structure = flatten({"meta": as_meta({"a": [1, None]}), "x": as_meta([1])}, leaves)
+    assert describe(structure, leaves) == "{'meta': dict, 'x': list}"
+    assert leaves == [{"a": [1, None]}, [1]]

@@ -52,9 +52,14 @@ class Pixels:
         as_dtype: what entries are converted to, or None.
         what: the file, for messages.
 
+    Attributes:
+        size_hw: of an image; None where entries are none.
+
     Raises:
         ValueError: an entry cannot be what `layout` says.
     """
+
+    size_hw: tuple[int, int] | None = None
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout | None, as_dtype: str | None, what: str
@@ -84,6 +89,7 @@ class Pixels:
             zeros = self._image(np.broadcast_to(np.zeros((), target), shape)).hwc
             if assumed:
                 Image(zeros)  # an axis of channels that looks like another one is refused
+            self.size_hw = zeros.shape[-3:-1]
         except ValueError as error:
             raise ValueError(
                 f"{each}: {error}. A volume without channels is layout='DHW', and what is no image layout='data'"

@@ -10,12 +10,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.files import MAX_BYTES, check_expanded
+from gpuload.datasets.files import MAX_BYTES, check_expanded, check_pixels
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.array import Layout, Pixels
@@ -193,6 +192,8 @@ class HDF5(Store):
             return _h5py().File(self.path, "r", locking=False, rdcc_nbytes=self._cache_bytes)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
+        if self._pixels is not None and self._pixels.size_hw is not None:
+            check_pixels(*self._pixels.size_hw, f"an image in {self.image!r} of {self.path!r}")
         found = dict(self._rows(handle[self.image], numbers))
         images = [self._image(found[number], number) for number in numbers]
         if self.labels is not None:
@@ -210,26 +211,30 @@ class HDF5(Store):
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows of a dataset by their numbers, with one read for each chunk of the file."""
-        rows = sorted(set(numbers))
-        if dataset.chunks:  # those of one chunk; else those without a gap
-            groups = groupby(rows, key=lambda row: row // dataset.chunks[0])
-        else:
-            groups = groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])
-            groups = ((key, (row for _, row in pairs)) for key, pairs in groups)
-        # HDF5 decompresses whole chunks; of bytes of varying length it is not known how many they are.
-        each = 0 if self._pixels is None and dataset.ndim == 1 else dataset.dtype.itemsize
-        chunk, sample = math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:])
-        check_expanded(each * max(chunk, sample), f"a sample or chunk of {dataset.name!r}", path=self.path)
-        for _, group in groups:
-            own = list(group)
-            for some in [own] if each else [own[at : at + AT_ONCE] for at in range(0, len(own), AT_ONCE)]:
-                first, last = some[0], some[-1]
-                what = f"rows {first} to {last} of {dataset.name!r}"
-                with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
-                    block = dataset[first : last + 1]
-                for row in some:
-                    yield row, np.asarray(block[row - first])
+        """Rows of a dataset by their numbers, with one read for each chunk of the file, which HDF5 decompresses as a
+        whole; of bytes of varying length, whose sizes are known once they are read, with one for a few neighbours."""
+        varies = self._pixels is None and dataset.ndim == 1
+        if not varies:
+            elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
+            what = f"a sample or chunk of {dataset.name!r}"
+            check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
+        runs: list[list[int]] = []
+        for row in sorted(set(numbers)):
+            if not varies and dataset.chunks:
+                joins = runs and runs[-1][0] // dataset.chunks[0] == row // dataset.chunks[0]
+            else:
+                joins = runs and row == runs[-1][-1] + 1 and not (varies and len(runs[-1]) == AT_ONCE)
+            if joins:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        for run in runs:
+            first, last = run[0], run[-1]
+            what = f"rows {first} to {last} of {dataset.name!r}"
+            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
+                block = dataset[first : last + 1]
+            for row in run:
+                yield row, np.asarray(block[row - first])
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"

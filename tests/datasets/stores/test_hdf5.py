@@ -223,7 +223,7 @@ def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("shape", "chunks", "dtype", "message"),
     [
-        ((3, 20_000, 20_000, 3), (1, 100, 100, 3), "uint8", "a sample or chunk of '/images' takes 1,200,000,000 bytes"),
+        ((3, 12_000, 12_000, 9), (1, 100, 100, 9), "uint8", "a sample or chunk of '/images' takes 1,296,000,000 bytes"),
         ((1 << 20, 64, 64, 1), (1 << 18, 64, 64, 1), "uint8", "a sample or chunk of '/images' takes 1,073,741,824 by"),
     ],
 )
@@ -240,6 +240,15 @@ def test_samples_that_a_few_bytes_make_large_are_refused(
         pytest.raises(gl.DecodeError, match=f"^{re.escape(f'{str(path)!r}: {message}')}.*more than max_bytes=1,073"),
     ):
         dataset[0]
+
+
+def test_images_of_more_than_max_pixels_are_refused(tmp_path: Path) -> None:
+    dataset = HDF5(written(tmp_path / "a.h5", pixels=True), target=None)
+    message = rf"^an image in 'images' of {re.escape(repr(dataset.path))} has 32×24 = 768 pixels, more than max_pixels="
+    with limited(None, 700), pytest.raises(gl.DecodeError, match=message):
+        dataset[0]
+    with limited(None, 768):
+        assert dataset[0].hwc.shape == (24, 32, 3)
 
 
 def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None:

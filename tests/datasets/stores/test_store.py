@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuload.datasets.kinds import draws_nothing
-from gpuload.datasets.stores.store import Store
-from gpuload.errors import import_optional
+from gpuload.datasets.stores.store import Store, damaged, existing_file, naming
+from gpuload.errors import DecodeError, import_optional
 
 
 class Numbers(Store):
@@ -68,3 +69,29 @@ def test_only_the_library_itself_is_called_missing(monkeypatch: pytest.MonkeyPat
     ):
         import_optional("not_there.inner", "Half", "half")
     assert "halfway" not in sys.modules
+
+
+def test_a_fifo_is_taken_only_where_files_are_read_from_their_beginning(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(OSError, match=r"/x' is a FIFO; expected a Parquet file, as a regular file$"):
+        existing_file(tmp_path / "x", "a Parquet file")
+    assert existing_file(tmp_path / "x", "a manifest", streams=True) == f"{tmp_path}/x"
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("bad\x1b[31m"), MemoryError()])
+def test_what_a_library_raises_gets_the_name_of_the_file(error: Exception) -> None:
+    with (
+        pytest.raises(DecodeError, match=r"^'/a.h5': it cannot be read: ('x'|bad\\x1b\[31m|MemoryError)$"),
+        naming("/a.h5", lambda text: damaged("/a.h5", f"it cannot be read: {text}")),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("'/a.h5' is odd"), FileNotFoundError(2, "gone", "/b"), ImportError("x")])
+def test_an_error_that_names_it_passes(error: Exception) -> None:
+    with (
+        pytest.raises(type(error)) as caught,
+        naming("/a.h5", lambda text: damaged("/a.h5", text)),
+    ):
+        raise error
+    assert caught.value is error

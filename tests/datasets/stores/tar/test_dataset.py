@@ -369,9 +369,33 @@ def test_json_comes_as_a_list_of_objects(tmp_path: Path, workers: int, fields: t
         assert kinds == {dict, list, int, str, type(None)}, "plain objects"
 
 
-def test_a_collate_fn_gets_plain_objects(tmp_path: Path) -> None:
-    members = {"0.jpg": pictures_in(1)["00000.jpg"], "0.json": b'{"a": 1}'}
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=("jpg", "json"))
-    with gl.Loader(dataset, 1, num_workers=0, device="cpu", collate_fn=lambda samples: samples) as loader:
-        (((_, found),),) = loader
-    assert type(found) is dict
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fields", [("jpg", "json"), ("cls", "json")])
+def test_a_collate_fn_gets_plain_objects(tmp_path: Path, workers: int, fields: tuple[str, str]) -> None:
+    files = {"jpg": pictures_in(1)["00000.jpg"], "cls": b"1"}
+    said = [{"a": 1}, None, [2]]
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(said):
+        members |= {f"{number}.{name}": data for name, data in files.items()}
+        members[f"{number}.json"] = json.dumps(value).encode()
+    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
+    kinds = lambda samples: [repr(type(value)) for _, value in samples]  # noqa: E731
+    with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=kinds) as loader:
+        assert list(loader) == [[repr(kind) for kind in (dict, type(None), list)]]
+    collate_fn = gl.pad_collate  # gpuload's own have metadata in a list
+    with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=collate_fn) as loader:
+        [(_, found)] = loader
+    assert found == said
+
+
+@pytest.mark.processes
+def test_json_of_any_form_is_packed_as_it_is(tmp_path: Path) -> None:
+    said = [{"a": None}, [1, "x"], None, True]
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(said):
+        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
+        members[f"{number}.json"] = json.dumps(value).encode()
+    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=None)
+    gl.pack(dataset, tmp_path / "packed", to="tar", workers=1)
+    assert [sample["json"] for sample in gl.TarShards(tmp_path / "packed" / "*.tar")] == said
