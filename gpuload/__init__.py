@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         FileList,
         ImageFiles,
         ImageFolder,
+        Mix,
         Parquet,
         TarShards,
     )
@@ -81,6 +82,7 @@ _HOMES = {
     "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader.loader",
     "Mask": "gpuload.datasets.sample",
+    "Mix": "gpuload.datasets",
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
     "RayWorkers": "gpuload.workers.ray",
@@ -128,6 +130,7 @@ __all__ = [
     "LimitError",
     "Loader",
     "Mask",
+    "Mix",
     "Padded",
     "Parquet",
     "RayWorkers",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuload.datasets.cache.dataset import Cached
     from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.mix import Mix
     from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.coco import Coco
@@ -27,6 +28,7 @@ __all__ = [
     "FileList",
     "ImageFiles",
     "ImageFolder",
+    "Mix",
     "Parquet",
     "TarShards",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "ImageFiles": "folder",
     "ImageFolder": "folder",
     "LMDB": "stores.lmdb",
+    "Mix": "mix",
     "Parquet": "stores.parquet",
     "TarShards": "stores.tar.dataset",
 }

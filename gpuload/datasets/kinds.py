@@ -28,6 +28,7 @@ LOADERS: Final = {  # by module and name: what makes batches
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 TORCH: Final = "torch.utils.data.dataset"
+JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
@@ -62,7 +63,7 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
     module, name = type(dataset).__module__, type(dataset).__name__
     if module in AROUND or (module, name) == (TORCH, "Subset"):
         return draws_nothing(dataset.dataset, stored=stored)
-    if (name == "Joined" and module == "gpuload.datasets.joined") or (module, name) == (TORCH, "ConcatDataset"):
+    if (module, name) in JOINED or (module, name) == (TORCH, "ConcatDataset"):
         return all(draws_nothing(part, stored=stored) for part in dataset.datasets)
     if module.startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
@@ -82,7 +83,7 @@ def fetches_many(dataset: Any) -> bool:
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
     if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
         return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
-    if type(dataset).__module__ == "gpuload.datasets.joined" and type(dataset).__name__ == "Joined":
+    if (type(dataset).__module__, type(dataset).__name__) in JOINED:
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
         return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):

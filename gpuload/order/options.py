@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.kinds import check_dataset, is_iterable
+from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
@@ -71,6 +72,7 @@ class OrderOptions:
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_ways()
+        self._check_mix()
         found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
         for name, value in found.items():
             object.__setattr__(self, name, value)
@@ -109,11 +111,20 @@ class OrderOptions:
 
     @property
     def samples(self) -> int | None:
-        """The dataset's length, or None."""
+        """The dataset's length, of a `Mix` that of an epoch; or None."""
         try:
-            return None if self.iterable else len(self.dataset)
+            return None if self.iterable else len(self.dataset) if self.mix is None else self.mix.length
         except (TypeError, NotImplementedError):
             return None
+
+    @property
+    def mix(self) -> Mix | None:
+        """The `Mix` that is read; None if there is none."""
+        return None if self.iterable else find_mix(self.dataset)
+
+    def peers(self, index: Any) -> tuple[int, int]:
+        """Where the indices begin of the samples that may replace the one of this index, and how many they are."""
+        return (0, len(self.dataset)) if self.mix is None else self.mix.peers(index)
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
@@ -196,6 +207,23 @@ class OrderOptions:
         if uneven == "exact" and not self.info:
             raise ValueError(
                 "uneven='exact' needs info=True: rows that only fill up are False in BatchInfo.valid, and do not count"
+            )
+
+    def _check_mix(self) -> None:
+        """Refuse what decides over the order of a `Mix`."""
+        if self.mix is None:
+            return
+        refused = {
+            "sampler": self.sampler is not None,
+            "batch_sampler": self.batch_sampler is not None,
+            "weights": self.weights is not None,
+            f"shuffle={self.shuffle!r}": isinstance(self.shuffle, BlockShuffle),
+            f"uneven={self.uneven!r}": self.uneven == "exact",
+        }
+        for name in (name for name, is_given in refused.items() if is_given):
+            raise ValueError(
+                f"{name} does not go with a Mix, whose weights say how often each data set comes, and which goes "
+                "through each in an order of its own; leave it out, or read the data sets without Mix"
             )
 
     @property
