@@ -41,7 +41,8 @@ class Mix(Joined):
     ``on_error="replace"`` replaces is replaced by one of the same data set.
 
     A sample's index is its number in the data sets one after the other, as of what ``+`` makes; ``len(mix)`` is the
-    number of all samples, `length` how many positions an epoch has.
+    number of all samples, `length` how many positions an epoch has. (An epoch of fewer than 1,024 positions has the
+    shares only about, but several of them together exactly.)
 
     Args:
         datasets: what to mix, with samples of one form. ``dataset.map(fn)`` brings them into one.
@@ -69,6 +70,7 @@ class Mix(Joined):
     def __init__(self, datasets: Iterable[Any], weights: Sequence[float], *, length: int | None = None) -> None:
         datasets = _checked(datasets)
         super().__init__(datasets)
+        self.sizes = tuple(map(len, datasets))
         self.weights = [_weight(number, weight) for number, weight in enumerate(_listed(weights, len(datasets)))]
         self.parts = _whole_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
@@ -77,16 +79,6 @@ class Mix(Joined):
             raise ValueError(f"Mix(length=…) must be at least 1, got {length}")
         self.length = len(self) if length is None else length
         _check_forms(datasets)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many samples each data set has."""
-        return tuple(map(len, self.datasets))
-
-    def peers(self, index: int) -> tuple[int, int]:
-        """Return where the indices of the data set begin that this index is of, and how many samples it has."""
-        which, number = self._place(index)
-        return index - number, self.sizes[which]
 
     def __add__(self, other: Any) -> Joined:
         return Joined([self, other]) if has_samples(other) else NotImplemented
@@ -202,7 +194,7 @@ def _check_forms(datasets: list[Any]) -> None:
 
 
 def _kinds(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """A structure with the kind of each leaf, "" if it is unknown. Of lists, which may have any length, no more is known."""
+    """A structure with the kind of each leaf, "" if it is unknown. Lists may have any length, so they hold nothing."""
     if structure == LEAF:
         leaf = next(leaves)
         return next((kind for types, kind in KINDS if isinstance(leaf, types)), "")

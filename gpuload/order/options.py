@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,7 +125,10 @@ class OrderOptions:
 
     def peers(self, index: Any) -> tuple[int, int]:
         """Where the indices begin of the samples that may replace the one of this index, and how many they are."""
-        return (0, len(self.dataset)) if self.mix is None else self.mix.peers(index)
+        if (mix := self.mix) is None:
+            return 0, len(self.dataset)
+        which = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[which] - mix.sizes[which], mix.sizes[which]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:

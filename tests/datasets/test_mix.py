@@ -59,7 +59,6 @@ def test_lengths_and_samples_are_those_of_the_data_sets_one_after_the_other():
     assert [mix[index][1] for index in (0, 299, 300, -1)] == [0, 299, 1000, 1049]
     assert [sample[1] for sample in mix.__getitems__([349, 0])] == [1049, 0]
     assert mixed().length == 350
-    assert (mix.peers(7), mix.peers(320)) == ((0, 300), (300, 50))
 
 
 @pytest.mark.parametrize(
