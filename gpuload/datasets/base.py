@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import read_file, will_read
-from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.joined import Dataset, from_start
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.paths import Paths, full_path
 from gpuload.datasets.sample import Encoded, Mode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageFileDataset", "existing_folder", "pack_labels"]
 
 
-class ImageFileDataset:
+class ImageFileDataset(Dataset):
     """Base of all datasets of image files."""
 
     mode: Mode
@@ -86,10 +86,6 @@ class ImageFileDataset:
         if type(index) is int and 0 <= index < len(self.paths):
             return index
         return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "fetches_many",
     "image_rows",
     "is_iterable",
+    "maps_samples",
     "natural_blocks",
     "row_bytes",
 ]
@@ -29,6 +30,7 @@ SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_di
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 TORCH: Final = "torch.utils.data.dataset"
 JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
+MAPPED: Final = ("gpuload.datasets.joined", "Mapped")
 AROUND = ("gpuload.datasets.cache.dataset", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
@@ -61,6 +63,8 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
     if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
         return True
     module, name = type(dataset).__module__, type(dataset).__name__
+    if (module, name) == MAPPED:
+        return False
     if module in AROUND or (module, name) == (TORCH, "Subset"):
         return draws_nothing(dataset.dataset, stored=stored)
     if (module, name) in JOINED or (module, name) == (TORCH, "ConcatDataset"):
@@ -74,7 +78,17 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside."""
+    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside.
+
+    Where functions change samples, only if these are called one by one nevertheless, see `each_of`: they may draw, and
+    then each sample is seeded for itself.
+    """
+    kind = _kind(dataset)
+    if kind == MAPPED:
+        return fetches_many(dataset.dataset) and draws_nothing(dataset.dataset)
+    if maps_samples(dataset):
+        inner = [part.dataset if _kind(part) == MAPPED else part for part in getattr(dataset, "datasets", ())]
+        return kind in JOINED and any(map(fetches_many, inner)) and all(map(draws_nothing, inner))
     if type(dataset).__module__ == TORCH:
         if type(dataset).__name__ == "Subset":
             return fetches_many(dataset.dataset)
@@ -83,12 +97,29 @@ def fetches_many(dataset: Any) -> bool:
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
     if type(dataset).__module__ == "gpuload.datasets.cache.dataset":
         return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
-    if (type(dataset).__module__, type(dataset).__name__) in JOINED:
+    if kind in JOINED:
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
         return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def maps_samples(dataset: Any) -> bool:
+    """Whether functions of ``map()`` change its samples, or some of those that it is made of."""
+    kind = _kind(dataset)
+    if kind == MAPPED:
+        return True
+    if kind[0] != TORCH and kind not in JOINED and kind[0] not in AROUND:
+        return False
+    several = vars(dataset).get("datasets", ())
+    return any(map(maps_samples, several.values() if isinstance(several, dict) else several)) or maps_samples(
+        vars(dataset).get("dataset")
+    )
+
+
+def _kind(dataset: Any) -> tuple[str, str]:
+    return type(dataset).__module__, type(dataset).__name__
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:

@@ -7,11 +7,11 @@ copied to workers. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from gpuload.datasets.joined import Joined, has_samples
+from gpuload.datasets.joined import Joined, Mapped, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, is_iterable
 from gpuload.datasets.resident import DeviceCached, datasets_in
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
@@ -79,6 +79,10 @@ class Mix(Joined):
             raise ValueError(f"Mix(length=…) must be at least 1, got {length}")
         self.length = len(self) if length is None else length
         _check_forms(datasets)
+
+    def map(self, fn: Callable[[Any], Any]) -> Mix:
+        """Return this mix with each sample changed by a function, see `gpuload.ImageFolder.map`."""
+        return Mix([Mapped(dataset, fn) for dataset in self.datasets], self.weights, length=self.length)
 
     def __add__(self, other: Any) -> Joined:
         return Joined([self, other]) if has_samples(other) else NotImplemented

@@ -11,6 +11,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.joined import Dataset
 from gpuload.datasets.kinds import check_dataset, is_iterable, natural_blocks
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
@@ -18,7 +19,7 @@ __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 DEPTH: Final = 8  # how deep is looked into datasets of datasets
 
 
-class DeviceCached:
+class DeviceCached(Dataset):
     """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
 
     The first `iter()` of a `Loader` reads and decodes every sample once, by its workers and in the dataset's order.

@@ -23,6 +23,7 @@ from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.coco import CocoTargets, as_lists, chosen, image_path, unknown_categories, unmatched
 from gpuload.datasets.files import read_file
+from gpuload.datasets.joined import Dataset
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.paths import Paths
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -240,7 +241,7 @@ class WrappedCoco(ImageFileDataset):
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
 
 
-class WrappedRows:
+class WrappedRows(Dataset):
     """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
 
     A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.

@@ -16,7 +16,7 @@ from gpuload.datasets.cache.backing import Folder, Memory
 from gpuload.datasets.cache.codec import pack, unpack
 from gpuload.datasets.cache.entries import Entries
 from gpuload.datasets.cache.layout import Shape
-from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.joined import Dataset, Joined, from_start, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.paths import full_path
@@ -56,7 +56,7 @@ class CacheStatistics:
         return self.hits / max(1, self.hits + self.misses)
 
 
-class Cached:
+class Cached(Dataset):
     """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
 
     A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
