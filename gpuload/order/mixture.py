@@ -7,18 +7,19 @@ block's number. So how many samples of its data set come before a position, its 
 nothing is counted from the beginning of the epoch.
 
 A data set of n samples goes through one permutation after the other: its sample of ordinal k is number k mod n of
-permutation k div n. Main process; an order is immutable.
+permutation k div n; with a block shuffle that is one of `gpuload.order.blocks`. Main process; an order is immutable.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from gpuload.order.blocks import BlockOrder, Blocks
 from gpuload.order.permutation import LENGTH_MAX, TABLE_MAX, Shuffle, checked_positions
 from gpuload.rng import philox
 from gpuload.rng.streams import MIXED_BLOCKS, MIXED_DATASETS, MIXED_PERMUTATIONS, ORDER
@@ -39,6 +40,7 @@ class Mixture:
         sizes: how many samples each data set has, at least 1.
         parts: the weights as integers, at least 1, whose sum is below 2**32.
         length: how many positions an epoch has.
+        blocks: those of each data set, for a block shuffle; empty for none.
 
     Example:
         >>> mixture = Mixture((1000, 50), (7, 3), length=1050)
@@ -52,11 +54,12 @@ class Mixture:
     sizes: tuple[int, ...]
     parts: tuple[int, ...]
     length: int
+    blocks: tuple[Blocks, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
         """The mixture as text: the same text means the same order."""
-        content = f"{self.sizes} {self.parts} {self.length}"
+        content = f"{self.sizes} {self.parts} {self.length} {[blocks.name for blocks in self.blocks]}"
         return f"mixed-{zlib.crc32(content.encode()):08x}"
 
     def counts_before(self, positions: np.ndarray) -> np.ndarray:
@@ -149,13 +152,17 @@ class MixedOrder:
     def _permuted(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The samples of a data set at places of its permutations."""
         size, key = self._mixture.sizes[number], self._keys[number]
+        blocks = self._mixture.blocks[number] if self._mixture.blocks else None
         wanted, which = np.unique(permutations, return_inverse=True)
-        if size <= TABLE_MAX:  # all tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many
+        if (
+            size <= TABLE_MAX and blocks is None
+        ):  # all tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many
             return _drawn_order(key, wanted[:, None] * size + np.arange(size), ORDER)[which, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, wanted, MIXED_PERMUTATIONS, 2).tolist()):
-            own = which == row
-            samples[own] = Shuffle(size, philox.Key(*words))(places[own])
+            own, its_key = which == row, philox.Key(*words)
+            permutation = Shuffle(size, its_key) if blocks is None else BlockOrder(blocks, its_key)
+            samples[own] = permutation(places[own])
         return samples
 
     @cached_property

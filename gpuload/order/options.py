@@ -15,6 +15,7 @@ import numpy as np
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
+from gpuload.order.mixture import Mixture
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
 from gpuload.order.shares import Uneven
@@ -78,7 +79,7 @@ class OrderOptions:
         for name, value in found.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
-        _ = self.cumulative, self.blocks
+        _ = self.cumulative, self.blocks, self.mixture
         if repeats != 1 and self.mixes not in ("", *MIXES):
             raise ValueError(
                 f"repeats={repeats} does not go with {self.mixes}, which puts together the samples at neighbouring "
@@ -123,6 +124,15 @@ class OrderOptions:
         """The `Mix` that is read; None if there is none."""
         return None if self.iterable else find_mix(self.dataset)
 
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """How the `Mix` is mixed; None if there is none."""
+        if (mix := self.mix) is None:
+            return None
+        shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
+        blocks = () if shuffle is None else tuple(Blocks.of(dataset, shuffle) for dataset in mix.datasets)
+        return Mixture(mix.sizes, mix.parts, mix.length, blocks)
+
     def peers(self, index: Any) -> tuple[int, int]:
         """Where the indices begin of the samples that may replace the one of this index, and how many they are."""
         if (mix := self.mix) is None:
@@ -138,7 +148,7 @@ class OrderOptions:
     @property
     def blocks(self) -> Blocks | None:
         """Those of a block shuffle; None for another order."""
-        if not isinstance(self.shuffle, BlockShuffle) or not self.planned:
+        if not isinstance(self.shuffle, BlockShuffle) or not self.planned or self.mix is not None:
             return None
         if not self._blocks or self._blocks[-1].n != len(self.dataset):  # it may have grown between two epochs
             self._blocks.append(Blocks.of(self.dataset, self.shuffle))
@@ -221,7 +231,6 @@ class OrderOptions:
             "sampler": self.sampler is not None,
             "batch_sampler": self.batch_sampler is not None,
             "weights": self.weights is not None,
-            f"shuffle={self.shuffle!r}": isinstance(self.shuffle, BlockShuffle),
             f"uneven={self.uneven!r}": self.uneven == "exact",
         }
         for name in (name for name, is_given in refused.items() if is_given):

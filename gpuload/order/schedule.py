@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from gpuload.order.iterable import IterableSchedule, has_sharding_filter
-from gpuload.order.mixture import Mixture
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
 from gpuload.order.ranks import find_group, find_rank
@@ -87,11 +86,11 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
 def shares_of(order: OrderOptions) -> Shares:
     """The shares of a map dataset, in gpuload's own order."""
     return Shares(
-        samples=len(order.dataset) if order.mix is None else order.mix.length,
+        samples=len(order.dataset) if order.mixture is None else order.mixture.length,
         batch_size=order.size,
         shuffle=bool(order.shuffle),
         blocks=order.blocks,
-        mixture=None if order.mix is None else Mixture(order.mix.sizes, order.mix.parts, order.mix.length),
+        mixture=order.mixture,
         seed=order.seed,
         drop_last=order.drop_last,
         uneven=order.uneven,

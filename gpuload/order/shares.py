@@ -48,7 +48,7 @@ class Shares:
         samples: how many there are; of a mixture, how many positions an epoch has.
         batch_size: of each rank.
         shuffle: a new order each epoch.
-        blocks: those of a block shuffle, instead; None for none.
+        blocks: those of a block shuffle, instead; None for none, and for a mixture, which has its own.
         mixture: how several data sets are mixed; None: there is one.
         seed: of the order.
         drop_last: leave out a last global batch that is not full.

@@ -194,7 +194,6 @@ TAIL = (
         ({"sampler": [1, 2], "shuffle": False}, "sampler"),
         ({"batch_sampler": [[1, 2]], "batch_size": 1, "shuffle": False}, "batch_sampler"),
         ({"weights": [1] * 350, "shuffle": False}, "weights"),
-        ({"shuffle": "block"}, "shuffle=BlockShuffle(block=64, window=256)"),
         ({"uneven": "exact", "info": True}, "uneven='exact'"),
     ],
 )
@@ -251,7 +250,7 @@ def test_without_shuffling_each_data_set_comes_in_its_own_order():
         assert own == [number % size for number in range(len(own))]
 
 
-@matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False])
+@matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False, gl.BlockShuffle(block=8, window=4)])
 def test_a_state_goes_on_in_another_loader(num_workers, stop, shuffle):
     def make(workers: int) -> gl.Loader:
         return loader(mixed(), shuffle=shuffle, num_workers=workers)
@@ -311,6 +310,18 @@ def test_it_stays_on_the_device():
     for (images, numbers), (others, other_numbers) in zip(cached, loader(mixed(length=500)), strict=True):
         assert torch.equal(images, others)
         assert torch.equal(numbers, other_numbers)
+
+
+def test_a_block_shuffle_reads_neighbours_of_each_data_set_at_about_the_same_time():
+    shuffle = gl.BlockShuffle(block=10, window=2)
+    seen = labels(loader(mixed(length=BLOCK), shuffle=shuffle))
+    own = np.array([label for label in seen if label < 300])
+    assert sorted(own[:300].tolist()) == list(range(300))
+    for begin in range(0, 300, 20):
+        assert len({label // 10 for label in own[begin : begin + 20].tolist()}) == 2
+    state = loader(mixed(), shuffle=shuffle).state_dict()
+    with pytest.raises(ValueError, match="order was 'mixed-"):
+        loader(mixed()).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
