@@ -29,7 +29,7 @@ class Dataset:
         raise NotImplementedError
 
     def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
+        """Put another map-style dataset after this one."""
         return Joined([self, other]) if has_samples(other) else NotImplemented
 
     def map(self, fn: Callable[[Any], Any]) -> Any:
@@ -107,8 +107,8 @@ class Joined(Dataset):
         return which, number - (self.cumulative_sizes[which - 1] if which else 0)
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """A function of a row that reads its sample, if samples are mapped: all are fetched now, each is mapped when
-        it is asked for. None: `__getitems__` does all at once."""
+        """Return a function that gives the sample of a row, if samples are mapped: all are fetched now, each is mapped
+        when it is asked for. None: `__getitems__` does all at once."""
         if not maps_samples(self):
             return None
         places = [self._place(index) for index in indices]
@@ -155,7 +155,7 @@ class Mapped(Dataset):
         return [self._map(sample) for sample in fetched(self.dataset, list(indices))]  # pyright: ignore[reportArgumentType]
 
     def _each(self, indices: list[int]) -> Callable[[int], Any]:
-        """The samples, fetched now if the dataset fetches several at once, each mapped when its row is asked for."""
+        """Return a function that gives the sample of a row, as `Joined._each` does."""
         read = each_of(self.dataset, indices) or fetched(self.dataset, indices).__getitem__
         return lambda row: self._map(read(row))
 

@@ -106,7 +106,7 @@ def fetches_many(dataset: Any) -> bool:
 
 
 def maps_samples(dataset: Any) -> bool:
-    """Whether functions of ``map()`` change its samples, or some of those that it is made of."""
+    """Return whether functions of ``map()`` change a dataset's samples, or some of those that it is made of."""
     kind = _kind(dataset)
     if kind == MAPPED:
         return True

@@ -92,7 +92,7 @@ class Mix(Joined):
 
 
 def find_mix(dataset: Any) -> Mix | None:
-    """The `Mix` that a loader's dataset is, or is a `DeviceCached` of; None if there is none.
+    """Return the `Mix` that a loader's dataset is, or is a `DeviceCached` of; None if there is none.
 
     Raises:
         ValueError: there is one inside of another dataset, where its weights would be without effect.
@@ -158,7 +158,7 @@ def _weight(number: int, weight: Any) -> float:
 
 
 def _whole_parts(weights: list[float]) -> tuple[int, ...]:
-    """Weights as integers in the same proportions, exactly if their sum is small enough, else to 1 of `MOST_PARTS`."""
+    """Return weights as integers in the same proportions: exactly, or, if their sum is too large, to 1 of `MOST_PARTS`."""
     total = sum(map(Fraction, weights))
     shares = [_simple(Fraction(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))
@@ -198,7 +198,7 @@ def _check_forms(datasets: list[Any]) -> None:
 
 
 def _kinds(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """A structure with the kind of each leaf, "" if it is unknown. Lists may have any length, so they hold nothing."""
+    """Return a structure with the kind of each leaf, "" if unknown. Lists may have any length, so they hold nothing."""
     if structure == LEAF:
         leaf = next(leaves)
         return next((kind for types, kind in KINDS if isinstance(leaf, types)), "")
@@ -208,7 +208,7 @@ def _kinds(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether samples of these kinds may be in one batch."""
+    """Return whether samples of these kinds may be in one batch."""
     if isinstance(one, str) and isinstance(other, str):
         return one == other or "" in (one, other)
     if isinstance(one, str) or isinstance(other, str) or one[:3] != other[:3]:

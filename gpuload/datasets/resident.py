@@ -110,9 +110,7 @@ def find_resident(dataset: Any) -> DeviceCached | None:
         ValueError: there is one that a loader cannot use, inside of another dataset.
     """
     outer = dataset
-    for _ in range(DEPTH):
-        if isinstance(outer, DeviceCached) or not _is_subset(outer):
-            break
+    while _is_subset(outer):
         outer = outer.dataset
     inner = outer.dataset if isinstance(outer, DeviceCached) else outer
     if any(isinstance(part, DeviceCached) for part in datasets_in(inner)):

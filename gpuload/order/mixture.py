@@ -58,7 +58,7 @@ class Mixture:
 
     @property
     def name(self) -> str:
-        """The mixture as text: the same text means the same order."""
+        """Name the mixture: the same text means the same order."""
         content = f"{self.sizes} {self.parts} {self.length} {[blocks.name for blocks in self.blocks]}"
         return f"mixed-{zlib.crc32(content.encode()):08x}"
 
@@ -111,7 +111,7 @@ class MixedOrder:
         self._firsts = np.cumsum(mixture.sizes) - mixture.sizes
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
+        """Return the indices, int64, at `positions`, integers of any shape; IndexError if one is out of range."""
         positions = checked_positions(positions, self.n)
         blocks, offsets = np.divmod(positions.reshape(-1) + self._begin, BLOCK)
         numbers, rows = np.unique(blocks, return_inverse=True)
@@ -124,7 +124,7 @@ class MixedOrder:
         return indices.reshape(positions.shape)
 
     def _ordinals(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the data set, and the ordinal, at each position of these blocks: (blocks, BLOCK) each."""
+        """Return the number of the data set, and the ordinal, at each position of blocks: (blocks, BLOCK) each."""
         shape = len(blocks), BLOCK
         befores = self._mixture.counts_before(np.append(blocks, blocks + 1) * BLOCK)
         before, counts = befores[: len(blocks)], np.diff(befores.reshape(2, len(blocks), -1), axis=0)[0]
@@ -140,7 +140,7 @@ class MixedOrder:
         return datasets, ordinals
 
     def _indices(self, datasets: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
-        """The indices of the samples of these data sets with these ordinals."""
+        """Return the indices of the samples that have these ordinals in these data sets."""
         indices = np.empty_like(ordinals)
         for number in np.unique(datasets).tolist():
             rows = np.flatnonzero(datasets == number)
@@ -150,36 +150,36 @@ class MixedOrder:
         return indices
 
     def _permuted(self, number: int, permutations: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """The samples of a data set at places of its permutations."""
+        """Return which samples of a data set are at places of its permutations."""
         size, key = self._mixture.sizes[number], self._keys[number]
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None
-        wanted, which = np.unique(permutations, return_inverse=True)
+        numbers, which = np.unique(permutations, return_inverse=True)
         if (
             size <= TABLE_MAX and blocks is None
         ):  # all tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many
-            return _drawn_order(key, wanted[:, None] * size + np.arange(size), ORDER)[which, places]
+            return _drawn_order(key, numbers[:, None] * size + np.arange(size), ORDER)[which, places]
         samples = np.empty_like(places)
-        for row, words in enumerate(philox.words(key, wanted, MIXED_PERMUTATIONS, 2).tolist()):
-            own, its_key = which == row, philox.Key(*words)
-            permutation = Shuffle(size, its_key) if blocks is None else BlockOrder(blocks, its_key)
-            samples[own] = permutation(places[own])
+        for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):
+            inside, permutation_key = which == row, philox.Key(*words)
+            permutation = Shuffle(size, permutation_key) if blocks is None else BlockOrder(blocks, permutation_key)
+            samples[inside] = permutation(places[inside])
         return samples
 
     @cached_property
     def _keys(self) -> list[philox.Key]:
-        """A key for each data set: two of the same size have different permutations."""
+        """Draw a key for each data set, so that two of the same size have different permutations."""
         count = len(self._mixture.sizes)
         return [philox.Key(*words) for words in philox.words(self._key, np.arange(count), MIXED_DATASETS, 2).tolist()]
 
 
 def _drawn_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
-    """A random permutation for each row of positions, by a number of 52 bits that is drawn for each position."""
+    """Draw a random permutation for each row of positions, by a number of 52 bits for each position."""
     drawn = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
     return _sorted_columns((drawn[:, 0] << _20 | drawn[:, 1] >> _12).reshape(positions.shape))
 
 
 def _sorted_columns(keys: np.ndarray) -> np.ndarray:
-    """The columns of each row in the order of its keys, of at most 52 bits; of equal keys the first one comes first.
+    """Return the columns of each row in the order of its keys, of at most 52 bits; equal keys stay in their order.
 
     They are sorted together with their columns as one number: numpy sorts numbers five times as fast as it finds in
     which order they are, and the result is the same on all processors.

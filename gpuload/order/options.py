@@ -126,7 +126,7 @@ class OrderOptions:
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """How the `Mix` is mixed; None if there is none."""
+        """Say how the `Mix` is mixed; None if there is none."""
         if (mix := self.mix) is None:
             return None
         shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
@@ -134,7 +134,7 @@ class OrderOptions:
         return Mixture(mix.sizes, mix.parts, mix.length, blocks)
 
     def peers(self, index: Any) -> tuple[int, int]:
-        """Where the indices begin of the samples that may replace the one of this index, and how many they are."""
+        """Return where the indices of the samples begin that may replace the one of this index, and their number."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
         which = bisect_right(mix.cumulative_sizes, index)

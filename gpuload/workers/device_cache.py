@@ -169,12 +169,12 @@ class CacheEngine(InlineEngine):
                 number = self._number(key)
             except (TypeError, IndexError) as error:
                 chunk.fail(row, error)
-                continue
-            if (record := self._cached.errors.get(number)) is None:
-                numbers[row] = number
-                continue
-            position, index = int(request.positions[row]), int(key) if isinstance(key, np.integer) else key
-            chunk.errors.append((row, replace(record, epoch=request.epoch, position=position, index=index)))
+            else:
+                if (record := self._cached.errors.get(number)) is None:
+                    numbers[row] = number
+                else:
+                    where = {"epoch": request.epoch, "position": int(request.positions[row]), "index": int(key)}
+                    chunk.errors.append((row, replace(record, **where)))
         return numbers
 
     def _number(self, key: Any) -> int:
