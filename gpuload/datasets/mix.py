@@ -158,7 +158,7 @@ def _weight(number: int, weight: Any) -> float:
 
 
 def _whole_parts(weights: list[float]) -> tuple[int, ...]:
-    """Return weights as integers in the same proportions: exactly, or, if their sum is too large, to 1 of `MOST_PARTS`."""
+    """Return weights as integers in the same proportions, to one part of `MOST_PARTS` if their sum would be larger."""
     total = sum(map(Fraction, weights))
     shares = [_simple(Fraction(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))

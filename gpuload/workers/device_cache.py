@@ -164,6 +164,7 @@ class CacheEngine(InlineEngine):
         if isinstance(keys, np.ndarray) and not self._cached.errors and -count <= keys.min() and keys.max() < count:
             return self._numbers[keys]
         numbers = np.full(len(keys), -1, np.int64)
+        key: Any
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
             try:
                 number = self._number(key)
@@ -173,8 +174,8 @@ class CacheEngine(InlineEngine):
                 if (record := self._cached.errors.get(number)) is None:
                     numbers[row] = number
                 else:
-                    where = {"epoch": request.epoch, "position": int(request.positions[row]), "index": int(key)}
-                    chunk.errors.append((row, replace(record, **where)))
+                    position = int(request.positions[row])
+                    chunk.errors.append((row, replace(record, epoch=request.epoch, position=position, index=int(key))))
         return numbers
 
     def _number(self, key: Any) -> int:

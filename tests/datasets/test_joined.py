@@ -98,7 +98,7 @@ def test_what_is_fetched_together_stays_so_and_functions_may_draw(array, tmp_pat
     assert fetches_many(torch.utils.data.Subset(array, [1, 2]))
 
 
-def batches(dataset, num_workers, chunk_size) -> list[list[float]]:
+def batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
     options = {"shuffle": True, "num_workers": num_workers, "chunk_size": chunk_size, "device": "cpu"}
     with gl.Loader(dataset, 8, **options) as loader:
         return [[column.tolist() for column in labels] for _, labels in loader]
