@@ -81,7 +81,7 @@ class Mix(Joined):
         _check_forms(datasets)
 
     def map(self, fn: Callable[[Any], Any]) -> Mix:
-        """Return this mix with each sample changed by a function, see `gpuload.ImageFolder.map`."""
+        """Return this mix with each sample changed by a function, in the workers."""
         return Mix([Mapped(dataset, fn) for dataset in self.datasets], self.weights, length=self.length)
 
     def __add__(self, other: Any) -> Joined:

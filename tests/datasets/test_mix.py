@@ -348,3 +348,16 @@ def test_classes_that_are_numbered_differently_are_named(tmp_path):
     with pytest.warns(UserWarning, match="the label 0 is 'a' in the first and 'b' in the second") as caught:
         gl.Mix([one, two], [1, 1])
     assert caught[0].filename == __file__
+
+
+def test_the_sampler_of_its_loader_has_the_indices_of_the_epoch():
+    loader_ = loader(mixed(length=500), info=True)
+    indices = list(loader_.sampler)
+    assert len(loader_.sampler) == len(indices) == 500
+    assert indices == [index for _, info in loader_ for index in info.indices.tolist()]
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+def test_last_batches_that_are_not_full_are_shared_out(uneven):
+    parts = [labels(loader(mixed(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)]
+    assert [len(part) for part in parts] == [166 if uneven == "pad" else 165] * 2
