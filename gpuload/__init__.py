@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         FileList,
         ImageFiles,
         ImageFolder,
+        Mix,
         Parquet,
         TarShards,
     )
@@ -84,6 +85,7 @@ _HOMES = {
     "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader.loader",
     "Mask": "gpuload.datasets.sample",
+    "Mix": "gpuload.datasets",
     "Padded": "gpuload.batches.pad",
     "Parquet": "gpuload.datasets",
     "RayWorkers": "gpuload.workers.ray",
@@ -134,6 +136,7 @@ __all__ = [
     "LimitError",
     "Loader",
     "Mask",
+    "Mix",
     "Padded",
     "Parquet",
     "RayWorkers",

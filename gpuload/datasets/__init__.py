@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from gpuload.datasets.cached import Cached
     from gpuload.datasets.coco import Coco
     from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.mix import Mix
     from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.stores.array import ArrayFile
     from gpuload.datasets.stores.filelist import FileList
@@ -27,6 +28,7 @@ __all__ = [
     "FileList",
     "ImageFiles",
     "ImageFolder",
+    "Mix",
     "Parquet",
     "TarShards",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "ImageFiles": "folder",
     "ImageFolder": "folder",
     "LMDB": "stores.lmdb",
+    "Mix": "mix",
     "Parquet": "stores.parquet",
     "TarShards": "stores.tar.dataset",
 }

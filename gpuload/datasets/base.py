@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import read_file, will_read
-from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.joined import Dataset, from_start
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import Lazy, Paths, full_path, scanned
@@ -38,7 +38,7 @@ class LabelledPaths(Lazy[tuple[str, Any]]):
         return self.paths[number], int(label) if isinstance(self.labels, np.ndarray) else label
 
 
-class ImageFileDataset:
+class ImageFileDataset(Dataset):
     """Base of all datasets of image files."""
 
     mode: Mode
@@ -107,10 +107,6 @@ class ImageFileDataset:
         if type(index) is int and 0 <= index < len(self.paths):
             return index
         return from_start(index, len(self), f"{type(self).__name__}({self.root!r}) has {len(self)} images")
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 def existing_folder(root: str | os.PathLike[str]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpuload.datasets.cache_file import Entries, Folder, Memory, Shape
 from gpuload.datasets.files import is_complete
-from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.joined import Dataset, from_start
 from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, forget, is_iterable, natural_blocks
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, as_meta, plain_meta
@@ -67,7 +67,7 @@ class CacheStatistics:
         return self.hits / max(1, self.hits + self.misses)
 
 
-class Cached:
+class Cached(Dataset):
     """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
 
     A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
@@ -167,10 +167,6 @@ class Cached:
         """See `gpuload.datasets.kinds.forget`."""
         name = f"the cache in {self._backing.path!r}" if self.where == "disk" else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}

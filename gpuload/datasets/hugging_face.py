@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
 from gpuload.datasets.files import read_file
+from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.stores.opening import named, read_whole, remote_for
 from gpuload.datasets.worker import get_worker_info
@@ -22,7 +23,7 @@ from gpuload.errors import one_line
 __all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
 
 
-class WrappedRows:
+class WrappedRows(Dataset):
     """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
 
     A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.

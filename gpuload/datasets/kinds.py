@@ -18,6 +18,7 @@ __all__ = [
     "forget",
     "image_rows",
     "is_iterable",
+    "maps_samples",
     "natural_blocks",
     "row_bytes",
 ]
@@ -29,6 +30,8 @@ LOADERS: Final = {  # by module and name: what makes batches
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 TORCH: Final = "torch.utils.data.dataset"
+JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
+MAPPED: Final = ("gpuload.datasets.joined", "Mapped")
 AROUND = ("gpuload.datasets.cached", "gpuload.datasets.resident")  # samples of the dataset inside, kept
 
 
@@ -61,9 +64,11 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
     if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
         return True
     module, name = type(dataset).__module__, type(dataset).__name__
+    if (module, name) == MAPPED:
+        return False
     if module in AROUND or (module, name) == (TORCH, "Subset"):
         return draws_nothing(dataset.dataset, stored=stored)
-    if (name == "Joined" and module == "gpuload.datasets.joined") or (module, name) == (TORCH, "ConcatDataset"):
+    if (module, name) in JOINED or (module, name) == (TORCH, "ConcatDataset"):
         return all(draws_nothing(part, stored=stored) for part in dataset.datasets)
     if module.startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
@@ -74,7 +79,17 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside."""
+    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside.
+
+    Where functions change samples, only if these are called one by one nevertheless, see `each_of`: they may draw, and
+    then each sample is seeded for itself.
+    """
+    kind = _kind(dataset)
+    if kind == MAPPED:
+        return fetches_many(dataset.dataset) and draws_nothing(dataset.dataset)
+    if maps_samples(dataset):
+        inner = [part.dataset if _kind(part) == MAPPED else part for part in getattr(dataset, "datasets", ())]
+        return kind in JOINED and any(map(fetches_many, inner)) and all(map(draws_nothing, inner))
     if type(dataset).__module__ == TORCH:
         if type(dataset).__name__ == "Subset":
             return fetches_many(dataset.dataset)
@@ -83,12 +98,29 @@ def fetches_many(dataset: Any) -> bool:
             return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
     if type(dataset).__module__ == "gpuload.datasets.cached":
         return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
-    if type(dataset).__module__ == "gpuload.datasets.joined" and type(dataset).__name__ == "Joined":
+    if kind in JOINED:
         parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
         return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
     if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def maps_samples(dataset: Any) -> bool:
+    """Return whether functions of ``map()`` change a dataset's samples, or some of those that it is made of."""
+    kind = _kind(dataset)
+    if kind == MAPPED:
+        return True
+    if kind[0] != TORCH and kind not in JOINED and kind[0] not in AROUND:
+        return False
+    several = vars(dataset).get("datasets", ())
+    return any(map(maps_samples, several.values() if isinstance(several, dict) else several)) or maps_samples(
+        vars(dataset).get("dataset")
+    )
+
+
+def _kind(dataset: Any) -> tuple[str, str]:
+    return type(dataset).__module__, type(dataset).__name__
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:

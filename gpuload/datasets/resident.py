@@ -11,6 +11,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
+from gpuload.datasets.joined import Dataset
 from gpuload.datasets.kinds import check_dataset, is_iterable, natural_blocks
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
@@ -18,7 +19,7 @@ __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 DEPTH: Final = 8  # how deep is looked into datasets of datasets
 
 
-class DeviceCached:
+class DeviceCached(Dataset):
     """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
 
     The first `iter()` of a `Loader` reads and decodes every sample once, by its workers and in the dataset's order.
@@ -109,9 +110,7 @@ def find_resident(dataset: Any) -> DeviceCached | None:
         ValueError: there is one that a loader cannot use, inside of another dataset.
     """
     outer = dataset
-    for _ in range(DEPTH):
-        if isinstance(outer, DeviceCached) or not _is_subset(outer):
-            break
+    while _is_subset(outer):
         outer = outer.dataset
     inner = outer.dataset if isinstance(outer, DeviceCached) else outer
     if any(isinstance(part, DeviceCached) for part in datasets_in(inner)):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -28,8 +28,7 @@ from gpuload.loader.limits import available_bytes, memory_left_bytes
 from gpuload.loader.options import Options
 from gpuload.loader.session import engine_for, job_for
 from gpuload.order.spec import BatchSpec
-from gpuload.ring.packing import ALIGN
-from gpuload.ring.ring import Ring, align
+from gpuload.ring.ring import Ring
 from gpuload.stage import device as devices
 from gpuload.stage.device_cache import PixelMemory
 from gpuload.workers.batch import Batch
@@ -45,6 +44,7 @@ PROBES = 64  # samples from which the size is projected; they are read twice
 ROOM = 1.03  # more than the projection, for images of different sizes
 CHUNK, CHUNKS_EACH, AHEAD = 16, 2, 2
 PROGRESS_S = 10.0
+HALF = ", of which it takes at most half", "give bytes_limit for more"
 
 
 def cached_samples(options: Options) -> CachedSamples | None:
@@ -87,78 +87,53 @@ def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[
     return str(device), len(cached), *kinds, *read_differently(chain)
 
 
-@dataclass(frozen=True, slots=True)
 class Budget:
-    """What a `DeviceCached` may take.
+    """What a `DeviceCached` may take: at most `bytes_limit`, or half of what was free at first.
 
-    Attributes:
-        device: where its pixels go.
-        limit: the `bytes_limit` that was given, or None.
-        device_free, host_free: bytes that were free at first; None: not known, which is no limit.
-        samples: of the dataset.
+    Args:
+        cached: the dataset.
+        device: where its pixels go; all else is on the CPU.
     """
 
-    device: torch.device
-    limit: int | None
-    device_free: int | None
-    host_free: int | None
-    samples: int
-
-    @classmethod
-    def of(cls, cached: DeviceCached, device: torch.device) -> Budget:
-        host = available_bytes()
-        free = host if device.type == "cpu" else devices.Accelerator(device).free_bytes()
-        return cls(device, cached.bytes_limit, free, host, len(cached))
+    def __init__(self, cached: DeviceCached, device: torch.device) -> None:
+        self.samples, self.limit, self.device = len(cached), cached.bytes_limit, device
+        self._free = {"cpu": available_bytes()}  # bytes; None is not known, which is no limit
+        if device.type != "cpu":
+            self._free[str(device)] = devices.Accelerator(device).free_bytes()
 
     @property
     def pixels(self) -> int | None:
         """The most bytes of pixels; None: no limit."""
-        limits = self.limit, self._share(self.device_free)
+        limits = self.limit, self._allowed(str(self.device))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _share(self, free: int | None) -> int | None:
-        """Return how much of what is free may be taken: half, unless the user gave a limit."""
+    def _allowed(self, where: str) -> int | None:
+        free = self._free[where]
         return free if free is None or self.limit is not None else free // 2
 
     def check(self, pixels: int, others: int, basis: str) -> None:
         """Raise a LimitError if it is too much: bytes of pixels, and of all else. `basis` says how they are known."""
-        limit = self.limit
+        limit, reasons = self.limit, []
         if limit is not None and pixels + others > limit:
-            self._refuse(pixels, others, basis, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit")
-        half, remedy = ", of which it takes at most half", "give bytes_limit for more"
-        if limit is not None:
-            half, remedy = "", "free some"
-        on_host = self.device.type == "cpu"
-        for need, free, where in (
-            (pixels + others if on_host else pixels, self.device_free, str(self.device)),
-            (0 if on_host else others, self.host_free, "cpu"),
-        ):
-            if free is not None and need > (self._share(free) or 0):
-                self._refuse(pixels, others, basis, f"{_mb(free)} are free on {where}{half}", remedy)
-
-    def _refuse(self, pixels: int, others: int, basis: str, left: str, remedy: str) -> None:
-        raise LimitError(
-            f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on {self.device} "
-            f"and {_mb(others)} of other values on cpu ({basis}), but {left}. If more can be had, {remedy}; else keep "
-            "a part of the dataset, or smaller images (gpuload.pack resizes them), or use gpuload.Cached, which keeps "
-            "files as they are and lets go of some"
-        )
-
-
-class PixelCount:
-    """Counts the bytes of pixels, and keeps none."""
-
-    nbytes = 0
-
-    def add(self, data: np.ndarray) -> int:
-        self.nbytes += align(len(data), ALIGN)
-        return 0
+            reasons.append((f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
+        half, remedy = ("", "free some") if limit is not None else HALF
+        for where, free in self._free.items():
+            need = pixels * (where == str(self.device)) + others * (where == "cpu")
+            if free is not None and need > (self._allowed(where) or 0):
+                reasons.append((f"{_mb(free)} are free on {where}{half}", remedy))
+        for left, remedy in reasons[:1]:
+            raise LimitError(
+                f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
+                f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {left}. If more can be had, "
+                f"{remedy}; else keep a part of the dataset, or smaller images (gpuload.pack resizes them), or use "
+                "gpuload.Cached, which keeps files as they are and lets go of some"
+            )
 
 
 def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
     """Read all samples: first some, for the size of all; then each, in order."""
     count, began = len(cached), perf_counter()
-    budget = Budget.of(cached, device)
+    budget = Budget(cached, device)
     samples = CachedSamples(count, memory := PixelMemory(device))
     with _feed(options, cached, device) as feed:
         if count:
@@ -188,16 +163,16 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
 def _projected(feed: Feed, budget: Budget) -> int:
     """Return the bytes to reserve for all pixels, by some samples; LimitError if they are too many."""
     numbers = np.unique(np.linspace(0, budget.samples - 1, PROBES).astype(np.int64))
-    probes, sizes = CachedSamples(len(numbers), PixelCount()), set()
+    probes = CachedSamples(budget.samples, memory := PixelMemory(torch.device("meta")))  # which keeps nothing
+    ends = [0]
     for batch in _batches(feed, numbers, 1):  # one by one, for the size of each
-        before = probes.memory.nbytes
-        _add(batch, probes, first=batch.spec.step)
-        sizes.add(probes.memory.nbytes - before)
+        _add(batch, probes)
+        ends.append(memory.used_bytes)
         feed.release(batch)
-    pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (probes.memory.nbytes, probes.host_bytes))
+    pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
     budget.check(pixels, others, f"by {len(numbers)} of them")
     log.keeping(budget.samples, pixels, others, budget.device)
-    if len(sizes) == 1:
+    if len(set(np.diff(ends))) == 1:
         return pixels
     most = budget.pixels
     return int(pixels * ROOM) if most is None else min(int(pixels * ROOM), most)
@@ -241,12 +216,11 @@ def _batches(feed: Feed, numbers: np.ndarray, size: int) -> Iterator[Batch]:
         yield batch
 
 
-def _add(batch: Batch, samples: CachedSamples, first: int | None = None) -> None:
-    """Cache the samples of a batch that have come, under their own numbers or from `first` on."""
+def _add(batch: Batch, samples: CachedSamples) -> None:
+    """Cache the samples of a batch that have come."""
     for part in batch.parts:
         if part.content is not None and part.content.rows and part.data is not None:
-            numbers = part.indices if first is None else range(first, first + len(part.indices))
-            samples.add(part.content, numbers, part.data)  # pyright: ignore[reportArgumentType]
+            samples.add(part.content, part.indices, part.data)
 
 
 def _mb(nbytes: int) -> str:

@@ -56,7 +56,7 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
-    last = len(order.dataset) - 1 if order.planned else 2**63 - 1
+    last = shares_of(order).samples - 1 if order.planned else 2**63 - 1
     position = check_integer("position", position, 0, last)
     if index is None and not order.planned:
         raise ValueError(

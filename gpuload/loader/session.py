@@ -559,10 +559,12 @@ class _Consumer(Consumer):
         self._options, self._transfer, self._decoder, self._planning = options, transfer, decoder, planning
 
     def candidates(self, batch: Batch, position: int, index: Any) -> Iterator[Any]:
-        """Return substitutes for a sample: any of the dataset or, if a sampler chose the keys, others of its batch."""
+        """Return substitutes for a sample: any of the dataset, of a `Mix` any of the same one of its data sets; or, if
+        a sampler chose the keys, others of its batch."""
         order = self._options.order
         if not order.sampled:
-            return substitutes(order.seed, batch.spec.epoch, position, index, len(order.dataset))
+            begin, count = order.peers(index)
+            return (begin + it for it in substitutes(order.seed, batch.spec.epoch, position, index - begin, count))
         keys = list(batch.spec.indices)
         rows = substitutes(order.seed, batch.spec.epoch, position, None, len(keys))
         return (keys[row] for row in rows if keys[row] != index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.kinds import check_dataset, is_iterable
+from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
+from gpuload.order.mixture import Mixture
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank
 from gpuload.order.shares import Uneven
@@ -71,11 +74,12 @@ class OrderOptions:
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_ways()
+        self._check_mix()
         found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
         for name, value in found.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
-        _ = self.cumulative, self.blocks
+        _ = self.cumulative, self.blocks, self.mixture
         if repeats != 1 and self.mixes not in ("", *MIXES):
             raise ValueError(
                 f"repeats={repeats} does not go with {self.mixes}, which puts together the samples at neighbouring "
@@ -109,11 +113,32 @@ class OrderOptions:
 
     @property
     def samples(self) -> int | None:
-        """The dataset's length, or None."""
+        """The dataset's length, of a `Mix` that of an epoch; or None."""
         try:
-            return None if self.iterable else len(self.dataset)
+            return None if self.iterable else len(self.dataset) if self.mix is None else self.mix.length
         except (TypeError, NotImplementedError):
             return None
+
+    @property
+    def mix(self) -> Mix | None:
+        """The `Mix` that is read; None if there is none."""
+        return None if self.iterable else find_mix(self.dataset)
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """Say how the `Mix` is mixed; None if there is none."""
+        if (mix := self.mix) is None:
+            return None
+        shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
+        blocks = () if shuffle is None else tuple(Blocks.of(dataset, shuffle) for dataset in mix.datasets)
+        return Mixture(mix.sizes, mix.parts, mix.length, blocks)
+
+    def peers(self, index: Any) -> tuple[int, int]:
+        """Return where the indices of the samples begin that may replace the one of this index, and their number."""
+        if (mix := self.mix) is None:
+            return 0, len(self.dataset)
+        which = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[which] - mix.sizes[which], mix.sizes[which]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
@@ -123,7 +148,7 @@ class OrderOptions:
     @property
     def blocks(self) -> Blocks | None:
         """Those of a block shuffle; None for another order."""
-        if not isinstance(self.shuffle, BlockShuffle) or not self.planned:
+        if not isinstance(self.shuffle, BlockShuffle) or not self.planned or self.mix is not None:
             return None
         if not self._blocks or self._blocks[-1].n != len(self.dataset):  # it may have grown between two epochs
             self._blocks.append(Blocks.of(self.dataset, self.shuffle))
@@ -196,6 +221,22 @@ class OrderOptions:
         if uneven == "exact" and not self.info:
             raise ValueError(
                 "uneven='exact' needs info=True: rows that only fill up are False in BatchInfo.valid, and do not count"
+            )
+
+    def _check_mix(self) -> None:
+        """Refuse what decides over the order of a `Mix`."""
+        if self.mix is None:
+            return
+        refused = {
+            "sampler": self.sampler is not None,
+            "batch_sampler": self.batch_sampler is not None,
+            "weights": self.weights is not None,
+            f"uneven={self.uneven!r}": self.uneven == "exact",
+        }
+        for name in (name for name, is_given in refused.items() if is_given):
+            raise ValueError(
+                f"{name} does not go with a Mix, whose weights say how often each data set comes, and which goes "
+                "through each in an order of its own; leave it out, or read the data sets without Mix"
             )
 
     @property

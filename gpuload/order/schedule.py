@@ -86,10 +86,11 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
 def shares_of(order: OrderOptions) -> Shares:
     """The shares of a map dataset, in gpuload's own order."""
     return Shares(
-        samples=len(order.dataset),
+        samples=len(order.dataset) if order.mixture is None else order.mixture.length,
         batch_size=order.size,
         shuffle=bool(order.shuffle),
         blocks=order.blocks,
+        mixture=order.mixture,
         seed=order.seed,
         drop_last=order.drop_last,
         uneven=order.uneven,

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from gpuload.order.blocks import BlockOrder, Blocks
+from gpuload.order.mixture import MixedOrder, Mixture
 from gpuload.order.permutation import Sequential, Shuffle, Weighted
 from gpuload.order.ranks import check_rank
 from gpuload.rng import philox
@@ -44,10 +45,11 @@ class Shares:
     """How the samples of each epoch are shared out.
 
     Args:
-        samples: how many there are.
+        samples: how many there are; of a mixture, how many positions an epoch has.
         batch_size: of each rank.
         shuffle: a new order each epoch.
-        blocks: those of a block shuffle, instead; None for none.
+        blocks: those of a block shuffle, instead; None for none, and for a mixture, which has its own.
+        mixture: how several data sets are mixed; None: there is one.
         seed: of the order.
         drop_last: leave out a last global batch that is not full.
         rank, world_size: this rank, and how many there are.
@@ -65,6 +67,7 @@ class Shares:
     batch_size: int
     shuffle: bool = False
     blocks: Blocks | None = field(default=None, compare=False)
+    mixture: Mixture | None = None
     seed: int = 0
     drop_last: bool = False
     rank: int = 0
@@ -90,6 +93,8 @@ class Shares:
         name = "shuffled" if self.shuffle else "sequential"
         if self.blocks is not None:
             name = self.blocks.name
+        if self.mixture is not None:
+            name = f"{self.mixture.name}-{name}"
         if self.weights is not None:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
         return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
@@ -98,6 +103,8 @@ class Shares:
         key = philox.epoch_key(self.seed, epoch)
         if self.blocks is not None:
             order = BlockOrder(self.blocks, key)
+        elif self.mixture is not None:
+            order = MixedOrder(self.mixture, self.seed, epoch, shuffle=self.shuffle, repeats=self.repeats)
         elif self.weights is not None:
             order = Weighted(self.weights, key)
         else:

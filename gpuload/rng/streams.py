@@ -11,6 +11,9 @@ from typing import Final
 
 __all__ = [
     "GENERATORS",
+    "MIXED_BLOCKS",
+    "MIXED_DATASETS",
+    "MIXED_PERMUTATIONS",
     "MODULE",
     "ORDER",
     "SAMPLER_POSITION",
@@ -36,6 +39,9 @@ SHUFFLE_BUFFER: Final = 2**31 + 4  # which sample of a stream's buffer comes nex
 WINDOWS: Final = 2**31 + 5  # a block shuffle: the keys of its windows
 WITHIN_WINDOWS: Final = 2**31 + 6  # the order of the samples in small ones
 SHORT_BLOCK: Final = 2**31 + 7  # which turn its last block has
+MIXED_BLOCKS: Final = 2**31 + 8  # a `Mix`: the order of the data sets in its blocks
+MIXED_DATASETS: Final = 2**31 + 9  # the keys of its data sets
+MIXED_PERMUTATIONS: Final = 2**31 + 10  # of such a key: the keys of the data set's permutations
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of a trailing module, for each view of the images
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its draws with replacement
 

@@ -22,7 +22,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.stage.device import upload_together
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.device_cache import CachedSamples, copy_windows, span_of
+from gpuload.workers.device_cache import WINDOW, CachedSamples, copy_windows, span_of
 
 __all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
 
@@ -31,7 +31,7 @@ LEAST_SEGMENT_BYTES = 16 << 20
 # are copied one by one: the indices of a gather take eight bytes for each byte.
 SMALL_BYTES = 16 << 10
 GATHER_BYTES = 8 << 20  # at a time
-NO_WINDOWS = np.empty((0, 5), np.int64)
+NO_WINDOWS = np.empty(0, WINDOW)
 
 
 class PixelMemory:
@@ -92,17 +92,16 @@ class PixelMemory:
     def _by_segment(self, windows: np.ndarray) -> list[tuple[torch.Tensor, np.ndarray]]:
         if len(self._segments) == 1:
             return [(self._segments[0], windows)] if len(windows) else []
-        of = np.searchsorted(self._starts, windows[:, 0], side="right") - 1
-        found = []
-        for number, segment in enumerate(self._segments):
-            if len(own := windows[of == number]):
-                found.append((segment, own - [self._starts[number], 0, 0, 0, 0]))
-        return found
+        numbers = np.searchsorted(self._starts, windows["start"], side="right") - 1
+        parts = [(segment, windows[numbers == number]) for number, segment in enumerate(self._segments)]
+        for (_, own), begin in zip(parts, self._starts, strict=True):
+            own["start"] -= begin
+        return [(segment, own) for segment, own in parts if len(own)]
 
 
 def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> None:
     """Copy windows that follow each other in `out`, all by one gather with an index for each byte."""
-    start, rows, row_bytes, step, at = windows.T
+    start, rows, row_bytes, step, at = (windows[name] for name in WINDOW.names or ())
     row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # its number in its window
     sources = np.repeat(start, rows) + row * np.repeat(step, rows)
     lengths = np.repeat(row_bytes, rows)

@@ -6,10 +6,8 @@ after the other (`gpuload.stage.device_cache`): offsets count from the first byt
 the main process's memory.
 
 `CacheEngine` does chunks, each of them a whole batch. Regions are drawn as workers draw them, by the same functions, so
-batches have the same bits. A chunk's pixels are described by *windows*, int64 (M, 5), one for each image and mask: the
-first byte in the memory, rows, bytes in a row, bytes from one row to the next, and the first byte where the chunk's
-pixels are put together. They are laid out there as a worker lays them into a slot, so all that follows sees the same
-bytes.
+batches have the same bits. A chunk's pixels are described by *windows*, a `WINDOW` for each image and mask. They are
+laid out as a worker lays them into a slot, so all that follows sees the same bytes.
 
 Runs in the main process and starts nothing. It imports no torch.
 """
@@ -20,7 +18,7 @@ import copy
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final
 
@@ -31,7 +29,7 @@ from gpuload.datasets.tree import any_of
 from gpuload.errors import ErrorRecord
 from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
-from gpuload.ring.ring import Ring
+from gpuload.ring.ring import Ring, align
 from gpuload.rng.philox import epoch_key
 from gpuload.workers.counters import Counters
 from gpuload.workers.inline import InlineEngine
@@ -39,39 +37,42 @@ from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import Chunk
 
-__all__ = ["CacheEngine", "CachedSamples", "copy_windows", "cut", "span_of"]
+__all__ = ["WINDOW", "CacheEngine", "CachedSamples", "copy_windows", "cut", "span_of"]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
 POINTER_BYTES: Final = 8
+# The first byte in the memory, rows, bytes in a row, bytes from one row to the next; and the first byte where the
+# chunk's pixels are put together.
+WINDOW: Final = np.dtype([(name, np.int64) for name in ("start", "rows", "row_bytes", "step", "at")])
 
 
-@dataclass(slots=True)
 class CachedSamples:
-    """Samples of a dataset.
+    """Samples of a dataset: all are added, and then, after `end`, any may be taken.
+
+    Args:
+        count: how many samples the dataset has.
+        memory: where their pixels go, a `gpuload.stage.device_cache.PixelMemory`.
 
     Attributes:
-        count: how many samples the dataset has.
-        memory: where their pixels are, a `gpuload.stage.device_cache.PixelMemory`.
         errors: the samples that failed, by their number.
         host_bytes: of values, about: arrays, bytes and texts.
     """
 
-    count: int
-    memory: Any
-    errors: dict[int, ErrorRecord] = field(default_factory=dict)
-    host_bytes: int = 0
-    _chunks: list[Columns] = field(default_factory=list)
-    _starts: list[int] = field(default_factory=list)  # of each chunk in the memory
-    _numbers: list[int] = field(default_factory=list)  # of the chunks' samples
-    _columns: Columns = field(default_factory=Columns)
-    _row: np.ndarray = field(init=False)  # of each sample in the columns
+    def __init__(self, count: int, memory: Any) -> None:
+        self.count, self.memory = count, memory
+        self.errors: dict[int, ErrorRecord] = {}
+        self.host_bytes = 0
+        self._chunks: list[Columns] = []
+        self._starts: list[int] = []  # of each chunk in the memory
+        self._row = np.full(count, -1)  # of each sample in the columns
+        self._added = 0
 
     @property
     def nbytes(self) -> int:
         """Return how many bytes all of it takes, about."""
         return self.memory.nbytes + self.host_bytes
 
-    def add(self, columns: Columns, numbers: Sequence[int], data: np.ndarray) -> None:
+    def add(self, columns: Columns, numbers: Any, data: np.ndarray) -> None:
         """Cache the samples of a chunk, whose images are whole. `numbers` are those of the chunk's rows; `data` are its
         bytes, which are copied."""
         columns.spread(list(columns.blocks), data)
@@ -79,18 +80,16 @@ class CachedSamples:
         ends = [int((own.table["offset"] + own.table["shape"].prod(axis=1)).max()) for own in images]
         self._starts.append(self.memory.add(data[: max(ends)]) if ends else 0)
         self._chunks.append(columns)
-        self._numbers += [int(numbers[row]) for row in columns.rows]
-        for column in (*columns.values.values(), *columns.points.values()):
-            self.host_bytes += sum(POINTER_BYTES + _size(value) for value in column.values)
-        for source in columns.names:
-            self.host_bytes += POINTER_BYTES + (0 if source is None else sys.getsizeof(source))
+        self._row[np.asarray(numbers)[columns.rows]] = np.arange(len(columns)) + self._added
+        self._added += len(columns)
+        values = (value for column in (*columns.values.values(), *columns.points.values()) for value in column.values)
+        sizes = [*map(_size, values), *(0 if source is None else sys.getsizeof(source) for source in columns.names)]
+        self.host_bytes += sum(sizes) + POINTER_BYTES * len(sizes)
 
     def end(self) -> None:
         """Join the chunks: all samples have come."""
         self._columns = Columns.concat(self._chunks, self._starts)
-        self._row = np.full(self.count, -1)
-        self._row[self._numbers] = np.arange(len(self._numbers))
-        del self._chunks, self._starts, self._numbers
+        del self._chunks, self._starts
 
     def take(self, numbers: np.ndarray) -> Columns:
         """Return samples by their numbers, with whole images, whose offsets are in the memory."""
@@ -165,17 +164,18 @@ class CacheEngine(InlineEngine):
         if isinstance(keys, np.ndarray) and not self._cached.errors and -count <= keys.min() and keys.max() < count:
             return self._numbers[keys]
         numbers = np.full(len(keys), -1, np.int64)
+        key: Any
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
             try:
                 number = self._number(key)
             except (TypeError, IndexError) as error:
                 chunk.fail(row, error)
-                continue
-            if (record := self._cached.errors.get(number)) is None:
-                numbers[row] = number
-                continue
-            position, index = int(request.positions[row]), int(key) if isinstance(key, np.integer) else key
-            chunk.errors.append((row, replace(record, epoch=request.epoch, position=position, index=index)))
+            else:
+                if (record := self._cached.errors.get(number)) is None:
+                    numbers[row] = number
+                else:
+                    position = int(request.positions[row])
+                    chunk.errors.append((row, replace(record, epoch=request.epoch, position=position, index=int(key))))
         return numbers
 
     def _number(self, key: Any) -> int:
@@ -217,7 +217,10 @@ class CacheEngine(InlineEngine):
 
 def span_of(windows: np.ndarray) -> int:
     """Return the bytes of a chunk's pixels, put together."""
-    return 0 if not len(windows) else -(-int(windows[-1, 4] + windows[-1, 1] * windows[-1, 2]) // ALIGN) * ALIGN
+    if not len(windows):
+        return 0
+    last = windows[-1]
+    return align(int(last["at"] + last["rows"] * last["row_bytes"]), ALIGN)
 
 
 def copy_windows(memory: np.ndarray, windows: np.ndarray, out: np.ndarray) -> None:
@@ -234,18 +237,19 @@ def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     of_row = np.zeros((len(columns), 4), np.int64)
     of_row[columns.images[0].row_numbers] = regions_tlhw[0]
     of_masks = [(column, of_row[column.row_numbers]) for column in columns.masks]
-    windows, at = [], 0
+    parts, at = [], 0
     for column, regions in (*zip(columns.images, regions_tlhw, strict=True), *of_masks):
-        table = column.table
+        table, windows = column.table, np.empty(len(regions), WINDOW)
         width, pixel = table["shape"][:, 1], table["shape"][:, 2]
-        top, left, height, cut_width = regions.T
-        row_bytes, step = cut_width * pixel, width * pixel
-        ends = at + np.cumsum(-(-height * row_bytes // ALIGN) * ALIGN)
-        starts = np.array([at, *ends[:-1]])
-        windows.append(np.stack([table["offset"] + top * step + left * pixel, height, row_bytes, step, starts], axis=1))
-        table["offset"], table["shape"][:, :2], table["region_tlhw"] = starts, regions[:, 2:], regions
+        top, left, windows["rows"], cut_width = regions.T
+        windows["row_bytes"], windows["step"] = cut_width * pixel, width * pixel
+        windows["start"] = table["offset"] + top * windows["step"] + left * pixel
+        ends = at + np.cumsum(-(-windows["rows"] * windows["row_bytes"] // ALIGN) * ALIGN)
+        windows["at"] = [at, *ends[:-1]]
+        table["offset"], table["shape"][:, :2], table["region_tlhw"] = windows["at"], regions[:, 2:], regions
+        parts.append(windows)
         at = int(ends[-1])
-    columns.windows = np.concatenate(windows)
+    columns.windows = np.concatenate(parts)
 
 
 def _copied(value: Any) -> Any:

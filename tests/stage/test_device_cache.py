@@ -10,7 +10,7 @@ import torch
 
 from gpuload.stage import device_cache
 from gpuload.stage.device_cache import PixelMemory
-from gpuload.workers.device_cache import span_of
+from gpuload.workers.device_cache import WINDOW, span_of
 
 ALIGN = 64
 
@@ -28,7 +28,7 @@ def windows_of(images: list[np.ndarray], starts: list[int], regions: list[tuple[
         step, pixel = image.shape[1] * image.shape[2], image.shape[2]
         windows.append((start + top * step + left * pixel, height, width * pixel, step, at))
         at += -(-height * width * pixel // ALIGN) * ALIGN
-    return np.array(windows, np.int64)
+    return np.array(windows, WINDOW)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import KINDS
-from gpuload.datasets.joined import Joined, from_start, has_samples
+from gpuload.datasets.joined import Dataset, from_start
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Store:
+class Store(Dataset):
     """Samples that are read from open files; a subclass says how, in `_open` and `_read`.
 
     Attributes:
@@ -88,10 +88,6 @@ class Store:
 
     def _told(self) -> str:
         return f"{type(self).__name__}({self.path!r}) has {len(self)} samples"
-
-    def __add__(self, other: Any) -> Joined:
-        """This dataset and another map-style one after it."""
-        return Joined([self, other]) if has_samples(other) else NotImplemented
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -1,0 +1,139 @@
+"""What can be done with any dataset of gpuload's: ``map()``. (Of ``+`` see test_folder.)"""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matrix import matrix
+from PIL import Image
+
+import gpuload as gl
+from gpuload.datasets.joined import Joined, Mapped
+from gpuload.datasets.kinds import draws_nothing, fetches_many
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> gl.ArrayFile:
+    images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    return gl.ArrayFile(tmp_path / "images.npy", labels=np.arange(40))
+
+
+def tenfold(sample):
+    image, label = sample
+    return image, 10 * label
+
+
+def with_draws(sample):
+    """The label, a number of numpy's generator and one of Python's."""
+    image, label = sample
+    return image, (label, np.random.random(), random.random())
+
+
+def folder(root: Path, count: int = 5) -> gl.ImageFolder:
+    for number in range(count):
+        path = root / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(path)
+    return gl.ImageFolder(root)
+
+
+def test_samples_are_changed_and_all_else_is_the_dataset_s(tmp_path):
+    files = folder(tmp_path)
+    mapped = files.map(tenfold)
+    assert len(mapped) == 5
+    assert [sample[1] for sample in mapped] == [10 * sample[1] for sample in files] == [0, 0, 0, 10, 10]
+    assert mapped[-1][0] == files[-1][0]
+    assert (mapped.classes, mapped.root) == (["a", "b"], files.root)
+    assert [sample[1] for sample in mapped.__getitems__([4, 0])] == [10, 0]
+    assert repr(mapped) == f"{files!r}.map(tenfold)"
+    with pytest.raises(IndexError, match="index 5 is out of range"):
+        mapped[5]
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = mapped.nothing
+
+
+def test_functions_are_called_one_after_the_other(array):
+    mapped = array.map(tenfold).map(lambda sample: sample[1] + 1)
+    assert isinstance(mapped.dataset, gl.ArrayFile)
+    assert mapped[3] == 31
+
+
+def test_what_cannot_be_called_is_refused(array):
+    with pytest.raises(
+        TypeError, match=r"^map\(\) takes a function of a sample, which returns the new one, got \{'a': 1\}$"
+    ):
+        array.map({"a": 1})
+
+
+@pytest.mark.parametrize(
+    "around", [lambda dataset: dataset, lambda dataset: gl.Cached(dataset, 1 << 20), lambda dataset: dataset + dataset]
+)
+def test_every_dataset_of_gpuload_can_be_mapped(around, tmp_path):
+    dataset = around(folder(tmp_path))
+    assert [sample[1] for sample in dataset.map(tenfold)] == [10 * sample[1] for sample in dataset]
+
+
+def test_a_mix_maps_each_of_its_data_sets(array, tmp_path):
+    mix = gl.Mix([array, array], [1, 3], length=99).map(tenfold)
+    assert isinstance(mix, gl.Mix)
+    assert (mix.parts, mix.length, mix[41][1]) == ((1, 3), 99, 10)
+
+
+def test_what_is_fetched_together_stays_so_and_functions_may_draw(array, tmp_path):
+    files = folder(tmp_path / "files").map(with_draws)
+    assert not draws_nothing(files)
+    assert not fetches_many(files), "files are better read one by one"
+    mapped = array.map(with_draws)
+    assert fetches_many(mapped)
+    assert fetches_many(mapped + array)
+    assert not fetches_many(mapped + [1]), "samples of a user's own dataset are seeded one by one"  # noqa: RUF005
+    assert not fetches_many(gl.Cached(mapped, 1 << 20))
+    assert not fetches_many(torch.utils.data.Subset(mapped, [1, 2]))
+    assert fetches_many(torch.utils.data.Subset(array, [1, 2]))
+
+
+def batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
+    options = {"shuffle": True, "num_workers": num_workers, "chunk_size": chunk_size, "device": "cpu"}
+    with gl.Loader(dataset, 8, **options) as loader:
+        return [[column.tolist() for column in labels] for _, labels in loader]
+
+
+@matrix(
+    strength=1,
+    around=[
+        lambda mapped: mapped,
+        lambda mapped: mapped + mapped,
+        lambda mapped: gl.Mix([mapped, mapped], [1, 3]),
+        lambda mapped: gl.Cached(mapped, 1 << 20),
+        lambda mapped: torch.utils.data.Subset(mapped, range(3, 30)),
+        lambda mapped: Joined([mapped, Mapped(mapped.dataset, with_draws)]),
+    ],
+)
+def test_what_a_function_draws_depends_on_the_position_alone(around, array):
+    def small(sample):  # a Cached keeps encoded images
+        image, values = with_draws(sample)
+        file = io.BytesIO()
+        Image.fromarray(np.asarray(image.hwc)).save(file, "PNG")
+        return gl.Encoded(file.getvalue()), values
+
+    found = batches(around(array.map(small)), 0, 3)
+    assert found == batches(around(array.map(small)), 0, 8) == batches(around(array.map(small)), 2, 5)
+    drawn = [value for _, one, other in found for value in (*one, *other)]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_function_that_fails_fails_for_its_sample_alone(array):
+    def divide(sample):
+        return sample[0], 100 // (sample[1] - 11)
+
+    with gl.Loader(array.map(divide), 8, num_workers=0, device="cpu") as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(gl.SampleError, match="sample 11, at position 11 of the epoch, could not be loaded"):
+            next(batches)

@@ -1,0 +1,363 @@
+"""`Mix`: what it takes and refuses, and what a Loader makes of it with workers, ranks, faults and states."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from matrix import matrix
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.datasets.mix import MOST_PARTS
+from gpuload.order.mixture import BLOCK
+
+
+class Numbered:
+    """`count` images of 4×4, all of one level, with the number of the sample, counted from `first`."""
+
+    def __init__(self, count: int, first: int = 0, bad: tuple[int, ...] = ()) -> None:
+        self.count, self.first, self.bad = count, first, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"{index} is bad")
+        return gl.Image(np.full((4, 4, 3), index % 256, np.uint8)), self.first + index
+
+
+class Streamed:
+    def __iter__(self):
+        return iter(range(3))
+
+
+def mixed(**options) -> gl.Mix:
+    return gl.Mix([Numbered(300), Numbered(50, 1000)], weights=[0.7, 0.3], **options)
+
+
+def loader(mix: object, batch_size: int = 32, **options) -> gl.Loader:
+    options = {"shuffle": True, "num_workers": 0, "device": "cpu", **options}
+    return gl.Loader(mix, batch_size, transforms=[T.RandomCrop(2)], **options)
+
+
+def labels(batches) -> list[int]:
+    return [label for batch in batches for label in batch[1].tolist()]
+
+
+# -- what it is -------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_and_samples_are_those_of_the_data_sets_one_after_the_other():
+    mix = mixed(length=500)
+    assert (len(mix), mix.length, mix.sizes, mix.parts) == (350, 500, (300, 50), (7, 3))
+    assert [mix[index][1] for index in (0, 299, 300, -1)] == [0, 299, 1000, 1049]
+    assert [sample[1] for sample in mix.__getitems__([349, 0])] == [1049, 0]
+    assert mixed().length == 350
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        ([0.7, 0.3], (7, 3)),
+        ([7, 3], (7, 3)),
+        ([1 / 3, 2 / 3], (1, 2)),
+        ([0.1 + 0.2, 0.7], (3, 7)),
+        ([1_281_167, 50_000], (1_281_167, 50_000)),
+        (np.array([2.0, 2.0]), (1, 1)),
+    ],
+)
+def test_weights_become_integers_in_the_same_proportions(weights, parts):
+    assert gl.Mix([[1], [2]], weights=weights).parts == parts
+
+
+@pytest.mark.parametrize("weights", [[np.pi, np.e], [1, 1e-12], [1e300, 1e280], [2.0**40, 2.0**40 - 1]])
+def test_weights_without_small_integers_become_nearly_proportional_ones(weights):
+    parts = gl.Mix([[1], [2]], weights=weights).parts
+    assert min(parts) >= 1
+    assert sum(parts) <= MOST_PARTS + 1
+    assert abs(Fraction(parts[0], sum(parts)) - Fraction(weights[0]) / sum(map(Fraction, weights))) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of data sets, got str"),
+        (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one data set, got an empty list"),
+        (
+            lambda: gl.Mix([[1], Streamed()], [1, 1]),
+            TypeError,
+            "Mix() takes map-style data sets, but datasets[1] is of type Streamed, which is iterable and says itself "
+            "what comes next; mix in its __iter__",
+        ),
+        (
+            lambda: gl.Mix([3], [1]),
+            TypeError,
+            "Mix() takes map-style data sets, with a length and an index for each sample, but datasets[0] is of type "
+            "int",
+        ),
+        (
+            lambda: gl.Mix([[1], []], [1, 1]),
+            ValueError,
+            "Mix() takes data sets with samples, but datasets[1], of type list, has the length 0; leave it out",
+        ),
+        (
+            lambda: gl.Mix([[1], [2]], [1]),
+            ValueError,
+            "Mix(weights=…) must be one number for each of the 2 data sets, got 1",
+        ),
+        (
+            lambda: gl.Mix([[1]], 3),
+            TypeError,
+            "Mix(weights=…) must be a list of numbers, one for each data set, got 3",
+        ),
+        (lambda: gl.Mix([[1]], ["a"]), TypeError, "Mix(weights=…) must be numbers, but weights[0] is 'a'"),
+        (
+            lambda: gl.Mix([[1], [2]], [1, 0]),
+            ValueError,
+            "Mix(weights=…) must be finite and greater than 0, but weights[1] is 0.0; leave out a data set that is not "
+            "to be read",
+        ),
+        (
+            lambda: gl.Mix([[1]], [1], length=2.5),
+            TypeError,
+            "Mix(length=…) must be an integer of at least 1, or None, got 2.5",
+        ),
+        (lambda: gl.Mix([[1]], [1], length=0), ValueError, "Mix(length=…) must be at least 1, got 0"),
+        (
+            lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
+            TypeError,
+            "Mix() takes data sets whose samples have one form, but datasets[0] (list) gives (int, int), and "
+            "datasets[1] (list) gives {'a': int}; bring them into one with .map(fn)",
+        ),
+        (
+            lambda: gl.Mix([[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]], [1, 1]),
+            TypeError,
+            "Mix() takes data sets whose samples have one form, but datasets[0] (list) gives (Encoded, int), and "
+            "datasets[1] (list) gives (Encoded, Boxes); bring them into one with .map(fn)",
+        ),
+    ],
+)
+def test_what_is_no_mix_is_refused(make, error, text):
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        make()
+
+
+def test_a_first_sample_that_fails_is_left_to_the_loader(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"")
+    files = gl.ImageFiles(tmp_path)
+    (tmp_path / "a.jpg").unlink()
+    assert gl.Mix([files, [(1, 2)]], [1, 1]).length == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((gl.Encoded(b"a"), 1), (gl.Image(np.zeros((2, 2), np.uint8)), 2.5)),
+        ((1, [1, 2]), (1, [1, 2, 3])),
+        (({"b": 1, "a": "x"},), ({"a": "y", "b": 2},)),
+        ((np.zeros(3), None), (np.zeros(4), 1)),
+    ],
+)
+def test_samples_that_may_be_in_one_batch_are_taken(one, other):
+    assert gl.Mix([[one], [other]], [1, 1]).length == 2
+
+
+def test_a_data_set_of_the_users_is_not_read_before_workers_have_it():
+    class Counted(Numbered):
+        reads = 0
+
+        def __getitem__(self, index):
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    gl.Mix([Counted(4), [1, 2]], [1, 1])
+    assert Counted.reads == 0
+
+
+# -- what a Loader refuses --------------------------------------------------------------------------------------------
+
+TAIL = (
+    " does not go with a Mix, whose weights say how often each data set comes, and which goes through each in an order "
+    "of its own; leave it out, or read the data sets without Mix"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampler": [1, 2], "shuffle": False}, "sampler"),
+        ({"batch_sampler": [[1, 2]], "batch_size": 1, "shuffle": False}, "batch_sampler"),
+        ({"weights": [1] * 350, "shuffle": False}, "weights"),
+        ({"uneven": "exact", "info": True}, "uneven='exact'"),
+    ],
+)
+def test_what_decides_over_the_order_is_refused(options, name):
+    with pytest.raises(ValueError, match=f"^{re.escape(name + TAIL)}$"):
+        loader(mixed(), **options)
+
+
+@pytest.mark.parametrize(
+    ("around", "name"),
+    [
+        (lambda mix: torch.utils.data.Subset(mix, [1, 2]), "Subset"),
+        (lambda mix: gl.Cached(mix, 1 << 20), "Cached"),
+        (lambda mix: mix + [1], "Joined"),  # noqa: RUF005
+        (lambda mix: gl.Mix([mix, mix], [1, 2]), "Mix"),
+    ],
+)
+def test_a_mix_inside_of_another_dataset_is_refused(around, name):
+    text = (
+        f"there is a Mix inside of {name}, where its weights would have no effect; mix last: put {name} around the "
+        "data sets in Mix([…]), or only a DeviceCached around it"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        loader(around(mixed()))
+
+
+# -- what a Loader makes of it ----------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_as_long_as_it_is_to_be_and_has_the_shares():
+    loader_ = loader(mixed(length=10 * BLOCK), 64)
+    assert len(loader_) == 160
+    seen = np.array(labels(loader_))
+    assert (seen >= 1000).sum() == 3 * BLOCK
+    for begin in range(0, len(seen), BLOCK):
+        assert abs((seen[begin : begin + BLOCK] >= 1000).sum() - 0.3 * BLOCK) <= 1
+
+
+def test_each_data_set_goes_on_in_the_next_epoch_where_it_stopped():
+    loader_ = loader(mixed(length=256))
+    seen = np.array([label for _ in range(6) for label in labels(loader_)])
+    for first, size in ((0, 300), (1000, 50)):
+        own = seen[(seen >= first) & (seen < first + 1000)]
+        assert len(own) > size
+        for begin in range(0, len(own), size):
+            turn = own[begin : begin + size]
+            assert len(set(turn.tolist())) == len(turn)
+
+
+def test_without_shuffling_each_data_set_comes_in_its_own_order():
+    seen = labels(loader(mixed(length=BLOCK), shuffle=False))
+    for first, size in ((0, 300), (1000, 50)):
+        own = [label - first for label in seen if first <= label < first + 1000]
+        assert own == [number % size for number in range(len(own))]
+
+
+@matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False, gl.BlockShuffle(block=8, window=4)])
+def test_a_state_goes_on_in_another_loader(num_workers, stop, shuffle):
+    def make(workers: int) -> gl.Loader:
+        return loader(mixed(), shuffle=shuffle, num_workers=workers)
+
+    with make(0) as whole, make(num_workers) as first, make(2 - num_workers) as second:
+        undisturbed = [*whole, *whole]
+        assert len(undisturbed) == 22
+        seen = []
+        while len(seen) < stop:
+            for batch in first:
+                seen.append(batch)
+                if len(seen) == stop:
+                    break
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        while len(seen) < len(undisturbed):
+            seen += list(second)
+    for (images, numbers), (others, other_numbers) in zip(seen, undisturbed, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(numbers, other_numbers)
+
+
+def test_ranks_share_an_epoch_out():
+    whole = list(loader(mixed(length=320), 32))
+    parts = [list(loader(mixed(length=320), 16, rank=rank, world_size=2)) for rank in range(2)]
+    for (images, numbers), (first, first_numbers), (second, second_numbers) in zip(whole, *parts, strict=True):
+        assert torch.equal(images, torch.cat([first, second]))
+        assert torch.equal(numbers, torch.cat([first_numbers, second_numbers]))
+
+
+@pytest.mark.filterwarnings("ignore:sample .* is bad:RuntimeWarning")
+def test_a_bad_sample_is_replaced_by_one_of_the_same_data_set():
+    mix = gl.Mix([Numbered(200), Numbered(40, 1000, bad=tuple(range(5)))], [1, 1], length=512)
+    faults = gl.Faults(on_error="replace", max_error_rate=1)
+    with loader(mix, faults=faults) as loader_, loader(mix, faults=faults, num_workers=2) as other:
+        seen = labels(loader_)
+        assert seen == labels(other)
+        replaced = [(error.index, error.replaced_by) for error in loader_.errors]
+    assert len(replaced) > 10
+    assert {index for index, _ in replaced} <= {*range(200, 205)}
+    assert {substitute for _, substitute in replaced} <= {*range(200, 240)}
+    assert not {*range(1000, 1005)} & {*seen}
+    others = labels(loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
+    assert [label < 1000 for label in sorted(seen)] == [label < 1000 for label in sorted(others)]
+
+
+def test_a_sample_is_made_again():
+    loader_ = loader(mixed(length=700), info=True)
+    *_, ((images, numbers), info) = loader_
+    again = loader_.replay(int(info.epoch), int(info.positions[3]))
+    assert (again.index, again.sample[1]) == (int(info.indices[3]), int(numbers[3]))
+    assert torch.equal(again.sample[0], images[3])
+    with pytest.raises(ValueError, match="position must be at most 699, got 700"):
+        loader_.replay(0, 700)
+
+
+def test_it_stays_on_the_device():
+    cached = loader(gl.DeviceCached(mixed(length=500)))
+    for (images, numbers), (others, other_numbers) in zip(cached, loader(mixed(length=500)), strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(numbers, other_numbers)
+
+
+def test_a_block_shuffle_reads_neighbours_of_each_data_set_at_about_the_same_time():
+    shuffle = gl.BlockShuffle(block=10, window=2)
+    seen = labels(loader(mixed(length=BLOCK), shuffle=shuffle))
+    own = np.array([label for label in seen if label < 300])
+    assert sorted(own[:300].tolist()) == list(range(300))
+    for begin in range(0, 300, 20):
+        assert len({label // 10 for label in own[begin : begin + 20].tolist()}) == 2
+    state = loader(mixed(), shuffle=shuffle).state_dict()
+    with pytest.raises(ValueError, match="order was 'mixed-"):
+        loader(mixed()).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: mixed(length=351),
+        lambda: gl.Mix([Numbered(300), Numbered(50, 1000)], [0.6, 0.4]),
+        lambda: gl.Mix([Numbered(299), Numbered(51, 1000)], [0.7, 0.3]),
+    ],
+)
+def test_a_state_of_another_mix_is_refused(other):
+    state = loader(mixed()).state_dict()
+    with pytest.raises(ValueError, match=r"order was 'mixed-[0-9a-f]{8}-shuffled' and is 'mixed-"):
+        loader(other()).load_state_dict(state)
+
+
+def test_classes_that_are_numbered_differently_are_named(tmp_path):
+    for root, names in (("one", "ab"), ("two", "ba")):
+        for name in names if root == "one" else "b":
+            (tmp_path / root / name).mkdir(parents=True)
+            (tmp_path / root / name / "0.jpg").write_bytes(b"0")
+    one, two = gl.ImageFolder(tmp_path / "one"), gl.ImageFolder(tmp_path / "two")
+    with pytest.warns(UserWarning, match="the label 0 is 'a' in the first and 'b' in the second") as caught:
+        gl.Mix([one, two], [1, 1])
+    assert caught[0].filename == __file__
+
+
+def test_the_sampler_of_its_loader_has_the_indices_of_the_epoch():
+    loader_ = loader(mixed(length=500), info=True)
+    indices = list(loader_.sampler)
+    assert len(loader_.sampler) == len(indices) == 500
+    assert indices == [index for _, info in loader_ for index in info.indices.tolist()]
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+def test_last_batches_that_are_not_full_are_shared_out(uneven):
+    parts = [labels(loader(mixed(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)]
+    assert [len(part) for part in parts] == [166 if uneven == "pad" else 165] * 2
