@@ -60,7 +60,7 @@ class BadSamples(GpuloadError):
         more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
         super().__init__(
             f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{shown}{more}\n"
-            "Repair them and run the same again (what is done is kept), or leave them out with --skip-bad (in Python "
+            "Mend them and run the same again (what is done is kept), or leave them out with --skip-bad (in Python "
             "skip_bad=True)"
         )
 
