@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ Report = Callable[[int, int], None]
 
 MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # of one sample
+PROGRESS: Final = struct.Struct("=qq")
 AT_ONCE: Final = 32  # samples that are asked for together
 
 
@@ -154,16 +155,16 @@ class Parts:
 
     Args:
         job: whose parts they are.
-        is_local: workers are on this machine.
-
-    Attributes:
-        progress: samples done and bytes written of each part, int64 in memory that workers of this machine share.
+        is_local: workers are on this machine. Then they note in a file how far they are: samples done and bytes written
+            of each part, int64.
     """
 
     def __init__(self, job: Job, *, is_local: bool) -> None:
         self.job = job
-        numbers = 2 * (len(job.bounds) - 1)
-        self.progress = multiprocessing.get_context("spawn").RawArray("q", numbers) if is_local else None
+        self._progress = os.path.join(job.work, "progress") if is_local else os.devnull
+        if is_local:
+            with open(self._progress, "wb") as file:
+                file.write(bytes(PROGRESS.size * len(self)))
 
     def __len__(self) -> int:
         return len(self.job.bounds) - 1
@@ -175,18 +176,21 @@ class Parts:
                 "machines have to see the set's folder (and the source) under one path, on a file system that they "
                 "share"
             )
-        counted = np.zeros(2, np.int64) if self.progress is None else self.counted()[number]
+        samples = nbytes = 0
 
-        def report(samples: int, nbytes: int) -> None:
-            counted[0] += samples
-            counted[1] += nbytes
+        def report(more_samples: int, more_bytes: int) -> None:
+            nonlocal samples, nbytes
+            samples, nbytes = samples + more_samples, nbytes + more_bytes
+            file.seek(PROGRESS.size * number)
+            file.write(PROGRESS.pack(samples, nbytes))
 
-        return json.dumps(make_part(self.job, number, report))
+        with open(self._progress, "r+b", buffering=0) as file:
+            return json.dumps(make_part(self.job, number, report))
 
-    def counted(self) -> np.ndarray:
-        """Return how many samples are done and bytes are written, int64 (parts, 2)."""
-        assert self.progress is not None
-        return np.frombuffer(self.progress, np.int64).reshape(-1, 2)
+    def counted(self) -> tuple[int, int]:
+        """Return how many samples are done, and how many bytes are written."""
+        samples, nbytes = np.fromfile(self._progress, np.int64).reshape(-1, 2).sum(0).tolist()
+        return samples, nbytes
 
 
 def record_path(job: Job, number: int) -> str:
