@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import json
 import os
 import statistics
 import sys
@@ -45,12 +44,12 @@ import numpy as np
 import torch
 from PIL import Image
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 import gpuload as gl
-from benchmarks.machine import cpu_model, versions
+from benchmarks.machine import versions
 from benchmarks.peers.recipe import MEAN, STD
+from benchmarks.running import Verdict, machine, make_console, say_verdicts, write_results
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
@@ -366,36 +365,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     device=options.device,
                     plans_made=not options.without_plans,
                 )
-    console = Console(highlight=False)
-    console.width = max(150, console.width if console.is_terminal else 0)
-    load = os.getloadavg()[0]
-    console.print(f"{cpu_model()}, {len(os.sched_getaffinity(0))} CPUs, load {load:.1f}; {versions()}", soft_wrap=True)
+    console = make_console(150)
+    console.print(f"{machine()}; {versions()}", soft_wrap=True)
     console.print(table(results))
     for name, found in results.items():
         if found["calls"]:
             calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
             console.print(f"{name}: {calls} a batch")
-    met = True
-    for name, goal in GOALS_MS.items():
-        if name in results:
-            reached = results[name]["host_ms"] <= goal
-            met &= reached
-            console.print(
-                f"{'met   ' if reached else 'missed'} {name}: at most {goal} ms: {results[name]['host_ms']:.2f}"
-            )
-    if options.json:
-        everything = {
-            "batch": BATCH,
-            "workers": options.workers,
-            "batches": options.batches,
-            "device": options.device,
-            "plans": not options.without_plans,
-            "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": load},
-            "versions": versions(),
-            "results": results,
-        }
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
-    return 0 if met else 1
+    reached = {name: results[name]["host_ms"] for name in GOALS_MS if name in results}
+    verdicts = [
+        Verdict(f"{name}: at most {GOALS_MS[name]} ms: {host_ms:.2f}", host_ms <= GOALS_MS[name])
+        for name, host_ms in reached.items()
+    ]
+    say_verdicts(console, verdicts)
+    asked = {"batch": BATCH, "workers": options.workers, "batches": options.batches, "device": options.device}
+    everything = {**asked, "plans": not options.without_plans, "versions": versions(), "results": results}
+    write_results(options.json, everything, verdicts)
+    return 0 if all(verdict.met for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
 import sys
 import time
@@ -33,13 +32,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 import gpuload as gl
-from benchmarks.machine import cpu_model, versions
+from benchmarks.machine import versions
 from benchmarks.peers.decoder_alone import draw_region
 from benchmarks.photos import SUFFIXES, find_photos
+from benchmarks.running import machine, make_console, write_results
 from gpuload import transforms as T
 from gpuload.decode import Decoder
 from gpuload.decode import scaled as model
@@ -272,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     source = options.photos or find_photos(options.cache)[0]
     paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)[: options.files]
 
-    decoder, rng, console = Decoder(gl.Decode()), np.random.default_rng(0), Console(highlight=False)
+    decoder, rng, console = Decoder(gl.Decode()), np.random.default_rng(0), make_console(110)
     found: dict[str, Any] = {}
     missed: dict[str, Any] = {}
     everything: list[list[list[Seen]]] = []
@@ -308,19 +307,12 @@ def main(arguments: list[str] | None = None) -> int:
     for key in next(iter(found.values())):
         values = [row[key] for row in found.values()]
         table.add_row(key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
-    console.print(f"{len(paths)} files in {source}; {cpu_model()}", soft_wrap=True)
+    console.print(f"{len(paths)} files in {source}; {machine()['cpu']}", soft_wrap=True)
     console.print(table)
     constants = fitted([one for photos in everything for photo in photos for one in photo])
     console.print("fitted, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
-    if options.json:
-        results = {
-            "machine": cpu_model(),
-            "versions": versions(),
-            "results": found,
-            "missed": missed,
-            "fitted_ns": constants,
-        }
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    figures = {"versions": versions(), "results": found, "missed": missed, "fitted_ns": constants}
+    write_results(options.json, figures)
     return 0
 
 

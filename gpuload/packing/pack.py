@@ -181,6 +181,7 @@ def pack(
 
 def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     """Return what is there already, if it is the set that was asked for."""
+    shutil.rmtree(os.path.join(folder, WORK))
     written = manifest.read_manifest(folder)
     _refuse_other_plan(written["plan"], plan, folder, "holds a finished set")
     parts = written["parts"]
@@ -199,7 +200,6 @@ def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
             f"{changed[0].start:,} to {changed[0].stop - 1:,}{more}. To pack them as they are now, use another folder, "
             "or remove this one; if they were only copied or touched, the set is complete as it is"
         )
-    shutil.rmtree(os.path.join(folder, WORK))
     return _summary(folder, written, written["samples"])
 
 

@@ -4,33 +4,31 @@
 be reached from: in this process, in worker processes (`pool`) of this machine or a cluster. A part that is made
 twice at once does no harm: each process writes under a name of its own, and the bytes are equal.
 
-Samples are read in order, neighbours together where the dataset can. On a disk a single reader waits for each file: a
-virtual disk gave it 350 MB/s, and 600 with 16 files named ahead. What lies in the page cache is read in less time than
-naming it takes. So the next samples are named only while samples come from a disk, and for a while after a slow one; a
-few at a time, so that the disk always has some to read.
+Samples are read as the Loader's workers read them: in order, neighbours together where the dataset can, and the next
+ones named to the kernel while they come from a disk (`gpuload.workers.source`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import multiprocessing
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from gpuload.datasets.files import Disk
 from gpuload.errors import DecodeError, GpuloadError, one_line
 from gpuload.packing.durable import WORK, telling_of_a_full_disk, write_json
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.samples import Unfit
 from gpuload.packing.stores import WRITERS
+from gpuload.workers.protocol import Request
+from gpuload.workers.source import Source
 
 __all__ = ["Job", "Part", "Parts", "Report", "Store", "each_sample", "make_part", "record_path", "source_stamp"]
 
@@ -40,11 +38,8 @@ Report = Callable[[int, int], None]
 
 MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # of one sample
-AT_ONCE: Final = 16  # samples that are asked for together
-SLOW_S: Final = 200e-6  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
-SLOW_FOR: Final = 1024  # samples after a slow one that are named: read-ahead makes them quick
-AHEAD: Final = 48  # how many samples are named before they are read
-FEW: Final = 4  # at a time
+PROGRESS: Final = struct.Struct("=qq")
+AT_ONCE: Final = 32  # samples that are asked for together
 
 
 @dataclass(frozen=True)
@@ -160,16 +155,16 @@ class Parts:
 
     Args:
         job: whose parts they are.
-        is_local: workers are on this machine.
-
-    Attributes:
-        progress: samples done and bytes written of each part, int64 in memory that workers of this machine share.
+        is_local: workers are on this machine. Then they note in a file how far they are: samples done and bytes written
+            of each part, int64.
     """
 
     def __init__(self, job: Job, *, is_local: bool) -> None:
         self.job = job
-        numbers = 2 * (len(job.bounds) - 1)
-        self.progress = multiprocessing.get_context("spawn").RawArray("q", numbers) if is_local else None
+        self._progress = os.path.join(job.work, "progress") if is_local else os.devnull
+        if is_local:
+            with open(self._progress, "wb") as file:
+                file.write(bytes(PROGRESS.size * len(self)))
 
     def __len__(self) -> int:
         return len(self.job.bounds) - 1
@@ -181,18 +176,21 @@ class Parts:
                 "machines have to see the set's folder (and the source) under one path, on a file system that they "
                 "share"
             )
-        counted = np.zeros(2, np.int64) if self.progress is None else self.counted()[number]
+        samples = nbytes = 0
 
-        def report(samples: int, nbytes: int) -> None:
-            counted[0] += samples
-            counted[1] += nbytes
+        def report(more_samples: int, more_bytes: int) -> None:
+            nonlocal samples, nbytes
+            samples, nbytes = samples + more_samples, nbytes + more_bytes
+            file.seek(PROGRESS.size * number)
+            file.write(PROGRESS.pack(samples, nbytes))
 
-        return json.dumps(make_part(self.job, number, report))
+        with open(self._progress, "r+b", buffering=0) as file:
+            return json.dumps(make_part(self.job, number, report))
 
-    def counted(self) -> np.ndarray:
-        """Return how many samples are done and bytes are written, int64 (parts, 2)."""
-        assert self.progress is not None
-        return np.frombuffer(self.progress, np.int64).reshape(-1, 2)
+    def counted(self) -> tuple[int, int]:
+        """Return how many samples are done, and how many bytes are written."""
+        samples, nbytes = np.fromfile(self._progress, np.int64).reshape(-1, 2).sum(0).tolist()
+        return samples, nbytes
 
 
 def record_path(job: Job, number: int) -> str:
@@ -227,46 +225,20 @@ def _source(dataset: Any, sample: Any, index: int) -> str | None:
 
 def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
     """Yield the numbers of samples and the samples, in order; an exception in the place of one that fails."""
-    many = getattr(dataset, "__getitems__", None)
-    ahead = _Ahead(getattr(dataset, "will_need", None), span.stop)
-    for start in range(span.start, span.stop, AT_ONCE):
-        indices = list(range(start, min(start + AT_ONCE, span.stop)))
-        samples: list[Any] | None = None
-        if many is not None:
-            began = perf_counter()
-            with contextlib.suppress(*FAILURES):  # of one of them: each is read by itself then
-                samples = list(many(indices))
-            ahead.note(perf_counter() - began, indices)
-        for place, index in enumerate(indices):
-            if samples is not None:
-                yield index, samples[place]
-                continue
-            began = perf_counter()
+    source = Source(dataset, 0)
+    source.seeding = None  # what a dataset draws is its own affair
+    chunks = [np.arange(at, min(at + AT_ONCE, span.stop)) for at in range(span.start, span.stop, AT_ONCE)]
+    requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
+    for chunk, request, following in zip(chunks, requests, [*requests[1:], None], strict=True):
+        if source.reads_ahead:
+            source.will_need(following)
+        sample_of = source.open(request)
+        began_ns = perf_counter_ns()
+        for row, index in enumerate(chunk.tolist()):
             try:
-                sample = dataset[index]
+                sample = sample_of(row)
             except FAILURES as error:
                 sample = error
-            ahead.note(perf_counter() - began, indices[place : place + 1])
+            source.count(began_ns)
             yield index, sample
-
-
-class _Ahead:
-    """Names the samples that come next, as long as they come from a disk or take long."""
-
-    def __init__(self, will_need: Callable[[range], object] | None, stop: int) -> None:
-        self._will_need, self._stop = will_need, stop
-        self._disk = Disk()
-        self._slow_left, self._named = 0, 0  # for how many samples more; up to which one they are named
-
-    def note(self, took_s: float, indices: list[int]) -> None:
-        """Take in that these samples were read in so many seconds."""
-        if self._will_need is None:
-            return
-        slow = took_s > SLOW_S * len(indices) or self._disk.was_read()
-        self._slow_left = SLOW_FOR if slow else self._slow_left - len(indices)
-        at = indices[-1] + 1
-        end = min(at + AHEAD, self._stop)
-        if self._slow_left > 0 and (self._named <= end - FEW or self._named < end == self._stop):
-            begin, self._named = max(at, self._named), end
-            with contextlib.suppress(*FAILURES):  # reported when the sample is read
-                self._will_need(range(begin, end))
+            began_ns = perf_counter_ns()

@@ -2,8 +2,7 @@
 machine, or on the machines of a Ray cluster, which need gpuload, and see the source and the set's folder under the same
 paths, on a file system that they share: the samples go from there to the file, and only records come here.
 
-How far workers of this machine are they note in memory that they share with this process; those of a cluster say so
-with each part.
+How far workers of this machine are they note in a file; those of a cluster say so with each part.
 
 (`concurrent.futures` was tried: a program without ``if __name__ == "__main__"`` ends in a BrokenProcessPool, an error
 does not name what the process that was killed was at, and when the program itself is killed its processes write on,
@@ -71,14 +70,14 @@ def make_parts(
         else:
             engine = RayPool(loading, RayWorkers(count=count, address=ray), ring, timeout_s=NEVER_S)
         with contextlib.closing(engine):
-            yield from _made(parts, list(reversed(numbers)), engine, ring, report)
+            yield from _made(parts, list(reversed(numbers)), engine, ring, report, is_local=ray is None)
 
 
 def _made(
-    parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report
+    parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
 ) -> Generator[dict[str, Any], None, None]:
     asked: dict[int, tuple[int, Slot]] = {}  # by the request's number
-    chunk, reported = 0, np.zeros(2, np.int64)
+    chunk, reported = 0, (0, 0)
     while waiting or asked:
         while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
             chunk, row = chunk + 1, np.array([waiting[-1]])
@@ -89,10 +88,9 @@ def _made(
         if not asked:
             engine.recover_slots()  # of parts that were lost
         events = engine.gather(REPORT_S)
-        if parts.progress is not None:
-            counted = parts.counted().sum(0)
-            report(*(counted - reported).tolist())
-            reported = counted
+        if is_local:
+            before, reported = reported, parts.counted()
+            report(reported[0] - before[0], reported[1] - before[1])
         for event in events:
             number, slot = asked.pop(event.chunk)
             if isinstance(event, Lost) and event.row is not None:
@@ -101,7 +99,7 @@ def _made(
                 waiting.append(number)
                 continue
             record = _record(event, ring, slot)
-            if parts.progress is None:
+            if not is_local:
                 report(len(parts.job.span(number)), record["bytes"])
             yield record
 

@@ -1,35 +1,29 @@
-"""Samples come in order, an error in the place of one, and the next are named to a dataset whose reads take long."""
+"""Samples come in order, an error in the place of one, and the next ones are named to the dataset."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import pytest
 
-from gpuload.packing import parts
-from gpuload.packing.parts import AHEAD, AT_ONCE, each_sample
+from gpuload.packing.parts import AT_ONCE, each_sample
 
 COUNT = 5 * AT_ONCE + 3
 
 
 class Numbers:
-    """Its reads take as long as `seconds` says, by the clock of `parts`."""
-
-    def __init__(self, clock: list[float], seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
+    def __init__(self) -> None:
         self.read: list[int] = []
         self.named: list[int] = []
 
     def __getitem__(self, index: int) -> int:
-        self.clock[0] += self.seconds
         self.read.append(index)
         if index == 7:
             raise ValueError("seven")
         return index
 
     def will_need(self, indices: Iterable[int]) -> None:
-        indices = list(indices)
-        assert not self.read or indices[0] > self.read[-1], "it is named before it is read"
         self.named += indices
 
 
@@ -38,51 +32,32 @@ class Blocks(Numbers):
         return [self[index] for index in indices]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr(parts, "perf_counter", lambda: now[0])
-    return now
-
-
 @pytest.mark.parametrize("kind", [Numbers, Blocks])
-def test_what_comes_next_is_named_once_while_reading_takes_long(clock: list[float], kind: type[Numbers]) -> None:
-    dataset = kind(clock, 1.0)
-    found = dict(each_sample(dataset, range(2, COUNT)))
-    assert list(found) == list(range(2, COUNT))
-    assert isinstance(found.pop(7), ValueError)
-    assert all(index == sample for index, sample in found.items())
-    first = 3 if kind is Numbers else 2 + AT_ONCE
-    assert dataset.named == list(range(first, COUNT)), "each once, none beyond the part"
+def test_samples_come_in_order_with_an_error_in_the_place_of_one(kind: type[Numbers]) -> None:
+    dataset = kind()
+    samples = dict(each_sample(dataset, range(2, COUNT)))
+    assert list(samples) == list(range(2, COUNT))
+    assert isinstance(samples.pop(7), ValueError)
+    assert all(index == sample for index, sample in samples.items())
+    assert dataset.named[:AT_ONCE] == list(range(2, 2 + AT_ONCE)), "at first a disk is assumed"
+    assert max(dataset.named) < COUNT, "none beyond the part"
 
 
-@pytest.mark.parametrize("kind", [Numbers, Blocks])
-def test_what_is_read_quickly_is_not_named(clock: list[float], kind: type[Numbers]) -> None:
-    dataset = kind(clock, 30e-6)
-    assert len(list(each_sample(dataset, range(COUNT)))) == COUNT
-    assert not dataset.named
+def test_other_errors_are_not_of_one_sample() -> None:
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> int:
+            raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        dict(each_sample(Broken(), range(3)))
 
 
-def test_one_slow_sample_is_forgotten_after_a_while(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "SLOW_FOR", 16)
-    dataset = Numbers(clock, 1.0)
-    for index, _ in each_sample(dataset, range(2 * AHEAD)):
-        dataset.seconds = 30e-6 if index else 1.0
-    assert AHEAD < len(dataset.named) <= AHEAD + 16
-    assert dataset.named == list(range(1, 1 + len(dataset.named)))
+def test_what_a_dataset_draws_is_its_own_affair() -> None:
+    class Draws(Numbers):
+        def __getitem__(self, index: int) -> float:
+            return random.random()
 
-
-def test_samples_are_named_while_a_disk_is_read_however_quick_that_is(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Read:
-        def was_read(self) -> bool:
-            return len(dataset.read) == 3
-
-    monkeypatch.setattr(parts, "Disk", Read)
-    monkeypatch.setattr(parts, "SLOW_FOR", 16)
-    dataset = Numbers(clock, 30e-6)
-    for _ in each_sample(dataset, range(2 * AHEAD)):
-        pass
-    assert dataset.named[0] == 3
-    assert AHEAD < len(dataset.named) <= AHEAD + 16
+    random.seed(5)
+    expected = [random.random() for _ in range(3)]
+    random.seed(5)
+    assert [sample for _, sample in each_sample(Draws(), range(3))] == expected
