@@ -472,8 +472,8 @@ def test_torch_compile_leaves_it_alone():
 @pytest.mark.slow
 def test_it_is_a_part_of_a_distributed_model(tmp_path):
     images = photographs()
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    place = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     try:
         network = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Conv2d(3, 2, 3))
         parallel = torch.nn.parallel.DistributedDataParallel(network)
