@@ -189,7 +189,7 @@ def _check_images(plan: Any, columns: list[str], got: str) -> None:
     if plan is None:
         raise TypeError(
             f"{got} without images: none of its columns is a datasets.Image ({', '.join(map(repr, columns))}); "
-            "say which is one with dataset.cast_column(name, datasets.Image())"
+            "say which is one with dataset.cast_column(name, datasets.Image()), or pass it to gpuload.Loader as it is"
         )
 
 

@@ -534,7 +534,7 @@ def test_formats_and_rows_without_images_are_refused(hf: ModuleType, rows: Any) 
             gl.wrap(formatted)
     message = (
         "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); say "
-        "which is one with dataset.cast_column(name, datasets.Image())"
+        "which is one with dataset.cast_column(name, datasets.Image()), or pass it to gpuload.Loader as it is"
     )
     for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
         with pytest.raises(TypeError, match=exactly(message)):
