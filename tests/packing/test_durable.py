@@ -86,7 +86,8 @@ def test_a_full_disk_is_a_message_and_the_job_goes_on_with_room(folder: Path, tm
     (tmp_path / "full.py").write_text(FULL)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Python would leave cut files of compiled modules behind.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:
         arguments = map(str, [sys.executable, tmp_path / "full.py", limit, *command, *options])

@@ -79,6 +79,7 @@ def test_a_full_disk_is_told_without_a_traceback(tmp_path: Path) -> None:
     class Limits(Samples):
         def __getitem__(self, index: int) -> Any:
             if os.getpid() != here:  # the kernel refuses a larger file as it refuses a full disk
+                sys.dont_write_bytecode = True  # else Python leaves cut files of compiled modules behind
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             return image(index)
 
