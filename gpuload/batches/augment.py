@@ -143,7 +143,7 @@ class Augment(torch.nn.Module):
         kept, so a training loop may call this before each epoch, even the first one after resuming.
 
         Raises:
-            TypeError, ValueError: `epoch` is no integer of at least 0.
+            TypeError, ValueError: `epoch` is not an integer of at least 0.
         """
         epoch = check_integer("epoch", epoch, 0, MOST)
         if not (self._loaded and epoch == self._epoch):
@@ -349,22 +349,22 @@ def _view(
     seed_of: Callable[[int], int] | None,
 ) -> Any:
     """Return the images of a leaf for one view: N×C×H×W, N×T×C×H×W, or as `ragged` says. `seed_of`: gives the seed of
-    what ends the transforms; None: nothing does."""
+    the module or function that ends the transforms; None means there is none."""
     frames, partners = images.frames, None if pairing is None else pairing.partners
     if frames > 1:
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    last = (lambda batch: batch) if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    last = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
     if not images.is_clip:
-        return last(result)
+        return result if last is None else last(result)
     if isinstance(result, list):
         return [torch.stack(result[at : at + frames]) for at in range(0, len(result), frames)]
     if isinstance(result, tuple):
         return result[0].unflatten(0, (-1, frames)), result[1][::frames]
     clips = result.unflatten(0, (-1, frames))
     # As in a Loader, what ends the transforms gets one frame of all clips after the other.
-    return clips if seed_of is None else torch.stack([*map(last, clips.unbind(1))], 1)
+    return clips if last is None else torch.stack([*map(last, clips.unbind(1))], 1)
 
 
 def _check_images(leaf: Leaf) -> None:

@@ -51,11 +51,13 @@ class Leaf:
         return [(f"{self.place}[{n}]", getattr(one, "array", one)) for n, one in enumerate(self.value)]
 
     def of(self, row: int, count: int) -> Any:
-        """Return what belongs to one of `count` images: of a value that has no entry for each, all of it."""
+        """Return what belongs to one of `count` images: of a value without an entry for each, all of it. Such a list is
+        None instead: as several leaves of a sample it would shift the numbers of the leaves after it."""
         entries = getattr(self.value, "array", self.value)
         is_list = isinstance(entries, list)
-        split = (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count
-        return entries[row] if split else None if is_list else self.value
+        if (is_list or getattr(entries, "ndim", 0) > 0) and len(entries) == count:
+            return entries[row]
+        return None if is_list else self.value
 
     def declared(self, row: int, count: int) -> Any:
         """Return the same as a sample of a dataset has it: of pixels, which may be on a device, the shape alone."""

@@ -119,8 +119,8 @@ def _checked(datasets: Iterable[Any]) -> list[Any]:
         name, kind = f"datasets[{number}]", type(dataset).__name__
         if is_iterable(dataset):
             raise TypeError(
-                f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and says itself "
-                "what comes next; mix in its __iter__"
+                f"Mix() takes map-style data sets, but {name} is of type {kind}, which is iterable and defines "
+                "its own order; mix in its __iter__"
             )
         if not has_samples(dataset):
             raise TypeError(

@@ -154,9 +154,8 @@ class MixedOrder:
         size, key = self._mixture.sizes[number], self._keys[number]
         blocks = self._mixture.blocks[number] if self._mixture.blocks else None
         numbers, which = np.unique(permutations, return_inverse=True)
-        if (
-            size <= TABLE_MAX and blocks is None
-        ):  # all tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many
+        if size <= TABLE_MAX and blocks is None:
+            # All tables at once: a `Shuffle` for each costs 0.1 ms, and there may be many.
             return _drawn_order(key, numbers[:, None] * size + np.arange(size), ORDER)[which, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):

@@ -100,7 +100,7 @@ class Chunk:
             with contextlib.suppress(Exception):  # it is about this error, not about another
                 caches = forget(self.dataset, request.indices[row])
         if caches:
-            dropped = f"; it was dropped from {' and '.join(caches)}, and is read anew the next time"
+            dropped = f"; it was dropped from {' and '.join(caches)}, and will be read again the next time"
             record = replace(record, cause=record.cause + dropped)
         self.errors.append((row, record))
 

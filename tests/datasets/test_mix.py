@@ -92,8 +92,8 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (
             lambda: gl.Mix([[1], Streamed()], [1, 1]),
             TypeError,
-            "Mix() takes map-style data sets, but datasets[1] is of type Streamed, which is iterable and says itself "
-            "what comes next; mix in its __iter__",
+            "Mix() takes map-style data sets, but datasets[1] is of type Streamed, which is iterable and defines "
+            "its own order; mix in its __iter__",
         ),
         (
             lambda: gl.Mix([3], [1]),

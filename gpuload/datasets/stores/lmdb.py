@@ -274,7 +274,7 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
     if made.returncode:
         how = signal.Signals(-made.returncode).name if made.returncode < 0 else f"exit status {made.returncode}"
         raise ValueError(
-            f"{path!r} is damaged: LMDB ended the process that read its keys ({how}); copy it again, or write it anew"
+            f"{path!r} is damaged: LMDB ended the process that read its keys ({how}); copy it again, or write it again"
         )
     found = json.loads(line)
     if "error" in found:

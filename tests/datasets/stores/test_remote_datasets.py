@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_decoded_is_dropped_from_the_cache(server: Server,
     joined = torch.utils.data.Subset(dataset + dataset, range(len(dataset), 2 * len(dataset)))
     assert dataset[1][0].data == server.files[name]
     loader = gl.Loader(joined, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
-    told = rf"; it was dropped from the cache of URLs in '{folder}', and is read anew the next time"
+    told = rf"; it was dropped from the cache of URLs in '{folder}', and will be read again the next time"
     with pytest.warns(RuntimeWarning, match=told):
         assert sum(len(labels) for _, labels in loader) == COUNT - 1
     server.files[name] = right
