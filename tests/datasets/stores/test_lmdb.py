@@ -207,7 +207,7 @@ def test_a_damaged_page_ends_another_process_than_this(tmp_path: Path) -> None:
     path.write_bytes(content)
     message = (
         f"{str(path)!r} is damaged: LMDB ended the process that read its keys (SIGABRT); copy it again, or write it "
-        "anew"
+        "again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         LMDB(tmp_path)
