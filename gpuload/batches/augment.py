@@ -355,7 +355,7 @@ def _view(
         program = program.take(np.repeat(np.arange(len(program)), frames))
         partners = None if partners is None else (partners[:, None] * frames + np.arange(frames)).ravel()
     result: Any = stage(images.planes, program, view=view, partners=partners)
-    last = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
+    last: Any = None if seed_of is None else partial(stage.call_last, seed=seed_of(view))
     if not images.is_clip:
         return result if last is None else last(result)
     if isinstance(result, list):
