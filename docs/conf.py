@@ -26,7 +26,7 @@ project = "gpuload"
 author = "The gpuload authors"
 version = release = gpuload.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_design"]
 exclude_patterns = ["_static"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -102,6 +102,12 @@ def colour_docstrings(app: Any, doctree: nodes.document) -> None:
             block["force"] = True  # "…" stands for what is left out
 
 
+def drop_back_links(app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Drop viewcode's links from source to reference: for names of two packages in one module some lead nowhere."""
+    if pagename.startswith("_modules/"):
+        context["body"] = re.sub(r'<a class="viewcode-back"[^>]*>.*?</a>', "", context["body"])
+
+
 def annotate() -> None:
     """Define what some modules import for type checkers alone, since autodoc evaluates annotations there."""
     for name, module in list(sys.modules.items()):
@@ -115,5 +121,6 @@ def setup(app: Any) -> None:
     annotate()
     app.connect("source-read", lead_home)
     app.connect("doctree-read", colour_docstrings)
+    app.connect("html-page-context", drop_back_links)
     app.connect("autodoc-process-signature", show_factories)
     app.connect("autodoc-process-docstring", one_by_one, priority=100)  # before Napoleon, at 500

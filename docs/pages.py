@@ -1,4 +1,4 @@
-"""The pages that are made from the code at each build: the reference, and the repository's own pages.
+"""The pages that are made from the code at each build: the reference, the gallery, and the repository's own pages.
 
 The reference has every public name, grouped by where it lives: a new name comes to its page by itself.
 """
@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+
+import gallery
 
 import gpuload
 from gpuload import transforms
@@ -91,6 +93,8 @@ def write(folder: Path) -> None:
         made = [f"# {title}", *map(_entry("gpuload"), names), *map(_entry(module), returned)]
         _put(folder / "reference" / f"{page}.md", "\n\n".join(made) + "\n")
     _put(folder / "reference" / "transforms.md", "\n\n".join(_transforms()) + "\n")
+    _put(folder / "reference" / "gallery.md", "\n\n".join(gallery.page(families())) + "\n")
+    gallery.write(folder / "reference")
     for name, page in OUTSIDE.items():
         if page.startswith("project/") and (ROOT / name).exists():
             _put(folder / page, _moved((ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent))

@@ -63,7 +63,7 @@ def signatures(folder: Path) -> dict[str, str]:
     for page in folder.glob("*.html"):
         text = page.read_text("utf-8")
         for name, entry in re.findall(r'<dt class="sig sig-object py" id="([\w.]+)">(.*?)</dt>', text, re.DOTALL):
-            shown = unescape(re.sub(r"<[^>]+>", "", entry)).strip().removesuffix("¶")
+            shown = unescape(re.sub(r"<[^>]+>", "", entry)).strip().removesuffix("¶").removesuffix("[source]")
             found[name] = re.sub(r"[^\S\n]+", " ", shown)
     return found
 

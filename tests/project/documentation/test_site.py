@@ -54,6 +54,14 @@ def test_the_reference_has_every_public_name(built):
     assert public - names == set()
 
 
+def test_names_of_the_reference_link_to_their_source(built):
+    text = (built / "reference" / "loader.html").read_text("utf-8")
+    assert re.search(
+        r'id="gpuload\.Loader">.*?href="(\.\./_modules/gpuload/loader/loader\.html)#Loader"', text, re.DOTALL
+    )
+    assert "class" in (built / "_modules" / "gpuload" / "loader" / "loader.html").read_text("utf-8")
+
+
 def test_the_reference_shows_types_and_the_values_of_defaults(built):
     signatures = site.signatures(built / "reference")
     assert "ring_bytes: int = 2147483648," in signatures["gpuload.Loader"]

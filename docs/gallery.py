@@ -1,0 +1,212 @@
+"""The gallery: a picture of what each transform does to a photograph, with the code that made it.
+
+`pages` calls it at each build of the site. Each picture shows the photograph first, and then the transform's results for
+the seeds 0, 1, 2, …: a single one if the transform draws nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.cli.pictures import photographs
+
+__all__ = ["CODE", "NO_PICTURE", "page", "picture", "results", "write"]
+
+# The call that each picture shows. What puts samples of a batch together, and what moves boxes, is below.
+CODE = {
+    "JPEG": "T.JPEG((5, 20))",
+    "AugMix": "T.AugMix(severity=6)",
+    "AutoAugment": 'T.AutoAugment("imagenet")',
+    "CenterCrop": "T.CenterCrop(112)",
+    "CenterCropOrPad": "T.CenterCropOrPad((200, 112))",
+    "ColorJitter": "T.ColorJitter(0.4, 0.4, 0.4, 0.1)",
+    "Compose": "T.Compose([T.RandomCrop(128), T.RandomHorizontalFlip()])",
+    "CopyPaste": "T.CopyPaste()",
+    "CutMix": "T.CutMix(num_classes=2)",
+    "ElasticTransform": "T.ElasticTransform(alpha=80.0)",
+    "GaussianBlur": "T.GaussianBlur(15, sigma=(0.5, 4.0))",
+    "GaussianNoise": "T.GaussianNoise(sigma=0.15)",
+    "Grayscale": "T.Grayscale(num_output_channels=3)",
+    "MixUp": "T.MixUp(alpha=4.0, num_classes=2)",
+    "Mosaic": "T.Mosaic(160)",
+    "MultiView": "T.MultiView([[T.RandomResizedCrop(144)], [T.RandomResizedCrop(144)], [T.RandomResizedCrop(64)]])",
+    "Pad": "T.Pad(20)",
+    "RandAugment": "T.RandAugment(num_ops=2, magnitude=12)",
+    "RandomAdjustSharpness": "T.RandomAdjustSharpness(6.0, p=1.0)",
+    "RandomAffine": 'T.RandomAffine(25, translate=(0.1, 0.1), scale=(0.7, 1.2), interpolation="bilinear")',
+    "RandomApply": "T.RandomApply([T.GaussianBlur(15, sigma=3.0)], p=0.5)",
+    "RandomAutocontrast": "T.RandomAutocontrast(p=1.0)",
+    "RandomChannelPermutation": "T.RandomChannelPermutation()",
+    "RandomChoice": "T.RandomChoice([T.RandomInvert(p=1.0), T.RandomGrayscale(p=1.0), T.RandomRotation((90, 90))])",
+    "RandomCrop": "T.RandomCrop(112)",
+    "RandomCropOrPad": "T.RandomCropOrPad((200, 112))",
+    "RandomEqualize": "T.RandomEqualize(p=1.0)",
+    "RandomErasing": "T.RandomErasing(p=1.0, value=127)",
+    "RandomGrayscale": "T.RandomGrayscale(p=0.5)",
+    "RandomHorizontalFlip": "T.RandomHorizontalFlip(p=0.5)",
+    "RandomInvert": "T.RandomInvert(p=1.0)",
+    "RandomIoUCrop": "T.RandomIoUCrop()",
+    "RandomOrder": "T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomSolarize(128, p=1.0)])",
+    "RandomPerspective": 'T.RandomPerspective(0.5, p=1.0, interpolation="bilinear")',
+    "RandomPhotometricDistort": "T.RandomPhotometricDistort(p=1.0)",
+    "RandomPosterize": "T.RandomPosterize(2, p=1.0)",
+    "RandomResize": "T.RandomResize(64, 160)",
+    "RandomResizedCrop": "T.RandomResizedCrop(128)",
+    "RandomRotate90": "T.RandomRotate90(p=1.0)",
+    "RandomRotation": 'T.RandomRotation(30, interpolation="bilinear")',
+    "RandomShortestSize": "T.RandomShortestSize([64, 96, 128, 160])",
+    "RandomSolarize": "T.RandomSolarize(128, p=1.0)",
+    "RandomTranspose": "T.RandomTranspose(p=1.0)",
+    "RandomVerticalFlip": "T.RandomVerticalFlip(p=0.5)",
+    "RandomZoomOut": "T.RandomZoomOut(fill=114, side_range=(1.0, 2.0), p=1.0)",
+    "Resize": "T.Resize((96, 96))",
+    "ResizeKeepRatio": "T.ResizeKeepRatio((128, 128))",
+    "ScaleJitter": "T.ScaleJitter((160, 160), scale_range=(0.3, 1.2))",
+    "TimmAugMix": 'T.TimmAugMix("augmix-m9-w3-d3")',
+    "TimmAutoAugment": 'T.TimmAutoAugment("original")',
+    "TimmRandAugment": 'T.TimmRandAugment("rand-m9-mstd0.5-inc1")',
+    "TrimBorder": "T.TrimBorder(24)",
+    "TrivialAugmentWide": "T.TrivialAugmentWide()",
+}
+NO_PICTURE = {
+    "ClampBoundingBoxes": "changes boxes, not images",
+    "ClampKeyPoints": "changes keypoints, not images",
+    "ConvertBoundingBoxFormat": "changes the format of boxes, not images",
+    "Custom": "the base class of transforms of your own",
+    "Identity": "leaves images as they are",
+    "Lambda": "calls a function of yours",
+    "Normalize": "makes numbers of levels, which are no picture",
+    "SanitizeBoundingBoxes": "drops boxes, and leaves images as they are",
+    "SanitizeKeyPoints": "drops keypoints, and leaves images as they are",
+    "ToDtype": "makes numbers of levels, which are no picture",
+    "UniformTemporalSubsample": "chooses frames of a clip",
+}
+
+HEIGHT_PX, GAP_PX, WIDTH_PX = 160, 6, 1200
+DRAWN = 4  # results of each transform that draws
+CUP = (88, 10, 208, 132)  # left, top, right, bottom, in the coffee at a height of 160 pixels
+EYES = ((54, 37, 86, 66), (120, 40, 142, 68))  # in the cat
+
+
+@functools.cache
+def photograph(name: str) -> Image.Image:
+    """The photograph at a height of 160 pixels."""
+    image = Image.open(photographs()[name]).convert("RGB")
+    return image.resize((round(image.width * HEIGHT_PX / image.height), HEIGHT_PX), Image.Resampling.LANCZOS)
+
+
+def results(name: str) -> list[list[Image.Image]]:
+    """The rows of a picture: the photograph, and what the transform makes of it."""
+    transform = eval(CODE[name], {"T": T})
+    cat, coffee = (photograph(each).crop((0, 0, 220, HEIGHT_PX)) for each in ("cat", "coffee"))
+    if name in ("MixUp", "CutMix"):
+        samples = [(gl.Image(np.asarray(image)), label) for label, image in enumerate((cat, coffee))]
+        return [[cat, coffee, *_batch(samples, [T.ToDtype("float32", scale=True), transform])]]
+    if name == "CopyPaste":
+        return [[cat, coffee, *_batch([_with_masks(cat, EYES), _with_masks(coffee, (CUP,))], [transform])]]
+    if name == "Mosaic":
+        names = ("cat", "coffee", "astronaut", "motorcycle")
+        samples = [(gl.Image(np.asarray(photograph(each))), gl.Boxes([CUP])) for each in names]
+        return [[photograph(each) for each in names], _batch(samples, [transform])]
+    cat = photograph("cat")
+    if name == "RandomIoUCrop":
+        boxes = {"boxes": gl.Boxes(list(EYES)), "labels": np.arange(2)}
+        made = [T.apply([transform], (cat, boxes), seed=seed) for seed in range(DRAWN)]
+        return [[_boxed(cat, EYES), *(_boxed(_image(image), target["boxes"].tolist()) for image, target in made)]]
+    if name == "MultiView":
+        return [[cat, *map(_image, T.apply([transform], cat, seed=0))]]
+    made = [_image(T.apply([transform], cat, seed=seed)) for seed in range(DRAWN)]
+    same = all(image.size == made[0].size and image.tobytes() == made[0].tobytes() for image in made)
+    return [[cat, *made[: 1 if same else DRAWN]]]
+
+
+def _with_masks(image: Image.Image, boxes: tuple[tuple[int, int, int, int], ...]) -> Any:
+    """A sample of the image, with the ellipse in each box as an instance."""
+    masks = []
+    for box in boxes:
+        mask = Image.new("L", image.size)
+        ImageDraw.Draw(mask).ellipse(box, fill=1)
+        masks.append(np.asarray(mask))
+    target = {"boxes": gl.Boxes(list(boxes)), "masks": gl.Mask(np.stack(masks)), "labels": np.zeros(len(boxes), int)}
+    return gl.Image(np.asarray(image)), target
+
+
+def _batch(samples: list[Any], chain: list[Any]) -> list[Image.Image]:
+    """All samples in one batch, as pictures."""
+    with gl.Loader(samples, len(samples), transforms=chain, num_workers=0, device="cpu", seed=3) as loader:
+        images = next(iter(loader))[0]
+    return [_image(image) for image in images]
+
+
+def _image(image: torch.Tensor) -> Image.Image:
+    """A tensor C×H×W, uint8 or float32 in 0 … 1, as a picture."""
+    levels = image if image.dtype == torch.uint8 else (image * 255).round().to(torch.uint8)
+    return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+
+
+def _boxed(image: Image.Image, boxes: Any) -> Image.Image:
+    image = image.copy()
+    for left, top, right, bottom in boxes:
+        ImageDraw.Draw(image).rectangle((left, top, right - 1, bottom - 1), outline=(255, 205, 40), width=3)
+    return image
+
+
+def picture(rows: list[list[Image.Image]]) -> Image.Image:
+    """Rows of pictures on white, each row's pictures at its top; what would make a row too wide is dropped."""
+    rows = [row[: _fitting(row)] for row in rows]
+    heights = [max(image.height for image in row) for row in rows]
+    widths = [sum(image.width + GAP_PX for image in row) - GAP_PX for row in rows]
+    sheet = Image.new("RGB", (max(widths), sum(heights) + GAP_PX * (len(rows) - 1)), "white")
+    top = 0
+    for row, height in zip(rows, heights, strict=True):
+        left = 0
+        for image in row:
+            sheet.paste(image, (left, top))
+            left += image.width + GAP_PX
+        top += height + GAP_PX
+    return sheet
+
+
+def _fitting(row: list[Image.Image]) -> int:
+    """How many pictures of a row fit into the width."""
+    ends = np.cumsum([image.width + GAP_PX for image in row])
+    return max(int((ends <= WIDTH_PX).sum()), 2)
+
+
+def page(families: dict[str, list[str]]) -> Iterator[str]:
+    """The paragraphs of the page, in Markdown."""
+    yield "# Gallery"
+    yield (
+        "What each transform does to a photograph: the photograph first, then results of several draws. "
+        "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` makes such a result of an image of "
+        "your own. [Transforms](../transforms.md) has all arguments in one table."
+    )
+    for title, names in families.items():
+        pictured = [name for name in names if name in CODE]
+        if pictured:
+            yield f"## {title}"
+        for name in pictured:
+            yield f"### {name}"
+            yield f"```python\n{CODE[name]}\n```"
+            yield f"```{{image}} gallery/{name}.jpg\n:alt: A photograph, and results of {name}\n```"
+            yield f"Reference: {{py:obj}}`gpuload.transforms.{name}`"
+
+
+def write(folder: Path) -> None:
+    """Write the pictures into ``folder/gallery``, unless they are newer than gpuload and this file."""
+    sources = [Path(__file__), *Path(gl.__file__).parent.rglob("*.py")]
+    changed = max(path.stat().st_mtime for path in sources)
+    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    for name in CODE:
+        path = folder / "gallery" / f"{name}.jpg"
+        if not path.exists() or path.stat().st_mtime < changed:
+            picture(results(name)).save(path, quality=82, optimize=True)

@@ -1,0 +1,33 @@
+"""The gallery has a picture of each transform, of the code that it shows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import lacking
+import pytest
+from transforms import catalogue
+
+lacking.require("skimage")
+sys.path.append(str(Path(__file__).parents[3] / "docs"))
+import gallery  # noqa: E402
+
+
+def test_each_transform_is_in_the_gallery_or_there_is_a_reason():
+    assert sorted([*gallery.CODE, *gallery.NO_PICTURE]) == sorted(catalogue.names())
+
+
+@pytest.mark.parametrize("name", gallery.CODE)
+def test_a_picture_shows_what_its_code_does(name):
+    assert re.match(rf"T\.{name}\(", gallery.CODE[name])
+    images = [image for row in gallery.results(name) for image in row]
+    assert len({(image.size, image.tobytes()) for image in images}) > 1  # one of them at least is not the photograph
+    assert gallery.picture([images]).width <= gallery.WIDTH_PX
+
+
+def test_the_page_has_the_code_above_the_picture():
+    text = "\n\n".join(gallery.page({"Crops": ["CenterCrop", "Normalize"]}))
+    assert "### CenterCrop\n\n```python\nT.CenterCrop(112)\n```\n\n```{image} gallery/CenterCrop.jpg" in text
+    assert "Normalize" not in text
