@@ -216,7 +216,7 @@ def test_a_sample_that_cannot_be_decoded_is_dropped_and_the_cache_named(workers:
     mark = str(tmp_path / "repaired")
     inner = Cached(Repaired(jpegs(), LABELS), LIMIT)
     dataset = Cached(inner, LIMIT, where="disk", path=tmp_path / "cache", version="1")
-    told = rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and will be read again the"
+    told = rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and will be read again"
     with gl.Loader(dataset, 4, num_workers=workers, device="cpu", on_error="skip", transforms=STEPS) as loader:
         with pytest.warns(RuntimeWarning, match=told):
             assert sum(len(labels) for _, labels in loader) == COUNT - 1
