@@ -1,7 +1,7 @@
 """The gallery: a picture of what each transform does to a photograph, with the code that made it.
 
-`pages` calls it at each build of the site. Each picture shows the photograph first, and then the transform's results for
-the seeds 0, 1, 2, …: a single one if the transform draws nothing.
+`pages` calls it at each build of the site. Each picture shows the photograph, and what the transform makes of it for the
+seeds 0, 1, 2, …: once if the transform draws nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CODE = {
     "RandomHorizontalFlip": "T.RandomHorizontalFlip(p=0.5)",
     "RandomInvert": "T.RandomInvert(p=1.0)",
     "RandomIoUCrop": "T.RandomIoUCrop()",
-    "RandomOrder": "T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomSolarize(128, p=1.0)])",
+    "RandomOrder": "T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
     "RandomPerspective": 'T.RandomPerspective(0.5, p=1.0, interpolation="bilinear")',
     "RandomPhotometricDistort": "T.RandomPhotometricDistort(p=1.0)",
     "RandomPosterize": "T.RandomPosterize(2, p=1.0)",
@@ -187,7 +187,7 @@ def page(families: dict[str, list[str]]) -> Iterator[str]:
     yield "# Gallery"
     yield (
         "What each transform does to a photograph: the photograph first, then results of several draws. "
-        "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` makes such a result of an image of "
+        "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` does the same to an image of "
         "your own. [Transforms](../transforms.md) has all arguments in one table."
     )
     for title, names in families.items():

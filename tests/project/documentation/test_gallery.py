@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
+import gallery
 import lacking
 import pytest
 from transforms import catalogue
 
 lacking.require("skimage")
-sys.path.append(str(Path(__file__).parents[3] / "docs"))
-import gallery  # noqa: E402
 
 
 def test_each_transform_is_in_the_gallery_or_there_is_a_reason():
