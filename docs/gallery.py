@@ -1,7 +1,7 @@
 """The gallery: a picture of what each transform does to a photograph, with the code that made it.
 
-`pages` calls it at each build of the site. Each picture shows the photograph, and what the transform makes of it for the
-seeds 0, 1, 2, …: once if the transform draws nothing.
+`pages` calls it at each build of the site. Each picture shows the photograph and what the transform makes of it, for
+the seeds 0, 1, 2, …, or once if the transform draws nothing.
 """
 
 from __future__ import annotations
