@@ -27,6 +27,7 @@ OUTSIDE = {
     "CHANGELOG.md": "project/changelog.md",
     "RELEASING.md": "project/releasing.md",
     "SECURITY.md": "project/security.md",
+    "benchmarks/README.md": "project/benchmarks.md",
     "examples/README.md": "project/examples.md",
     "notebooks/README.md": "project/notebooks.md",
 }
