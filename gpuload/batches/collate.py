@@ -89,7 +89,7 @@ class BatchOptions:
         if self.by_row and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
-                f"{argument} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
+                f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))

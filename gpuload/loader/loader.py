@@ -606,7 +606,7 @@ class _OwnSampler:
     def _shares(self) -> Any:
         order = self._loader._options.order
         if order.iterable:
-            raise TypeError("an iterable dataset says itself what comes next, so the Loader's sampler has no indices")
+            raise TypeError("an iterable dataset defines its own order, so the Loader's sampler has no indices")
         return shares_of(order)
 
     def __repr__(self) -> str:

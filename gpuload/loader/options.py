@@ -224,7 +224,7 @@ class Options:
             )
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
-                "on_error='replace' has no meaning for an iterable dataset: there is no other sample to ask for; "
+                "on_error='replace' does not apply to an iterable dataset: there is no other sample to ask for; "
                 "use 'skip'"
             )
 

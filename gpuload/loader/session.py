@@ -178,7 +178,7 @@ class Session:
         begun_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
-        self.options, self.errors, self._warned = options, errors, options.order.told
+        self.options, self.errors, self._warned = options, errors, options.order.warned
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
         choice = options.choose_decoder(device)

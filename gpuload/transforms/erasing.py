@@ -92,7 +92,7 @@ class RandomErasing(Transform):
             raise ValueError(f"{own}(value='random') does not go with mode='const'; give a number, or leave mode out")
         if self.mode in ("rand", "pixel") and self.value not in ("random", 0.0):
             raise ValueError(
-                f"{own}(value={self.value!r}) has no meaning with mode={self.mode!r}; leave one of them out"
+                f"{own}(value={self.value!r}) cannot be combined with mode={self.mode!r}; leave one of them out"
             )
         if self.max_count is not None:
             whole(f"{own}(max_count=…)", self.max_count, least=self.min_count)
