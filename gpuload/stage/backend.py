@@ -55,7 +55,7 @@ class Levels(Protocol):
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None,
+        on_finished: Program | None,
     ) -> Program | None:
         """Apply what was drawn.
 
@@ -64,10 +64,11 @@ class Levels(Protocol):
             program: of this run.
             windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            late: of the transforms right after, which work on finished images, if this backend has them too.
+            on_finished: the program of the transforms right after, which work on finished images, if this backend has
+                them too.
 
         Returns:
-            The part of `late` that is still to be done.
+            The part of `on_finished` that is still to be done.
         """
         ...
 
@@ -113,16 +114,19 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        """Why the reference runs these records instead, in a few words; None if they run here. `late`: they are applied
-        to finished images."""
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+        """Return why the reference runs these records instead, in a few words; None if they run here.
+
+        Args:
+            on_finished: they are applied to finished images.
+        """
 
     @abstractmethod
     def levels(self, finish: Finish) -> Levels:
         """A runner of records that work on levels, which finishes the results."""
 
     @abstractmethod
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         """A runner of records that work on finished images."""
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:

@@ -60,9 +60,11 @@ class Finish:
         """
         factor, named, normalize, later = None, None, None, None
         unit = 1 / (TOPS[levels] or 1)
-        outlines = ((transform.late, outline) for transform in transforms for outline in transform.outline)
-        for late, record in ((late, outline.numbers) for late, outline in outlines if outline.numbers is not None):
-            if late:
+        outlines = ((transform.on_finished, outline) for transform in transforms for outline in transform.outline)
+        for on_finished, record in (
+            (on_finished, outline.numbers) for on_finished, outline in outlines if outline.numbers is not None
+        ):
+            if on_finished:
                 later = len(record.mean) or later
             elif record.mean:
                 normalize = record
@@ -130,24 +132,24 @@ def neighbours(count: int) -> np.ndarray:
     return np.where(partners < count, partners, rows)
 
 
-def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
     """Apply what was drawn to finished images.
 
     Args:
         outputs: N×C×H×W, or a list of C×H×W; they are changed.
-        late: of the transforms that work on finished images, see `Program.split`.
+        on_finished: the program of the transforms that work on finished images, see `Program.split`.
         partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own if it has none; partners are
             mutual. None: `neighbours`.
     """
-    for record in late.records:
-        rows = np.arange(len(late), dtype=np.int64) if record.rows is None else record.rows
+    for record in on_finished.records:
+        rows = np.arange(len(on_finished), dtype=np.int64) if record.rows is None else record.rows
         match record:
             case Flip():
                 _flip(outputs, rows[record.flipped], (-2, -1)[record.axis])
             case Erase():
                 _erase(outputs, rows, record)
             case Mix():
-                _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+                _mix(outputs, record, neighbours(len(on_finished)) if partners is None else partners)
             case Numbers() if record.mean:
                 _normalize(outputs, record)
 

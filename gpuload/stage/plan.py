@@ -210,8 +210,8 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """The steps for the transforms of a line."""
-    end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
-    reasons = [_lacking(transform, backend, late=number >= end) for number, transform in enumerate(transforms)]
+    end = next((number for number, transform in enumerate(transforms) if transform.on_finished), len(transforms))
+    reasons = [_lacking(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
     calls = [bool(one.outline) and all(outline.kind is Call for outline in one.outline) for one in transforms]
     steps = [
         PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
@@ -237,7 +237,7 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     return tuple(steps)
 
 
-def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
+def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
     """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
     if backend.name == REFERENCE:
         return None
@@ -246,9 +246,9 @@ def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | Non
     for outline in transform.outline:
         if outline.kind is Call:
             continue
-        if late and outline.numbers is not None and outline.numbers.mean:
+        if on_finished and outline.numbers is not None and outline.numbers.mean:
             return "finished images are normalised by torch"
-        if reason := backend.lacks(outline, late=late):
+        if reason := backend.lacks(outline, on_finished=on_finished):
             return f"{outline.name}: {reason}" if transform.children else reason
     return None
 

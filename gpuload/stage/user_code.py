@@ -100,15 +100,15 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
     rows = np.arange(len(images)) if record.rows is None else record.rows
     if not len(rows):
         return
-    own, device = record.own, images[0].device
-    widens = own.float_levels and method == "apply" and images[0].dtype == torch.uint8
-    call = getattr(own, method)
+    transform, device = record.transform, images[0].device
+    widens = transform.float_levels and method == "apply" and images[0].dtype == torch.uint8
+    call = getattr(transform, method)
     params = in_params(
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
     wide = torch.empty(0, dtype=torch.float32, device=device)
     with _generators(device) as seed_all:
-        for some in _pieces(images, rows, own):
+        for some in _pieces(images, rows, transform):
             given = _given(images, rows[some])
             if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
                 wide = wide.resize_(given.shape).copy_(given)
@@ -116,14 +116,14 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
             at = _index(some, device)
             seed_all(int(record.seeds[some][0]))
             told = in_params(params, lambda tensor, at=at: tensor[at])
-            put = given[0] if own.per == "image" else given
+            put = given[0] if transform.per == "image" else given
             try:
                 found = call(put, told)
             except Exception as error:
                 if method == "apply":
                     note_input(error, _place(record, method), put)
                 raise
-            if own.per == "image" and isinstance(found, torch.Tensor):
+            if transform.per == "image" and isinstance(found, torch.Tensor):
                 found = found[None]
             _check(record, method, given, found)
             if widens:
@@ -134,25 +134,25 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
                 write(rows[some], found)
 
 
-def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[np.ndarray]:
+def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.ndarray]:
     """Yield the numbers, among the rows, of those that go together."""
-    if own.per == "image":
+    if transform.per == "image":
         yield from np.arange(len(rows))[:, None]
         return
     if dense := isinstance(images, torch.Tensor):
         groups = {tuple(images.shape[1:]): np.arange(len(rows))}
     else:
         groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
-    if own.per == "batch" and len(groups) > 1:
+    if transform.per == "batch" and len(groups) > 1:
         one, other = list(groups)[:2]
         raise ValueError(
-            f"{own.called} is called with a batch, whose images must be of one size, but there are "
+            f"{transform.called} is called with a batch, whose images must be of one size, but there are "
             f"{one[1]}×{one[2]} and {other[1]}×{other[2]} (height × width); put a crop or a Resize((height, width)) "
             "before it, or use T.Lambda(…, per='image')"
         )
     for shape, numbers in groups.items():
         step = len(numbers)
-        if own.per == "images" and images[0].device.type == "cpu":
+        if transform.per == "images" and images[0].device.type == "cpu":
             step = max(1, PIECE_BYTES // max(1, 4 * prod(shape))) if dense else 1
         yield from (numbers[start : start + step] for start in range(0, len(numbers), step))
 
@@ -188,11 +188,11 @@ def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:
             return
         raise ValueError(f"{_place(record, method)} returned a tensor on {found.device}, for one on {given.device}")
     shape, got = tuple(given.shape), "None" if found is None else type(found).__name__
-    if record.own.per == "image":
+    if record.transform.per == "image":
         shape = shape[1:]
     if isinstance(found, torch.Tensor):
-        own = found[0] if record.own.per == "image" else found
-        got = f"{_dtype(own)} of shape {tuple(own.shape)}"
+        result = found[0] if record.transform.per == "image" else found
+        got = f"{_dtype(result)} of shape {tuple(result.shape)}"
     levels = isinstance(found, torch.Tensor) and given.dtype == torch.uint8 and found.dtype.is_floating_point
     raise (ValueError if isinstance(found, torch.Tensor) else TypeError)(
         f"{_place(record, method)} was given {_dtype(given)} of shape {shape} and returned {got}; it must return a "
@@ -201,8 +201,8 @@ def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:
 
 
 def _place(record: Call, method: str) -> str:
-    own = record.own
-    name = own.called if own.per != "images" else f"{own.called}.{method}"
+    transform = record.transform
+    name = transform.called if transform.per != "images" else f"{transform.called}.{method}"
     return f"{name} (number {record.step + 1} of the transforms)"
 
 

@@ -73,9 +73,9 @@ class BatchRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None = None,
+        on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
@@ -88,7 +88,7 @@ class BatchRunner:
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
-        return late
+        return on_finished
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]

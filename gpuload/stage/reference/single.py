@@ -66,9 +66,9 @@ class SingleRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None = None,
+        on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
         assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
         ways = self._ways(program, windows_tlhw, pixels.dtype)
@@ -86,7 +86,7 @@ class SingleRunner:
                 write(row, canvas)
         finally:
             canvas.set(None)  # let go of the ring
-        return late
+        return on_finished
 
     def _ways(
         self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
