@@ -31,7 +31,7 @@ Late = Callable[[Outputs, Program, np.ndarray | None], None]
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of the results of a run before there are any.
+    """Facts about the results of a run that are known before there are any.
 
     Attributes:
         channels: how many pixels have at most on the way, and in the end.
@@ -78,11 +78,11 @@ class Compiled(Levels, Protocol):
     """A runner that compiles kernels, and whose batches may be planned elsewhere."""
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """Those that it may launch, from the outlines of each transform of its run, for results of this form."""
+        """Return the kernels that it may launch, from the outlines of each transform of its run, for this form."""
         ...
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans them, with dense results in this memory format."""
+        """Return what plans batches, with dense results in this memory format."""
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
@@ -110,7 +110,8 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """What it needs on a device and does not find, and what to do; None if nothing. Imports nothing large."""
+        """Return what it needs on a device and does not find, and what to do; None if nothing is missing. Imports
+        nothing large."""
         return None
 
     @abstractmethod

@@ -58,13 +58,13 @@ def gather(
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
         inside = slice(top, top + height), slice(left, left + width)
-        own, under = levels[row][:, *inside], covered[row]
+        image, under = levels[row][:, *inside], covered[row]
         if under is not None:
             partner = int(record.groups[row, 1])
             same = levels[partner].shape == levels[row].shape
             there = levels[partner] if same else _resized(images, partner, record.sizes_hw[row])
-            own = torch.where(under[inside], there[:, *inside], own)
-        outputs[row].copy_(own)
+            image = torch.where(under[inside], there[:, *inside], image)
+        outputs[row].copy_(image)
     return on_finished
 
 

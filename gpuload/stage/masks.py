@@ -97,8 +97,8 @@ class MaskStage:
             numbers = _each(planes, lambda levels: _numbers(levels, dtype, 3))
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
-                for plane, found in zip(planes, numbers, strict=True):
-                    plane.copy_(_bytes(found))
+                for plane, plane_of_numbers in zip(planes, numbers, strict=True):
+                    plane.copy_(_bytes(plane_of_numbers))
             if write is not None:
                 write(np.arange(len(planes)), planes)
 

@@ -89,7 +89,7 @@ class SegmentRunner:
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
-        self._late: list[Late] = [backends[run.backend].on_finished() for run in self._after]
+        self._finishing: list[Late] = [backends[run.backend].on_finished() for run in self._after]
         self._dtype = unchanged.dtype
         self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(3)]
 
@@ -118,15 +118,15 @@ class SegmentRunner:
         left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
         if isinstance(first, Program):
             later[0][:1] = [] if left is None else [left]
-        for run_late, parts in zip(self._late, later, strict=True):
+        for finish_images, parts in zip(self._finishing, later, strict=True):
             for part in parts:
                 if isinstance(part, Call):
                     self._call(part, outputs)
                 else:
-                    run_late(outputs, part, partners)
+                    finish_images(outputs, part, partners)
 
     def fusing(self, *, channels_last: bool) -> Fusing | None:
-        """What plans batches elsewhere, if one run does all of this line; else None."""
+        """Return what plans batches elsewhere, if one run does all of this line; else None."""
         levels, [run, *others] = self._levels[0], self._runs
         on_finished = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
         alone = not (others or self._calls) and all(map(_erases, on_finished))
@@ -273,7 +273,7 @@ class SegmentRunner:
         ]
 
     def _interleaved(self, images: RaggedImages, planes: Outputs, turn: int) -> RaggedImages:
-        """What a call left, as the next run's images."""
+        """Return what a call left, as the next run's images."""
         channels = len(planes[0])
         between, memory = self._between(images, channels, images.sizes_hw, images.regions_tlhw, turn)
         for image, output in zip(planes, memory, strict=True):

@@ -262,8 +262,8 @@ class Chain:
     def resizes(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
-        """What `regions` gives, and the record that resizes all images before anything else, if there is one; only for
-        a chain without `resizes_late`."""
+        """Return what `regions` returns, and the record that resizes all images before anything else, if there is one;
+        only for a chain without `resizes_late`."""
         [line] = self.lines
         assert line.first is not None
         program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.dali.engine import Engine, ndd, own, samples
+from gpuload.stage.dali.engine import Engine, evaluated, ndd, samples
 from gpuload.stage.dali.operators import apply_program, cut
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
@@ -51,7 +51,7 @@ class DaliLevels:
                 windows = tuple(window[rows] for window in windows_tlhw)
                 records = program if len(rows) == len(program) else program.take(rows)
                 batch = apply_program(batch_of(images.take(rows), windows[0]), records, windows)
-                batch = own(ndd.crop_mirror_normalize(batch, **self._options))
+                batch = evaluated(ndd.crop_mirror_normalize(batch, **self._options))
                 if on_finished is not None:
                     batch = apply_program(
                         batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)
@@ -106,7 +106,7 @@ def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
     batch = ndd.as_batch(views, layout="HWC")
     if np.array_equal(windows_tlhw, images.regions_tlhw):
         return batch
-    return own(cut(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
+    return evaluated(cut(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
 
 
 def _copy(batch: ndd.Batch, outputs: Outputs) -> None:

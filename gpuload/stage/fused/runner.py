@@ -92,7 +92,7 @@ class FusedRunner:
         return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
+        """Return what plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
         return Fusing(self.tile, channels_last)
 
     def prepare(
@@ -214,7 +214,7 @@ def _reaches_far(images: RaggedImages) -> bool:
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Some of its numbers; a view of all would only cost time."""
+    """Return a part of the numbers; a view of all would only cost time."""
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 
