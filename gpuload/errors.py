@@ -133,7 +133,7 @@ class TooManyErrors(GpuloadError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """What went wrong with one sample, as plain values that travel from a worker to the main process.
+    """A failure of one sample, as plain values that travel from a worker to the main process.
 
     Attributes:
         epoch: the epoch's number.
@@ -156,7 +156,7 @@ class ErrorRecord:
     kinds: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Which sample failed, and why, in one line."""
+        """Return which sample failed, and why, in one line."""
         origin = f" ({self.source})" if self.source else ""
         return visible(
             f"sample {self.index!r}{origin}, at position {self.position} of epoch {self.epoch}: {self.cause}"
@@ -164,7 +164,7 @@ class ErrorRecord:
 
 
 class SampleError(_Kind):
-    """One sample could not be read, decoded or collated. It is of the type of the exception behind it too:
+    """A sample could not be read, decoded or collated. It is of the type of the exception behind it too:
     ``except FileNotFoundError`` catches that of a file that is missing.
 
     Attributes:

@@ -45,7 +45,7 @@ from gpuload.transforms import Chain, Program
 from gpuload.workers.batch import Batch, Part
 from gpuload.workers.planned import PlannedBatch
 
-__all__ = ["Assembly", "BatchInfo", "Made", "columns_of", "draw_programs", "module_seed"]
+__all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
 DEPTH = 3  # how deep objects of a user's own class are searched for tensors
 NOTHING = contextlib.nullcontext()
@@ -120,7 +120,7 @@ def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
 
 
 class BatchInfo(NamedTuple):
-    """Which samples a batch holds, given beside it with ``info=True``: a named tuple, which trainers can move.
+    """The samples that a batch holds, given beside it with ``info=True``: a named tuple, which trainers can move.
 
     Attributes:
         epoch: the epoch's number.
@@ -138,19 +138,19 @@ class BatchInfo(NamedTuple):
     valid: torch.Tensor
 
 
-class Made(NamedTuple):
+class AssembledBatch(NamedTuple):
     """A batch that was made.
 
     Attributes:
-        value: what the user gets, unless there is a `rest`.
-        tensors: all tensors in it; with a `rest`, all that it reads.
-        rest: makes the value, on the consumer's stream.
+        value: what the user gets, unless something is `postponed`.
+        tensors: all tensors in it; if something is `postponed`, all that it reads.
+        postponed: makes the value, on the consumer's stream.
         warning: to be given with it.
     """
 
     value: Any
     tensors: list[torch.Tensor]
-    rest: Callable[[], Any] | None
+    postponed: Callable[[], Any] | None
     warning: str
 
 
@@ -179,7 +179,7 @@ class Assembly:
         self._targets: TargetStage | None = None  # made once a sample has targets
         self._warned = False  # whether it was looked for what does not move targets
 
-    def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
+    def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         """Make a batch, or all of it that may be made ahead: what is at the end of the transforms, and a `collate_fn`,
         may depend on what the consumer is still doing.
 
@@ -192,7 +192,7 @@ class Assembly:
             CollateError: the samples cannot be put together.
         """
         with self._collating():
-            return self._made(batch, info, release)
+            return self._assemble(batch, info, release)
 
     @contextlib.contextmanager
     def _collating(self) -> Iterator[None]:
@@ -203,7 +203,7 @@ class Assembly:
         finally:
             self.collate_s += perf_counter() - start - (self.copy_s + self.stage_s - before)
 
-    def _made(self, batch: Batch, info: bool, release: Callable[[], None]) -> Made:
+    def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
         later, finished = False, None
         if columns.collated is not None:
@@ -224,7 +224,7 @@ class Assembly:
         def value() -> Any:
             return put() if batch_info is None else (put(), batch_info)
 
-        def rest() -> Any:
+        def postponed() -> Any:
             assert finished is not None
             with self._collating():
                 start = perf_counter()
@@ -233,9 +233,9 @@ class Assembly:
                 return value()
 
         if later and finished is not None:
-            return Made(None, _tensors([*finished.results, batch_info], DEPTH), rest, warning)
+            return AssembledBatch(None, _tensors([*finished.results, batch_info], DEPTH), postponed, warning)
         result = value()
-        return Made(result, _tensors(result, DEPTH), None, warning)
+        return AssembledBatch(result, _tensors(result, DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
         """Return whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`,
@@ -332,7 +332,7 @@ class Assembly:
         if by_row or columns.has_targets:
             for images, views, programs in zip(columns.images, finished.images, finished.programs, strict=True):
                 for at, (row, leaf) in enumerate(images.places()):
-                    results = [_row_of(own, at, program) for own, program in zip(views, programs, strict=True)]
+                    results = [_row_of(view, at, program) for view, program in zip(views, programs, strict=True)]
                     finished.cells[row][leaf] = finished.of_views(results)
 
     def _images(
@@ -473,7 +473,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
         inner = list(getattr(value, "__dict__", {}).values())
         slots = getattr(type(value), "__slots__", ())
         inner += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
-    return [tensor for own in inner for tensor in _tensors(own, depth)]
+    return [tensor for entry in inner for tensor in _tensors(entry, depth)]
 
 
 class _Names(Sequence[str]):

@@ -155,13 +155,13 @@ class Augment(torch.nn.Module):
         return torch.tensor([self._epoch, self._position], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         if getattr(state, "shape", None) != (2,):
             raise ValueError(f"the state of an Augment is its epoch and next position, a tensor (2,), got {state!r}")
         (self._epoch, self._position), self._loaded = state.tolist(), True
 
     def plan(self) -> Plan:
-        """Which backend runs which transform on the `device`, or else where the last batch was:
+        """Return which backend runs which transform on the `device`, or else where the last batch was:
         ``print(augment.plan())``.
 
         Raises:

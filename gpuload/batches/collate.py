@@ -89,7 +89,7 @@ class BatchOptions:
         if self.by_row and (self.ragged != "error" or self.pad_to is not None):
             argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
             raise ValueError(
-                f"{argument} has no meaning with {'batch_size=None' if self.single else 'a collate_fn'}, "
+                f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
                 "which gets each image with its own size; leave it out (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
@@ -127,7 +127,7 @@ class Finished:
 
     @property
     def drawn(self) -> Sequence[Program]:
-        """What was drawn for the first images, for each view."""
+        """The draws for the first images, for each view."""
         return self.programs[0] if self.programs else ()
 
     @property
@@ -173,9 +173,9 @@ def outline_of(columns: Columns) -> Outline:
     structures = columns.structures
     outlines = [_outline(structures[0], marks[0])]
     for row in range(1, max(len(marks), len(structures))):
-        own, structure = entry(marks, row), entry(structures, row)
-        known = own == marks[0] and structure == structures[0]
-        outline = outlines[0] if known else _outline(structure, own)
+        row_marks, structure = entry(marks, row), entry(structures, row)
+        known = row_marks == marks[0] and structure == structures[0]
+        outline = outlines[0] if known else _outline(structure, row_marks)
         if (outline.structure, outline.marks) != (outlines[0].structure, outlines[0].marks):
             outside = ", outside the dicts that hold boxes or keypoints" if columns.points else ""
             raise CollateError(
@@ -188,7 +188,7 @@ def outline_of(columns: Columns) -> Outline:
         outlines.append(outline)
     leaves = [list(itertools.chain(*column)) for column in zip(*(outline.leaves for outline in outlines), strict=True)]
     if len(outlines) == 1:
-        leaves = [own * len(columns) for own in leaves]
+        leaves = [column * len(columns) for column in leaves]
     return Outline(outlines[0].structure, outlines[0].marks, leaves)
 
 
@@ -292,7 +292,7 @@ def collate(
     for number, mark in enumerate(outline.marks):
         if mark == GROUP:
             groups = zip(outline.leaves[number], ready[number], strict=True)
-            ready[number] = [unflatten(group.node, own) for group, own in groups]
+            ready[number] = [unflatten(group.node, entries) for group, entries in groups]
     numbers = itertools.count()
 
     def leaf(within: str) -> Any:
@@ -301,8 +301,8 @@ def collate(
             return ready[number]
         # Strings stay as they are: default_collate returns a tuple of them within a tuple or list, else a list.
         column = _cells(columns, finished, outline.leaves[number])
-        own = tuple(column) if within in ("tuple", "list") else column
-        return _column(own, lambda: names_of(outline.structure)[number], to_device, columns.name)
+        entries = tuple(column) if within in ("tuple", "list") else column
+        return _column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assembled(outline.structure, leaf, keep_tuples=False)  # like default_collate
 
@@ -320,8 +320,8 @@ def samples_of(columns: Columns, cells: Sequence[dict[int, Any]], plain: Callabl
         for row, value in column.items():
             rows[row][leaf] = plain(value)
     samples = []
-    for row, (leaves, own) in enumerate(zip(rows, cells, strict=True)):
-        leaves |= own
+    for row, (leaves, row_cells) in enumerate(zip(rows, cells, strict=True)):
+        leaves |= row_cells
         samples.append(unflatten(columns.structure(row), [leaves[leaf] for leaf in range(len(leaves))]))
     return samples
 
@@ -330,7 +330,11 @@ def _cells(columns: Columns, finished: Finished, leaves: list[int]) -> list[Any]
     """Return a leaf of all rows: finished, or its values."""
     leaf = leaves[0]
     column = columns.values.get(leaf) if leaves.count(leaf) == len(leaves) else None
-    if column is not None and column.rows is None and not any(leaf in own for own in filter(None, finished.cells)):
+    if (
+        column is not None
+        and column.rows is None
+        and not any(leaf in row_cells for row_cells in filter(None, finished.cells))
+    ):
         return list(map(with_tensor, column.values) if TensorBits in set(map(type, column.values)) else column.values)
     return [_cell(columns, finished, row, leaf, with_tensor) for row, leaf in enumerate(leaves)]
 

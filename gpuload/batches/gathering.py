@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import Finished, unwrapped
-from gpuload.batches.targets import TargetStage, moved_results, taken, trail_of
+from gpuload.batches.targets import TargetStage, moved_results, selected, trail_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.errors import CollateError
 from gpuload.ring.columns import Columns, ImageColumn
@@ -75,7 +75,7 @@ class GatheredTargets(TargetStage):
         scenes = []
         for row in range(len(columns)):
             values = {leaf: unwrapped(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
-            scenes.append(Scene(trail_of([own[row] for own in points.values()]), {}, values))
+            scenes.append(Scene(trail_of([column[row] for column in points.values()]), {}, values))
         pixels = {masks.leaves[0]: (pixels_of(masks), masks.each_kind) for masks in columns.masks}
         gathers = [[one for one in each.records if isinstance(one, Gather)] for each, *_ in finished.programs]
         program, first = finished.drawn[0], 0
@@ -98,8 +98,8 @@ class GatheredTargets(TargetStage):
             for other in others:  # of the second, … images of each sample
                 other.groups, other.covered = record.groups, record.covered
         for row, scene in enumerate(scenes):
-            own = {leaf: values[row] for leaf, values in points.items()}
-            finished.cells[row] |= moved_results(own, scene.trail) | scene.masks | scene.values
+            row_points = {leaf: values[row] for leaf, values in points.items()}
+            finished.cells[row] |= moved_results(row_points, scene.trail) | scene.masks | scene.values
         for leaf in fields:
             finished.whole.pop(leaf, None)
 
@@ -117,9 +117,9 @@ class GatheredTargets(TargetStage):
             unlike.append((points, points.rows is not None or len(kinds) > 1, "have other targets"))
         for column, _, what in filter(itemgetter(1), unlike):  # the first row without an entry; 1 if all have one
             yield next(iter(np.setdiff1d(rows, column.row_numbers).tolist()), 1), what
-        for row, own in enumerate(columns.fields):
-            if own != columns.fields[0]:
-                one, two = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], own))
+        for row, row_fields in enumerate(columns.fields):
+            if row_fields != columns.fields[0]:
+                one, two = (", ".join(map(str, fields)) or "none" for fields in (columns.fields[0], row_fields))
                 what = f"(numbers {one} and {two}); give {self._name} a labels_getter= that names them"
                 yield row, f"have other leaves that belong to their boxes {what}"
 
@@ -130,24 +130,25 @@ def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) ->
     for scene in scenes:
         left, scene.trail.left = scene.trail.left, None
         if left is not None:
-            places += [(own, leaf, left) for own in (scene.masks, scene.values) for leaf in own.keys() & fields]
+            for leaves in (scene.masks, scene.values):
+                places += [(leaves, leaf, left) for leaf in leaves.keys() & fields]
             pairs = zip(scene.trail.points, owned, strict=True)
             scene.trail.points = [points[left] if goes else points for points, goes in pairs]
-    values = taken((own[leaf], left) for own, leaf, left in places)
-    for (own, leaf, _), value in zip(places, values, strict=True):
-        own[leaf] = value
+    values = selected((leaves[leaf], left) for leaves, leaf, left in places)
+    for (leaves, leaf, _), value in zip(places, values, strict=True):
+        leaves[leaf] = value
 
 
 def _of_parts(
-    own: Scene,
+    sample: Scene,
     parts: Sequence[tuple[Scene, np.ndarray]],
     boxes: Iterable[Sequence[np.ndarray]],
     points: Iterable[Sequence[np.ndarray]],
 ) -> Scene:
     """Return a sample's scene, but for its masks: some entries of what belongs to the boxes of each of its parts, and
     these boxes and points, moved, by leaf."""
-    values = {leaf: _joined([*taken((scene.values[leaf], kept) for scene, kept in parts)]) for leaf in own.values}
-    return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], own.trail.format), {}, values)
+    values = {leaf: _joined([*selected((scene.values[leaf], rows) for scene, rows in parts)]) for leaf in sample.values}
+    return Scene(Trail([*map(_joined, boxes)], [*map(_joined, points)], sample.trail.format), {}, values)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -185,9 +186,9 @@ def _quadrant(
     moved = [boxes + np.tile(shift, 2) for boxes in scene.trail.boxes]
     moved = [np.clip(boxes, [left, top] * 2, [left + width, top + height] * 2) for boxes in moved]
     seen = [np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1)) for boxes in moved]
-    kept = seen[0] if seen else np.arange(0)
-    points = [(dots[kept] if goes else dots) + shift for dots, goes in zip(scene.trail.points, owned, strict=True)]
-    return kept, [boxes[rows] for boxes, rows in zip(moved, seen, strict=True)], points
+    remaining = seen[0] if seen else np.arange(0)
+    points = [(dots[remaining] if goes else dots) + shift for dots, goes in zip(scene.trail.points, owned, strict=True)]
+    return remaining, [boxes[rows] for boxes, rows in zip(moved, seen, strict=True)], points
 
 
 def _instances(
@@ -197,7 +198,7 @@ def _instances(
     `left_of` says which ones of each quadrant's image are left."""
     rows, corners, shown = record.quadrants(full_windows(record.after_hw))
     sources = {row: [masks[other] for other in rows[row].tolist()] for row in left_of}
-    planes = taken(pair for row, left in left_of.items() for pair in zip(sources[row], left, strict=True))
+    planes = selected(pair for row, left in left_of.items() for pair in zip(sources[row], left, strict=True))
     results = {}
     for row, left in left_of.items():
         counts = list(map(len, left))
@@ -235,21 +236,21 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
     partners, sizes = record.groups[:, 1].tolist(), record.sizes_hw
     [leaf] = scenes[0].masks.keys() & fields
     chosen = _chosen(record, partners, scenes)
-    masks = taken((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
+    masks = selected((scenes[partners[row]].masks[leaf], entries) for row, entries in chosen.items())
     coming = {row: _nearest(next(masks), sizes[row]) for row in chosen}  # the masks that are pasted
     covered = {row: mask.ne(0).any(dim=0) for row, mask in coming.items()}
     remains = _remains([(scenes[row].masks[leaf], under) for row, under in covered.items()]) if chosen else []
-    staying = taken((scenes[row].masks[leaf], left) for row, (left, _, _) in zip(chosen, remains, strict=True))
+    staying = selected((scenes[row].masks[leaf], left) for row, (left, _, _) in zip(chosen, remains, strict=True))
     results = list(scenes)
     for (row, entries), (left, cut, around), remaining in zip(chosen.items(), remains, staying, strict=True):
-        own, partner, under = scenes[row], scenes[partners[row]], covered[row]
+        scene, partner, under = scenes[row], scenes[partners[row]], covered[row]
         ratio = sizes[row, ::-1] / sizes[partners[row], ::-1]
-        boxes = np.where(cut[:, None], around, own.trail.boxes[0])[left]
+        boxes = np.where(cut[:, None], around, scene.trail.boxes[0])[left]
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
-        dots = zip(own.trail.points, partner.trail.points, owned, strict=True)
+        dots = zip(scene.trail.points, partner.trail.points, owned, strict=True)
         points = [[mine[left], theirs[entries] * ratio] if goes else [mine] for mine, theirs, goes in dots]
-        results[row] = _of_parts(own, [(own, left), (partner, entries)], [[boxes, pasted]], points)
-        for other, mask in own.masks.items():
+        results[row] = _of_parts(scene, [(scene, left), (partner, entries)], [[boxes, pasted]], points)
+        for other, mask in scene.masks.items():
             if other == leaf:
                 seen = torch.where(under, torch.zeros((), dtype=mask.dtype, device=mask.device), remaining)
                 results[row].masks[leaf] = _joined([seen, coming[row].to(mask.dtype)])

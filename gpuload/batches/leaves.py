@@ -45,7 +45,7 @@ class Leaf:
 
     @property
     def entries(self) -> list[tuple[str, Any]]:
-        """What it consists of, each with its place: the entries of a list, the array of a `Mask`."""
+        """Its parts, each with its place: the entries of a list, the array of a `Mask`."""
         if not isinstance(self.value, list):
             return [(self.place, getattr(self.value, "array", self.value))]
         return [(f"{self.place}[{n}]", getattr(one, "array", one)) for n, one in enumerate(self.value)]

@@ -206,10 +206,10 @@ def _check(to: Any, value: Any) -> None:
             raise TypeError(f"{what} must be a number, got {fill!r}")
 
 
-def _by_name(option: str, given: Any) -> list[tuple[str, Any]]:
-    if isinstance(given, Mapping):
-        return [(f"{option}[{name!r}]", entry) for name, entry in given.items()]
-    return [(option, given)]
+def _by_name(option: str, entries_of_option: Any) -> list[tuple[str, Any]]:
+    if isinstance(entries_of_option, Mapping):
+        return [(f"{option}[{name!r}]", entry) for name, entry in entries_of_option.items()]
+    return [(option, entries_of_option)]
 
 
 def _is_size(size: Any) -> bool:
@@ -251,14 +251,14 @@ def _fold(
 ) -> tuple[Structure, list[Any]]:
     """Return a structure, and its leaves, in which what has one of these names is one leaf, made by `leaf_of`: if it is
     a container of these kinds; None: whatever it is."""
-    given, leaves = iter(unfolded), []
+    remaining, leaves = iter(unfolded), []
 
     def fold(node: Structure, path: tuple[str, ...]) -> Structure:
         if ".".join(path) in names and (kinds is None or (node != LEAF and node[0] in kinds)):
-            leaves.append(leaf_of(unflatten(node, given)))
+            leaves.append(leaf_of(unflatten(node, remaining)))
             return LEAF
         if node == LEAF:
-            leaves.append(next(given))
+            leaves.append(next(remaining))
             return LEAF
         kind, cls, keys, children = node
         paths = ((*path, label) for label in labels_of(node))

@@ -23,7 +23,7 @@ from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module
 from gpuload.transforms.program.targets import Trail, follow
 
-__all__ = ["TargetStage", "left_behind", "moved_results", "taken", "trail_of"]
+__all__ = ["TargetStage", "left_behind", "moved_results", "selected", "trail_of"]
 
 # What a transform of the user's own needs for targets: the method, their name, and their type.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
@@ -65,7 +65,7 @@ class TargetStage:
     def _move_masks(self, columns: Columns, finished: Finished, masks: ImageColumn, pixels: RaggedImages) -> None:
         rows = np.searchsorted(columns.images[0].row_numbers, masks.row_numbers)
         views = [self._masks(pixels, program.take(rows), masks.each_kind) for program in finished.drawn]
-        each = zip(*(found for found, _ in views), strict=True)
+        each = zip(*(results_of_view for results_of_view, _ in views), strict=True)
         for (row, leaf), results in zip(masks.places(), each, strict=True):
             finished.cells[row][leaf] = finished.of_views(results)
         leaf, tensors = masks.leaf, [one for _, one in views if one is not None]
@@ -94,7 +94,7 @@ def _move_points(columns: Columns, finished: Finished) -> None:
         (cells[row][leaf] if leaf in cells[row] else unwrapped(columns.values[leaf].get(row)), entries)
         for row, leaf, entries in left
     ]
-    for (row, leaf, _), value in zip(left, taken(values), strict=True):
+    for (row, leaf, _), value in zip(left, selected(values), strict=True):
         finished.whole.pop(leaf, None)
         cells[row][leaf] = value
 
@@ -105,12 +105,12 @@ def _left(columns: Columns, row: int, trail: Trail) -> Iterator[tuple[int, np.nd
     valid = None if trail.valid is None else np.flatnonzero(trail.valid)
     for leaf in entry(columns.fields, row):
         leaf, left = (leaf, trail.left) if leaf >= 0 else (~leaf, valid)
-        own = columns.points.get(leaf)
-        if left is not None and (own is None or not isinstance(own.get(row), Boxes)):
+        column = columns.points.get(leaf)
+        if left is not None and (column is None or not isinstance(column.get(row), Boxes)):
             yield leaf, left
 
 
-def taken(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
+def selected(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
     """Give some rows, int64, of each of some tensors and arrays, one after the other; all rows go to the device by one
     copy."""
     entries = list(entries)

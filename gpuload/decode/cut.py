@@ -65,16 +65,16 @@ def cuts(wanted: Sequence[tuple[bytes, JpegHeader | None, Region]]) -> list[Cut 
         wanted: of each file its bytes; what `scan_markers` says of it, None for other formats; and top, left, height,
             width, within the picture as stored.
     """
-    found: list[Cut | None] = [None] * len(wanted)
+    results: list[Cut | None] = [None] * len(wanted)
     parts: dict[tuple[type[Grid], tuple[int, ...]], dict[int, Part[Grid]]] = {}
     for number, (data, header, region_tlhw) in enumerate(wanted):
         grid = None if header is None else find_grid(data, header)
         if grid is not None and _pays(part := grid.part(region_tlhw)) and grid.is_intact():
             parts.setdefault((type(grid), grid.blocks), {})[number] = part
     for (kind, _), alike in parts.items():
-        for number, made in zip(alike, kind.cut([*alike.values()]), strict=True):
-            found[number] = made
-    return found
+        for number, result in zip(alike, kind.cut([*alike.values()]), strict=True):
+            results[number] = result
+    return results
 
 
 def _pays(part: Part[Grid]) -> bool:

@@ -258,7 +258,7 @@ class Decoder:
     ) -> np.ndarray:
         """Return a region as stored, in the right mode; in `out`, or in memory that the next call may overwrite."""
         data, mode, jpeg = encoded.data, encoded.mode, header.jpeg
-        said: list[str] = []
+        reasons: list[str] = []
         if jpeg is not None:
             grey, as_it_is = _is_grey(jpeg, mode), _as_it_is(jpeg, mode)
             decoders, missing = self.jpeg_decoders
@@ -278,18 +278,18 @@ class Decoder:
                     if missing and not whole and name == decoders[0].name:
                         self.counts["whole"] += 1
                     return pixels if as_it_is else _convert(pixels, mode)
-            said = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
+            reasons = [f"{decoder.name}: {complaints[decoder.name]}" for decoder in decoders] + missing
         pixels, complaint = listen(_by_pillow, data, header, mode, region_tlhw)
         if pixels is None:
-            said.append(f"Pillow: {complaint}")
+            reasons.append(f"Pillow: {complaint}")
             if jpeg is not None and not has_end(data, jpeg):
                 pixels, complaint = listen(_before_damage, data, jpeg, mode, region_tlhw)
                 if pixels is None and not complaint:
                     top, _, height, _ = region_tlhw
-                    said.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
+                    reasons.append(f"the damage reaches into the region, stored rows {top} to {top + height}")
         if pixels is None:
             ways = f"{remedy(header.format, data)}{hint_on_truncated()}"
-            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(said)}{ways}")
+            raise DecodeError(f"the {header.format} cannot be decoded: {'; '.join(reasons)}{ways}")
         self.counts["Pillow"] += 1
         return pixels
 

@@ -288,8 +288,8 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
         return 1, True
     count, at, progressive = 0, header.first_scan, header.frame in PROGRESSIVE
     missing: dict[int, bytearray] = {}  # for each component and coefficient, how many low bits have not come
-    while (found := NEXT_MARKER.search(data, at)) is not None:
-        at = found.start()
+    while (match := NEXT_MARKER.search(data, at)) is not None:
+        at = match.start()
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == EOI[1]:
             break
@@ -307,8 +307,8 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
 
 def end_of_scan(data: bytes, header: JpegHeader) -> int:
     """Return where the entropy-coded data of the first scan ends: at the next marker but restarts, or with the file."""
-    found = NEXT_MARKER.search(data, header.first_scan + 2)
-    return len(data) if found is None else found.start()
+    match = NEXT_MARKER.search(data, header.first_scan + 2)
+    return len(data) if match is None else match.start()
 
 
 def has_end(data: bytes, header: JpegHeader) -> bool:
@@ -374,8 +374,8 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
     value = _plain_orientation(exif) if exif else 0
     if value is None:
         value = _orientation_by_pillow(exif)
-    if value == 0 and xmp and (found := XMP_ORIENTATION.search(xmp)):
-        value = int(found[2])
+    if value == 0 and xmp and (match := XMP_ORIENTATION.search(xmp)):
+        value = int(match[2])
     return value if 1 <= value <= 8 else 1
 
 
@@ -399,11 +399,11 @@ def _plain_orientation(exif: bytes) -> int | None:
 def _orientation_by_pillow(exif: bytes) -> int:
     from PIL import Image
 
-    found = Image.Exif()
+    metadata = Image.Exif()
     try:
         with quiet():
-            found.load(b"Exif\0\0" + exif)
-            value = found.get(TAG)
+            metadata.load(b"Exif\0\0" + exif)
+            value = metadata.get(TAG)
     except Exception:  # a broken block, whatever Pillow raises for it: no orientation
         return 0
     return 0 if value is None else value if isinstance(value, int) and value else 1

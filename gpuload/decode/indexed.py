@@ -126,7 +126,7 @@ class Index(Grid):
         try:
             return _cut(parts)
         except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
-            return [None] if len(parts) == 1 else [made for part in parts for made in cls.cut([part])]
+            return [None] if len(parts) == 1 else [result for part in parts for result in cls.cut([part])]
 
 
 def point_bytes(components: int, place: int, first: int, others: int) -> int:
@@ -247,8 +247,8 @@ def _joints(
     differences[:, behind] = 0
     blocks = parts[0].grid.blocks
     if len(joint) > len(differences):  # a component's other blocks are predicted from its first one
-        some, differences = differences, np.zeros((len(joint), differences.shape[1]), np.int64)
-        differences[[0, *accumulate(blocks[:-1])]] = some
+        coded, differences = differences, np.zeros((len(joint), differences.shape[1]), np.int64)
+        differences[[0, *accumulate(blocks[:-1])]] = coded
     which = CATEGORY[differences]
     which += joint.repeat(counts, 1)
     left = WORD - sizes[which]

@@ -55,9 +55,9 @@ class NvImageCodec:
     def __init__(self) -> None:
         if native_messages() is None:
             raise ImportError("its messages cannot be caught with this C library")
-        made, said = listen(self._make)
-        if made is None:
-            raise ImportError(said)
+        decoder, complaint = listen(self._make)
+        if decoder is None:
+            raise ImportError(complaint)
 
     def _make(self) -> bool:
         before = os.environ.get(VERBOSITY)
@@ -99,11 +99,11 @@ class NvImageCodec:
             return None, "not tried: what an incomplete progressive JPEG lacks is made up from the whole image"
         start, stop = columns(left, width, header.width)
         region = (top, start, top + height, stop) if part else None
-        image, said = listen(self._decode_region, data, grey, region)
+        image, complaint = listen(self._decode_region, data, grey, region)
         pixels = None if image is None else np.asarray(image)
-        self._image = image if pixels is not None and not said and pixels.nbytes <= KEEP_BYTES else None
-        if pixels is None or said:
-            return None, said or "it gave no image and no reason"
+        self._image = image if pixels is not None and not complaint and pixels.nbytes <= KEEP_BYTES else None
+        if pixels is None or complaint:
+            return None, complaint or "it gave no image and no reason"
         return pixels[:, left - start : left - start + width], ""
 
     def _decode_region(self, data: bytes, grey: bool, region_tlbr: Region | None) -> Any:

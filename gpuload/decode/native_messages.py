@@ -53,21 +53,21 @@ class NativeMessages:
 
     def listen(self, call: Callable[..., T], *args: Any) -> tuple[T | None, str]:
         """Return the result of `call(*args)` (None if it raised), and what it printed and raised, as one line."""
-        said = ""
+        message = ""
         with self._lock:
             before = self._stderr.value
             self._stderr.value = self._file
             try:
                 result = call(*args)
             except Exception as error:
-                result, said = None, f"{type(error).__name__}: {error}"
+                result, message = None, f"{type(error).__name__}: {error}"
             finally:
                 self._stderr.value = before
             if os.lseek(self._fd, 0, os.SEEK_END):
                 printed = os.pread(self._fd, MAX_TEXT_BYTES, 0).decode("utf-8", "replace")
                 os.ftruncate(self._fd, 0)
-                said = f"{printed}\n{said}"
-        return result, one_line(said) if said else ""
+                message = f"{printed}\n{message}"
+        return result, one_line(message) if message else ""
 
 
 def listen(call: Callable[..., T], *args: Any) -> tuple[T | None, str]:

@@ -121,7 +121,7 @@ class Decode:
 
 
 def device_rows(positions: np.ndarray, share: float) -> np.ndarray:
-    """Which of the samples at these positions the device decodes, bool: a function of each position alone.
+    """Return which of the samples at these positions the device decodes, bool: a function of each position alone.
 
     Example:
         >>> device_rows(np.arange(8), 0.5).tolist()

@@ -173,13 +173,13 @@ class PillowImage:
             return _region(self._image, region_tlhw)
 
     def _deep(self, region_tlhw: Region) -> np.ndarray:
-        found = self.values(region_tlhw).astype(self.dtype)
+        numbers = self.values(region_tlhw).astype(self.dtype)
         if self._is_wide:
             with quiet():
                 lower = self._open()
                 lower.tile = [_stored_in(tile, LOWER[_stored_as(lower)]) for tile in lower.tile]
-                found = (found << 8) | _region(lower, region_tlhw)
-        return found if found.ndim == 3 else found[:, :, None]
+                numbers = (numbers << 8) | _region(lower, region_tlhw)
+        return numbers if numbers.ndim == 3 else numbers[:, :, None]
 
     def pixels_before_damage(self, mode: str, region_tlhw: Region) -> np.ndarray | None:
         """`pixels` of a file that ends early; None if the damage reaches into the region.
@@ -222,15 +222,15 @@ def _region(image: Image.Image, region_tlhw: Region) -> np.ndarray:
 
 def _stored_as(image: ImageFile) -> str:
     """Return Pillow's name of the pixels in an opened file, such as ``"RGB;16B"``; "" where it has none."""
-    told: Any = image.tile[0][3] if image.tile else ""
-    told = told[0] if isinstance(told, tuple) and told else told
-    return told if isinstance(told, str) else ""
+    arguments: Any = image.tile[0][3] if image.tile else ""
+    arguments = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return arguments if isinstance(arguments, str) else ""
 
 
 def _stored_in(tile: Any, name: str) -> Any:
     """Return one of Pillow's tiles, with another name of its pixels."""
-    told = (name, *tile[3][1:]) if isinstance(tile[3], tuple) else name
-    return tile._replace(args=told) if hasattr(tile, "_replace") else (*tile[:3], told)
+    arguments = (name, *tile[3][1:]) if isinstance(tile[3], tuple) else name
+    return tile._replace(args=arguments) if hasattr(tile, "_replace") else (*tile[:3], arguments)
 
 
 def _may_crop(pixels: int) -> bool:

@@ -87,8 +87,8 @@ def decode_scaled(
     pixels = np.empty((*size, 1 if grey else 3), np.uint8)
     mode = "GRAY" if grey else "RGB"
     try:  # it takes the smallest picture that is as large as this
-        found = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
-        if found.shape != pixels.shape:
+        decoded = decode(data, mode, min_height=size[0], min_width=size[1], buffer=pixels, strict=True)
+        if decoded.shape != pixels.shape:
             return None
     except Exception as error:
         if ended is None or not MORE_ROWS.fullmatch(str(error)):

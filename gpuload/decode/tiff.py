@@ -41,25 +41,25 @@ class Page(NamedTuple):
 def pages(data: bytes) -> list[Page]:
     """Return the pages of a TIFF, without smaller copies and masks of others; as far as its directories can be read,
     and a thousand at most."""
-    found: list[Page] = []
+    directories: list[Page] = []
     for tags in _directories(data):
         if tags[SUBFILE] & (REDUCED | TRANSPARENCY) or tags[OLD_SUBFILE] == OLD_REDUCED:
             continue
-        found.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
-        if len(found) > MOST_PAGES:
+        directories.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
+        if len(directories) > MOST_PAGES:
             break
-    return found
+    return directories
 
 
 def not_given(data: bytes, channels: int, bits: int) -> str | None:
     """Return what would be lost if a TIFF were taken for its first page with so many channels of at most so many bits;
     None if nothing."""
-    found = pages(data)
-    if not found:
+    directories = pages(data)
+    if not directories:
         return None
-    first = found[0]
-    if len(found) > 1:
-        count = f"more than {MOST_PAGES:,}" if len(found) > MOST_PAGES else str(len(found))
+    first = directories[0]
+    if len(directories) > 1:
+        count = f"more than {MOST_PAGES:,}" if len(directories) > MOST_PAGES else str(len(directories))
         return f"{count} pages, of which Pillow gives the first"
     if first.depth > 1:
         return f"{first.depth} slices, of which Pillow gives the first"

@@ -131,7 +131,7 @@ class _View:
 
     @property
     def more_workers(self) -> str:
-        """What more workers would bring."""
+        """Return what more workers would bring."""
         if self.better is None:
             cpus = f"{self.stats.cpus} CPU{'s' * (self.stats.cpus > 1)}"
             why = f"this process may use {cpus}"
@@ -169,7 +169,7 @@ class _View:
 
     @property
     def not_locked(self) -> str:
-        """That memory is not page-locked, and why."""
+        """Return the remark that memory is not page-locked, and why."""
         limit = lockable_bytes()
         why = "the driver refused it"
         if limit is not None and limit < SMALL_LOCK_BYTES:

@@ -73,7 +73,7 @@ class Load(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the machine allows now; `by` is what limits the workers."""
+    """Limits of the machine now; `by` is what limits the workers."""
 
     workers: int
     ahead: int
@@ -108,12 +108,12 @@ class _Means(NamedTuple):
 
     @property
     def own_s(self) -> float:
-        """What the loop itself needs for a batch."""
+        """Seconds that the loop itself needs for a batch."""
         return self.seconds - self.waited_s
 
     @property
     def work_s(self) -> float:
-        """What all workers together need for a batch."""
+        """Seconds that all workers together need for a batch."""
         return self.load.busy * self.seconds
 
     @property
@@ -199,11 +199,11 @@ class Autotune:
         """Take in that a batch came, so long after the one before. True: the window is long enough for `decide`."""
         self._batches += 1
         self._window.append((max(0.0, seconds - waited_s), waited_s))
-        count, least = len(self._window), self._min_batches
-        if count < least or (count - least) % (least // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
+        count, minimum = len(self._window), self._min_batches
+        if count < minimum or (count - minimum) % (minimum // 4) or (total_s := sum(map(sum, self._window))) < MIN_S:
             return False
         is_clear = not self.settled and sum(waited_s for _, waited_s in self._window) > CLEAR * total_s
-        if is_clear or count >= MOST_TIMES * least:
+        if is_clear or count >= MOST_TIMES * minimum:
             return True
         first, second = (sum(map(sum, half)) for half in (self._window[: count // 2], self._window[-(count // 2) :]))
         return abs(first - second) <= AGREE * (first + second) / 2
@@ -223,10 +223,10 @@ class Autotune:
         self._window.clear()
 
     def _means(self, load: Load) -> _Means:
-        own = [own_s for own_s, _ in self._window]
-        most = PAUSE[0] * statistics.median(own) + PAUSE[1]
+        step_times = [own_s for own_s, _ in self._window]
+        most = PAUSE[0] * statistics.median(step_times) + PAUSE[1]
         waited_s = statistics.fmean(waited_s for _, waited_s in self._window)
-        own_s = statistics.fmean(min(own_s, most) for own_s in own)
+        own_s = statistics.fmean(min(own_s, most) for own_s in step_times)
         return _Means(own_s + waited_s, waited_s, load, self.setting.workers)
 
     # -- trials -----------------------------------------------------------------------------------------------------

@@ -52,15 +52,15 @@ class Epoch(Iterator[Any]):
         session: makes the batches.
         schedule: says what is in them.
         progress: where it begins; updated with each batch that is given.
-        told_epoch: what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
+        epoch_sent: what workers give to the dataset's own ``set_epoch()``; -1: they do not call it.
     """
 
     def __init__(
-        self, loader: Any, session: Session, schedule: Schedule, progress: Progress, told_epoch: int = -1
+        self, loader: Any, session: Session, schedule: Schedule, progress: Progress, epoch_sent: int = -1
     ) -> None:
         self._loader, self._session = loader, session
         self._schedule, self._progress = schedule, progress
-        self._token = session.begin(schedule.batches(progress.start), told_epoch)
+        self._token = session.begin(schedule.batches(progress.start), epoch_sent)
 
     def __len__(self) -> int:
         """Batches that are still to come; TypeError if the dataset or sampler has no length."""
@@ -120,14 +120,14 @@ class Cursor:
         loaded: `chosen` is from a state.
         epoch: the number of the last epoch; before the first, the number it will have.
         last: how far the last epoch has come; None before the first.
-        told_epoch: the last argument of `set_epoch`; -1 if it was never called.
+        epoch_sent: the last argument of `set_epoch`; -1 if it was never called.
     """
 
     chosen: Place | None = None
     loaded: bool = False
     epoch: int = 0
     last: Progress | None = None
-    told_epoch: int = -1
+    epoch_sent: int = -1
 
     @property
     def next(self) -> Place:
@@ -149,9 +149,9 @@ class Cursor:
         session, so `epoch` still names its last epoch."""
         stays = epoch == self.next.epoch
         if stays and self._replaces_last:  # begun already: Lightning calls iter() first
-            return replace(self, told_epoch=epoch)
+            return replace(self, epoch_sent=epoch)
         cursor = self.go_to(self.next if stays else Place(epoch, 0), running=running, loaded=self.loaded and stays)
-        return replace(cursor, told_epoch=epoch)
+        return replace(cursor, epoch_sent=epoch)
 
     def go_to(self, place: Place, *, running: bool, loaded: bool = False) -> Cursor:
         """Return the cursor whose next epoch begins there."""
@@ -165,7 +165,7 @@ class Cursor:
 
     def begin(self, progress: Progress) -> Cursor:
         """Return the cursor once the epoch with this progress has begun."""
-        return Cursor(epoch=progress.start.epoch, last=progress, told_epoch=self.told_epoch)
+        return Cursor(epoch=progress.start.epoch, last=progress, epoch_sent=self.epoch_sent)
 
     def end(self, reason: str) -> None:
         """End the last epoch early, if it has not ended."""
@@ -179,8 +179,8 @@ class Cursor:
 
     @property
     def place(self) -> Place:
-        """What a state saves: the place that was loaded; else the last epoch's or, if that is over and another was
-        chosen, the next epoch's."""
+        """The place that a state saves: the one that was loaded; else the last epoch's or, if that is over and another
+        was chosen, the next epoch's."""
         if self.loaded:
             return self.next
         if self.last is None or (self.chosen is not None and not self.last.is_open):

@@ -110,10 +110,10 @@ def descriptors_left() -> int | None:
         return None
     try:
         # The limit is on numbers, not on how many: a number above it (it was lowered later) does not count.
-        taken = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
+        in_use = sum(int(name) < limit for name in os.listdir("/proc/self/fd"))
     except (OSError, ValueError):
         return None
-    return max(0, limit - taken + 1)  # one was listdir's own
+    return max(0, limit - in_use + 1)  # one was listdir's own
 
 
 def check_workers(workers: int) -> None:

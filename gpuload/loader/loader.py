@@ -217,10 +217,10 @@ class Loader:
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
         self._starting = _Lock()  # one thread at a time begins an epoch, and so starts workers
-        self._made = True
+        self._ready = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONS and getattr(self, "_made", False):
+        if name in OPTIONS and getattr(self, "_ready", False):
             raise ValueError(f"{name} cannot be changed once the Loader is made; make another Loader")
         super().__setattr__(name, value)
 
@@ -305,9 +305,9 @@ class Loader:
         place = self._cursor.place
         if self._reads_itself and not place.iterable and self._cursor.is_untouched:
             # The dataset may be its own iterator, and nobody else puts it back to its beginning.
-            own = own_state(self.dataset, "dataset")
-            if isinstance(own, bytes):  # some have a state only once they are iterated over
-                place = with_states(place, 0, {"dataset": own})
+            dataset_state = own_state(self.dataset, "dataset")
+            if isinstance(dataset_state, bytes):  # some have a state only once they are iterated over
+                place = with_states(place, 0, {"dataset": dataset_state})
         return self._state(place).to_dict()
 
     @property
@@ -333,8 +333,8 @@ class Loader:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         if (session := self._session) is not None:
             # Workers have advanced their copies of the dataset, and only new ones have it as it was at the beginning.
-            own = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
-            session.outdated = own and place.iterable is None
+            keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
+            session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
         log.resuming(loaded)
 
@@ -350,7 +350,8 @@ class Loader:
         )
 
     def plan(self) -> Plan:
-        """Which backend runs which transform here and now, and near which GPU workers are: ``print(loader.plan())``.
+        """Return which backend runs which transform here and now, and near which GPU workers are:
+        ``print(loader.plan())``.
 
         Raises:
             BackendError: the backend that was asked for cannot be used here.
@@ -366,7 +367,8 @@ class Loader:
         return replace(self._options.plan(), samples=describe_cache(self._options))
 
     def stats(self, since: Stats | None = None) -> Stats:
-        """What loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to do.
+        """Return what loading took since the epoch began: ``print(loader.stats())`` names the bottleneck, and what to
+        do.
 
         May be called at any time, from any thread; it waits for nothing. After `close`, it is what was until then.
 
@@ -426,7 +428,7 @@ class Loader:
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
                 self._forget = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
-        iterator = Epoch(self, self._session, schedule, progress, self._cursor.told_epoch)
+        iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
         if self._reads_itself and (begin := self._session.where_it_begins()):
             # As DataLoader does; in workers it is with the first batch.
@@ -606,7 +608,7 @@ class _OwnSampler:
     def _shares(self) -> Any:
         order = self._loader._options.order
         if order.iterable:
-            raise TypeError("an iterable dataset says itself what comes next, so the Loader's sampler has no indices")
+            raise TypeError("an iterable dataset defines its own order, so the Loader's sampler has no indices")
         return shares_of(order)
 
     def __repr__(self) -> str:

@@ -69,7 +69,7 @@ _sessions = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a session did so far; it refers to nothing of the session, and outlives it.
+    """Counters of a session so far; it refers to nothing of the session, and outlives it.
 
     Attributes:
         begun, now: the counters as the last epoch began, and now.
@@ -142,7 +142,7 @@ class Meter:
 
     def __post_init__(self) -> None:
         names = ("waited_s", "first_s", "held_s", "next_s", "batches", "images")
-        self.own: dict[str, float] = dict.fromkeys(names, 0)
+        self.counts: dict[str, float] = dict.fromkeys(names, 0)
         self.last_waited_s = 0.0
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
@@ -169,10 +169,10 @@ class Meter:
         if self._begun_s:
             self._epochs_s, self._begun_s = self.time_s, 0.0
 
-    def given(self, images: int) -> None:
+    def count_batch(self, images: int) -> None:
         """Count a batch that the loop gets."""
-        self.own["batches"] += 1
-        self.own["images"] += images
+        self.counts["batches"] += 1
+        self.counts["images"] += images
         self._first = False
 
     def __enter__(self) -> None:
@@ -181,11 +181,11 @@ class Meter:
     def __exit__(self, *exc_info: object) -> None:
         start, waited_s, held_s = self._entered
         waited_s, held_s = self.feed.engine.waited_s - waited_s, self.transfer.held_s - held_s
-        self.own["waited_s"] += waited_s
-        self.own["held_s"] += held_s
-        self.own["next_s"] += perf_counter() - start - waited_s - held_s
+        self.counts["waited_s"] += waited_s
+        self.counts["held_s"] += held_s
+        self.counts["next_s"] += perf_counter() - start - waited_s - held_s
         if self._first:
-            self.own["first_s"] += waited_s
+            self.counts["first_s"] += waited_s
         self.last_waited_s = waited_s
 
     def span(self) -> Span:
@@ -197,14 +197,14 @@ class Meter:
         engine, ring, assembly, times = self.feed.engine, self.feed.ring, self.assembly, self.transfer.times
         decoder, caches = self.decoder, [cache.statistics() for cache in self._caches]
         main: dict[str, Any] = {
-            **self.own,
+            **self.counts,
             "copy_s": assembly.copy_s,
             "stage_s": assembly.stage_s,
             "collate_s": assembly.collate_s,
             "time_s": self.time_s,
             "full_s": ring.full_s,
             "refused": ring.refused,
-            "ring_grown": ring.made,
+            "ring_grown": ring.slots_made,
             "ring_spilled": ring.moved_out,
             "cpu_s": time.process_time(),
             "errors": self.errors.total,

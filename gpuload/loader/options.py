@@ -224,7 +224,7 @@ class Options:
             )
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
-                "on_error='replace' has no meaning for an iterable dataset: there is no other sample to ask for; "
+                "on_error='replace' does not apply to an iterable dataset: there is no other sample to ask for; "
                 "use 'skip'"
             )
 
@@ -283,8 +283,8 @@ class Options:
 
     @property
     def sent_dataset(self) -> Any:
-        """What workers are sent at this moment: the dataset, or a copy that needs no torch; but the dataset if there
-        is a `worker_init_fn`, which may look at it."""
+        """Return what workers are sent at this moment: the dataset, or a copy that needs no torch; but the dataset if
+        there is a `worker_init_fn`, which may look at it."""
         workers = self.workers
         if not workers.count or workers.worker_init_fn is not None:
             return self.order.dataset

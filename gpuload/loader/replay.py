@@ -148,7 +148,7 @@ def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Return the draws for one image, as plain values; a transform that holds others shows as those that it chose."""
     draws = []
     for record in program.records:
-        values = ((field, getattr(record, field)) for field in record.told)
+        values = ((field, getattr(record, field)) for field in record.drawn_fields)
         plain = {field: value[0].tolist() for field, value in values if isinstance(value, np.ndarray)}
         if isinstance(record, Call) and record.params is not None:
             plain["params"] = in_params(record.params, lambda array: array[0].tolist())

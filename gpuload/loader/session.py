@@ -134,7 +134,8 @@ class Steps:
 
 @dataclass(slots=True)
 class _Launched:
-    """A batch whose stage was launched: the value to give, once its `rest` is made; or the error to raise instead.
+    """A batch whose stage was launched: the value to give, once what is `postponed` was run; or the error to raise
+    instead.
 
     `after` is the place of the next batch, `remarks` what the user is warned of with this one: each of a kind, of which
     a loader warns once; or of the kind "", of which it warns each time.
@@ -142,7 +143,7 @@ class _Launched:
 
     value: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
-    rest: Callable[[], Any] | None = None
+    postponed: Callable[[], Any] | None = None
     ticket: Any = None
     error: Exception | None = None
     failed: list[ErrorRecord] = field(default_factory=list)
@@ -178,7 +179,7 @@ class Session:
         begun_at = time.monotonic()
         if cached is not None:
             options, autotune = replace(options, workers=replace(options.workers, num_workers=0)), None
-        self.options, self.errors, self._warned = options, errors, options.order.told
+        self.options, self.errors, self._warned = options, errors, options.order.warned
         workers, device = options.workers, options.resolve_device()
         self.stage = options.compile(device)
         choice = options.choose_decoder(device)
@@ -266,10 +267,10 @@ class Session:
             return False
         return not self.options.order.iterable or self._ranks == (ranks_of(self.options.order), find_group())
 
-    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1) -> object:
+    def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1) -> object:
         """Start an epoch, and drop the work of an earlier one. Return a token for `drop_epoch`.
 
-        `told_epoch` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
+        `epoch_sent` is what workers give to the dataset's own ``set_epoch()``; -1: they do not call it. WorkerError if
         a `worker_init_fn` raises an exception.
         """
         with self.lock, self.steps.begin(engine_broken=self.engine.broken is not None):
@@ -280,7 +281,7 @@ class Session:
             self.changes.skip()  # what iter() itself changed
             self._awaits_first_launch = True
             self.transfer.follow()  # constants of the user's own transforms may still be on their way
-            self.feed.begin(batches, told_epoch, self.changes.packed)
+            self.feed.begin(batches, epoch_sent, self.changes.packed)
             if self.tuner is not None:
                 self.tuner.begin()
             if self.options.workers.worker_init_fn is not None:
@@ -302,7 +303,7 @@ class Session:
                 self.meter.end()
                 self.changes.end_epoch()
             elif self.ready.error is None:
-                self.meter.given(self.ready.images)
+                self.meter.count_batch(self.ready.images)
             if self.tuner is not None and self.ready is not None:
                 self.tuner.batch(self.meter.last_waited_s)
         return self.ready is not None
@@ -338,7 +339,7 @@ class Session:
             while len(self.launched) <= LAUNCHED_AHEAD and (coming := self._take(self.feed.take_if_ready)) is not None:
                 self.launched.append(self._launch(coming, info))
         current = self.launched[0]
-        if current.rest is not None:
+        if current.postponed is not None:
             self._end_batch(current)
         failed, current.failed = current.failed, []
         self.errors.extend(failed, loud=current.error is None)  # a warning may be an error: the batch stays for later
@@ -359,14 +360,14 @@ class Session:
             self.transfer.hand_over(ticket, launched.tensors)
 
     def _end_batch(self, launched: _Launched) -> None:
-        """Run the postponed `rest` of a batch (a `collate_fn`, or what is at the end of the transforms), now that the
+        """Run what is postponed of a batch (a `collate_fn`, or what is at the end of the transforms), now that the
         consumer has issued everything it may depend on."""
-        rest, launched.rest = launched.rest, None
-        assert rest is not None
+        postponed, launched.postponed = launched.postponed, None
+        assert postponed is not None
         self._hand_over(launched)
         try:
             with torch.inference_mode(False), self.transfer.consumer(), named(STAGE):
-                launched.value = rest()
+                launched.value = postponed()
         except Exception as error:
             launched.error = _raisable(error)
         if self.options.batches.collate_fn is not None:
@@ -470,22 +471,22 @@ class Session:
         state = self.options.chain.holds_state  # the user's stream may still be writing it
         usable = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
         with usable, self.transfer.stream(after_consumer=state), named(STAGE):
-            made = self.assembly.make(batch, info, partial(self.feed.release, batch))
+            assembled = self.assembly.make(batch, info, partial(self.feed.release, batch))
             ticket = self.transfer.finish()
         images, remark = 0, batch.remark
         for part in batch.parts:  # a batch and its parts refer to each other, and would wait for the collector
             images += part.samples
             part.content = None
-        remarks = [("", made.warning)] if made.warning else []
-        if made.rest is None:  # else the batch is not yet what the user gets
-            remarks += self._remarks_on_layout(made.tensors)
+        remarks = [("", assembled.warning)] if assembled.warning else []
+        if assembled.postponed is None:  # else the batch is not yet what the user gets
+            remarks += self._remarks_on_layout(assembled.tensors)
         if remark:
             kind = next((begin for begin in (REMARK, UNUSABLE) if remark.startswith(begin)), "strays")
             remarks.append((kind, remark))
         return _Launched(
-            made.value,
-            made.tensors,
-            made.rest,
+            assembled.value,
+            assembled.tensors,
+            assembled.postponed,
             ticket,
             failed=batch.errors,
             after=batch.spec.after,

@@ -58,8 +58,8 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable
-        if sampler is not None and (own := sampler["own"]) is not None:
-            sampler = {**sampler, "own": {**own, "state": to_json(own["state"], "the state_dict() of the sampler")}}
+        if sampler is not None and (saved := sampler["own"]) is not None:
+            sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
             stream = {**stream, "workers": [{**one, "state": _unpacked(one["state"])} for one in stream["workers"]]}
         state = {
@@ -189,19 +189,19 @@ def _read_worker(number: int, worker: Any) -> dict[str, Any]:
 
 def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     _expect(type(entry) is dict, name, "of type dict", entry)
-    batches, own, generator = (entry.get(key) for key in ("batches", "own", "generator"))
+    batches, saved, generator = (entry.get(key) for key in ("batches", "own", "generator"))
     _count("sampler: batches", batches)
-    if own is not None:
-        known = isinstance(own, dict) and own.get("of") in ("iterator", "sampler", "inner") and "state" in own
-        _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', own)
-        own = {**own, "state": from_json(own["state"], "the state's sampler: own")}
+    if saved is not None:
+        known = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
+        _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', saved)
+        saved = {**saved, "state": from_json(saved["state"], "the state's sampler: own")}
     if generator is not None:
         try:
             bits = bytearray(base64.b64decode(generator, validate=True))
             torch.Generator().set_state(torch.frombuffer(bits, dtype=torch.uint8))
         except Exception:
             _expect(False, "sampler: generator", "the state of a torch.Generator", generator)
-    return {**entry, "batches": batches, "own": own, "generator": generator}
+    return {**entry, "batches": batches, "own": saved, "generator": generator}
 
 
 def _text(name: str, value: Any) -> str:

@@ -26,7 +26,7 @@ HEADS: Final = ("part", "where", "share", "total", "each", "rate")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """What a session counted up to a moment: numbers that only grow, so two moments can be subtracted.
+    """Counts of a session up to a moment: numbers that only grow, so two moments can be subtracted.
 
     Attributes:
         session: the session's number in this process.
@@ -51,7 +51,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the work.
+    """A part of the work.
 
     Attributes:
         name: ``"start"`` (of workers, until they can take a chunk), ``"read"`` (the dataset gives a sample),
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """One worker.
+    """Statistics of a worker.
 
     Attributes:
         number: its number, as in `get_worker_info().id`.
@@ -92,7 +92,7 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a `Loader` did since its epoch began, or since an earlier snapshot: ``print(loader.stats())``.
+    """Statistics of a `Loader` since its epoch began, or since an earlier snapshot: ``print(loader.stats())``.
 
     Only time within epochs counts: not what lies between two of them.
 

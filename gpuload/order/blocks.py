@@ -79,14 +79,14 @@ class Blocks:
 
     @classmethod
     def of(cls, dataset: Any, options: BlockShuffle) -> Blocks:
-        """Those of a map dataset; ValueError or TypeError if its ``blocks()`` does not give boundaries."""
+        """Return the blocks of a map dataset; ValueError or TypeError if its ``blocks()`` does not give boundaries."""
         return cls(len(dataset), options, natural_blocks(dataset))
 
     @property
     def name(self) -> str:
-        """As text: the same text and number of samples mean the same blocks and windows."""
-        own = "" if self.bounds is None else f"-{zlib.crc32(self.bounds.tobytes()):08x}"
-        return f"blocks-{self.length}{own}-{self.window}"
+        """The blocks as text: the same text and number of samples mean the same blocks and windows."""
+        natural = "" if self.bounds is None else f"-{zlib.crc32(self.bounds.tobytes()):08x}"
+        return f"blocks-{self.length}{natural}-{self.window}"
 
 
 class BlockOrder:
@@ -175,8 +175,8 @@ class BlockOrder:
             return self._shuffle(turns)
         last = turns == self._last_turn
         others = np.where(last, 0, turns - (turns > self._last_turn))
-        found = self._shuffle(others) if self._shuffle.n else others
-        return np.where(last, self._blocks.count - 1, found)
+        shuffled = self._shuffle(others) if self._shuffle.n else others
+        return np.where(last, self._blocks.count - 1, shuffled)
 
     @cached_property
     def _starts(self) -> np.ndarray:

@@ -31,10 +31,10 @@ class IterableSchedule:
     (n × workers + w) × ranks + rank.
 
     Args:
-        batch_size, drop_last: whether a worker's last samples are left out if they are fewer than a batch.
+        batch_size, drop_last: whether a worker's last samples are dropped if they are fewer than a batch.
         workers: how many there are; 1 if the main process does the work.
         rank, world_size: of this process; the dataset decides what it gives on each.
-        told: what the user was warned of already.
+        warned: what the user was warned of already.
         promised: the last entry is the dataset's length, if the user relies on it.
         in_order: workers take turns; else a slow one holds up no other.
     """
@@ -47,7 +47,7 @@ class IterableSchedule:
         workers: int,
         rank: int,
         world_size: int,
-        told: set[str] | None = None,
+        warned: set[str] | None = None,
         promised: Sequence[int] = (),
         in_order: bool = True,
     ) -> None:
@@ -57,25 +57,25 @@ class IterableSchedule:
         self._rank = rank
         self._world_size = world_size
         self._pass: _Pass | None = None
-        self._told = set() if told is None else told
+        self._warned = set() if warned is None else warned
         self._promised = promised
         self._in_order = in_order
 
     def steps(self, place: Place) -> None:
-        """Not known."""
+        """Return None: the number of batches is unknown."""
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         self._pass = _Pass(self, next(_runs), place)
         return self._pass.batches()
 
     def end(self, epoch: int) -> Place:
-        """After an epoch only the datasets' own states count, since the next epoch's iterators are new."""
+        """Return the place behind an epoch: only states of datasets count, as the next epoch's iterators are new."""
         assert self._pass is not None
         return Place(epoch + 1, 0, iterable=self._pass.remains())
 
 
 class _Pass:
-    """One epoch of an `IterableSchedule`."""
+    """An epoch of an `IterableSchedule`."""
 
     def __init__(self, schedule: IterableSchedule, run: int, place: Place) -> None:
         entry = place.iterable or {}
@@ -89,7 +89,7 @@ class _Pass:
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
-        self._asked = [0] * len(self._places)  # batches of each worker that are not due yet
+        self._pending = [0] * len(self._places)  # batches of each worker that are not due yet
         self._warning = ""  # for the next batch that is given
 
     def batches(self) -> Iterator[BatchSpec]:
@@ -102,9 +102,9 @@ class _Pass:
         while not all(place.ended for place in self._places):
             if not schedule._in_order:  # the one with the least to do, else the next
                 active = (number for number, place in enumerate(self._places) if not place.ended)
-                worker = min(active, key=lambda number: (self._asked[number], (number - worker) % workers))
+                worker = min(active, key=lambda number: (self._pending[number], (number - worker) % workers))
             if not self._places[worker].ended:
-                self._asked[worker] += 1
+                self._pending[worker] += 1
                 numbers = np.arange(size, dtype=np.int64) + planned[worker]
                 planned[worker] += size
                 place = self._places[worker]
@@ -123,14 +123,14 @@ class _Pass:
                 )
             worker = (worker + 1) % workers
 
-    def _due(self, spec: BatchSpec, taken: int, empty: bool, found: Sequence[IterablePlace]) -> BatchSpec | None:
+    def _due(self, spec: BatchSpec, samples: int, empty: bool, places: Sequence[IterablePlace]) -> BatchSpec | None:
         assert spec.iterable is not None
         worker = spec.iterable.worker
-        self._asked[worker] -= 1
-        latest = max(found, key=lambda place: place.samples, default=None)
+        self._pending[worker] -= 1
+        latest = max(places, key=lambda place: place.samples, default=None)
         self._places[worker] = IterablePlace(
-            self._places[worker].samples + taken,
-            any(place.ended or place.broken for place in found),
+            self._places[worker].samples + samples,
+            any(place.ended or place.broken for place in places),
             state=None if latest is None else latest.state,
         )
         if latest is not None:
@@ -138,11 +138,11 @@ class _Pass:
             self._warning = self._warning or remark
         self._warning = self._warning or self._more_than_promised()
         self._turn = (worker + 1) % len(self._places)
-        if empty or (self._schedule._drop_last and taken < self._schedule._batch_size):
+        if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
         step, self._step = self._step, self._step + 1
         warning, self._warning = self._warning, ""
-        positions, numbers = spec.positions[:taken], spec.indices[:taken]
+        positions, numbers = spec.positions[:samples], spec.indices[:samples]
         return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
     def _same_samples(self, worker: int, place: IterablePlace) -> str:
@@ -150,7 +150,7 @@ class _Pass:
 
         Identical samples alone prove nothing: zeros may be shared out correctly.
         """
-        if len(self._places) < 2 or "workers" in self._schedule._told:
+        if len(self._places) < 2 or "workers" in self._schedule._warned:
             return ""
         self._digests[worker] = place.digests
         for other, digests in self._digests.items():
@@ -159,8 +159,8 @@ class _Pass:
             if other == worker or count < (1 if both else 2):
                 continue
             same = digests[:count] == place.digests[:count] and b"" not in digests[:count]
-            if same and (not place.asked or len(set(digests[:count])) > 1):
-                self._schedule._told.add("workers")
+            if same and (not place.knows_workers or len(set(digests[:count])) > 1):
+                self._schedule._warned.add("workers")
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
                     f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
@@ -172,11 +172,11 @@ class _Pass:
     def _same_on_ranks(self, worker: int, place: IterablePlace) -> str:
         """A warning if this rank's first worker gave the same first samples as another rank's."""
         schedule, digests = self._schedule, place.digests
-        if worker or schedule._world_size < 2 or "ranks" in schedule._told:
+        if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
             return ""
         if len(digests) < DIGESTS and not place.ended:
             return ""
-        schedule._told.add("ranks")  # compared, for this loader
+        schedule._warned.add("ranks")  # compared, for this loader
         if b"" in digests or len(set(digests)) < 2:  # zeros may be shared out correctly
             return ""
         content = f"{next(_compared)}/{self._epoch}/{b''.join(digests).hex()}"
@@ -192,18 +192,18 @@ class _Pass:
 
     def _more_than_promised(self) -> str:
         """A warning if there are more samples than ``len(loader)`` went by."""
-        schedule, given = self._schedule, sum(place.samples for place in self._places)
-        if not schedule._promised or given <= schedule._promised[-1] or schedule._told & {"length", "workers"}:
+        schedule, samples = self._schedule, sum(place.samples for place in self._places)
+        if not schedule._promised or samples <= schedule._promised[-1] or schedule._warned & {"length", "workers"}:
             return ""
-        schedule._told.add("length")
+        schedule._warned.add("length")
         shared = "; each worker has to give only its share, see get_worker_info()" if len(self._places) > 1 else ""
         return (
-            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) went by, but it has given {given} "
+            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) went by, but it has given {samples} "
             f"samples in epoch {self._epoch}{shared}"
         )
 
     def remains(self) -> dict[str, Any] | None:
-        """For a state between two epochs; None if no dataset has a state."""
+        """Return the entry for a state between two epochs; None if no dataset has a state."""
         states = [(place.state or {}).get("dataset") for place in self._places]
         if all(state is None for state in states):
             return None

@@ -27,16 +27,16 @@ MIXES = ("MixUp", "CutMix")  # their partners need not be neighbours in the epoc
 
 @dataclass(frozen=True, kw_only=True)
 class OrderOptions:
-    """Which samples are in which batch.
+    """Options that decide which samples are in which batch.
 
     Args:
         mixes: the transform that puts neighbouring samples of a batch together; "" for none.
         group: how many; 1 for none. All others are as for `Loader`.
 
     Attributes:
-        batch_size: None for samples one by one, or with a batch_sampler.
+        batch_size: None for single samples, or with a batch_sampler.
         seed: as given, or the generator's.
-        told: what the user was warned of already, once for a loader.
+        warned: what the user was warned of already, once for a loader.
         promised: how many samples an iterable dataset has, by the last ``len(loader)``.
 
     Raises:
@@ -60,7 +60,7 @@ class OrderOptions:
     info: bool = False
     mixes: str = ""
     group: int = 1
-    told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     _blocks: deque[Blocks] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
 
@@ -75,8 +75,8 @@ class OrderOptions:
         repeats = check_integer("repeats", self.repeats, 1)
         self._check_ways()
         self._check_mix()
-        found = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
-        for name, value in found.items():
+        checked = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_rank(self.rank, self.world_size)
         _ = self.cumulative, self.blocks, self.mixture
@@ -147,7 +147,7 @@ class OrderOptions:
 
     @property
     def blocks(self) -> Blocks | None:
-        """Those of a block shuffle; None for another order."""
+        """The blocks of a block shuffle; None for another order."""
         if not isinstance(self.shuffle, BlockShuffle) or not self.planned or self.mix is not None:
             return None
         if not self._blocks or self._blocks[-1].n != len(self.dataset):  # it may have grown between two epochs
@@ -176,14 +176,14 @@ class OrderOptions:
         elif hasattr(dataset, "__next__") and not hasattr(dataset, "__getitem__"):  # torch's IterableDataset has both
             raise TypeError(
                 f"the dataset is a {type(dataset).__name__}, which can be iterated over once only; pass an object "
-                "whose __iter__ begins anew (an IterableDataset), or a list"
+                "whose __iter__ starts again (an IterableDataset), or a list"
             )
 
     def _check_ways(self) -> None:
         """Refuse ways to make batches that exclude each other."""
         batch_size, sampler, batch_sampler = self.batch_size, self.sampler, self.batch_sampler
         shuffle, weights, repeats, uneven = self.shuffle, self.weights, self.repeats, self.uneven
-        given = {
+        conditions = {
             f"shuffle={shuffle!r}": bool(shuffle),
             "sampler": sampler is not None,
             "batch_sampler": batch_sampler is not None,
@@ -191,10 +191,10 @@ class OrderOptions:
             f"repeats={repeats}": repeats != 1,
             f"uneven={uneven!r}": uneven != "pad",
         }
-        named = [name for name, is_given in given.items() if is_given]
+        named = [name for name, is_given in conditions.items() if is_given]
         if self.iterable and named:
             raise ValueError(
-                f"{named[0]} has no meaning for an iterable dataset, which says itself what comes next; leave it out"
+                f"{named[0]} does not apply to an iterable dataset, which defines its own order; leave it out"
             )
         if sampler is not None and batch_sampler is not None:
             raise ValueError("sampler and batch_sampler are both given; a batch_sampler has a sampler of its own")
@@ -202,13 +202,13 @@ class OrderOptions:
         if (sampler is not None or batch_sampler is not None) and others:
             what = "sampler" if sampler is not None else "batch_sampler"
             raise ValueError(
-                f"{others[0]} has no meaning with a {what}, which says itself what comes next; leave one of them out"
+                f"{others[0]} cannot be combined with a {what}, which defines its own order; leave one of them out"
             )
         if batch_sampler is not None and (batch_size not in (1, None) or self.drop_last):
             what = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
-            raise ValueError(f"{what} has no meaning with a batch_sampler, which gives whole batches; leave it out")
+            raise ValueError(f"{what} cannot be combined with a batch_sampler, which defines batches; leave it out")
         if batch_size is None and batch_sampler is None and self.drop_last:
-            raise ValueError("drop_last=True has no meaning with batch_size=None: samples come one by one")
+            raise ValueError("drop_last=True cannot be combined with batch_size=None, which gives single samples")
         if weights is not None and shuffle:
             raise ValueError("weights draw the samples at random already; leave shuffle out")
         if repeats != 1 and not shuffle and weights is None:
@@ -279,14 +279,14 @@ def _shuffle(value: Any) -> bool | BlockShuffle:
         raise TypeError(f"shuffle must be True or False, or 'block' or a gpuload.BlockShuffle, got {value!r}") from None
 
 
-def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """`value` as an int; TypeError or ValueError if it is no integer within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
+        raise TypeError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {value}")
     return int(value)
 
 

@@ -153,8 +153,8 @@ class Weighted:
         # 53 random bits, as a float in [0, 1); a draw never lands on a sample of weight 0.
         numbers = (drawn[:, 0] << _32 | drawn[:, 1]) >> np.array(11, np.uint64)
         sums = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
-        found = np.searchsorted(self._cumulative, sums, side="right")
-        return np.minimum(found, self._last).reshape(positions.shape)
+        indices = np.searchsorted(self._cumulative, sums, side="right")
+        return np.minimum(indices, self._last).reshape(positions.shape)
 
     @cached_property
     def _last(self) -> int:
@@ -169,18 +169,18 @@ def cumulate(weights: object, n: int) -> np.ndarray:
         TypeError, ValueError: they are not `n` finite numbers of at least 0 with a positive sum.
     """
     try:
-        found = np.asarray(weights, np.float64)
+        numbers = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
         raise TypeError(f"weights must be numbers, one for each sample, got {type(weights).__name__}") from None
-    if found.shape != (n,):
-        raise ValueError(f"weights must be one number for each of the {n} samples, got shape {found.shape}")
-    wrong = np.flatnonzero(~(found >= 0) | np.isinf(found))
+    if numbers.shape != (n,):
+        raise ValueError(f"weights must be one number for each of the {n} samples, got shape {numbers.shape}")
+    wrong = np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))
     if len(wrong):
         raise ValueError(
             f"weights must be finite and at least 0, but {len(wrong)} are not, the first of them weights[{wrong[0]}] = "
-            f"{found[wrong[0]]}"
+            f"{numbers[wrong[0]]}"
         )
-    total = np.cumsum(found)
+    total = np.cumsum(numbers)
     if n and not 0 < total[-1] < np.inf:
         raise ValueError(f"weights must have a sum that is finite and greater than 0, got {total[-1]}")
     return total

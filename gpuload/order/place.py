@@ -29,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class IterableStart:
-    """Which pass over an iterable dataset a chunk is of, and where a worker begins it.
+    """The pass over an iterable dataset that a chunk belongs to, and where a worker begins it.
 
     Attributes:
         run: the number of the pass; another number is another iterator.
@@ -57,7 +57,8 @@ class IterablePlace:
     """How far a worker's iterator has come after a chunk.
 
     `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
-    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `asked`: get_worker_info() was read.
+    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `knows_workers`: get_worker_info() was
+    called.
     """
 
     samples: int
@@ -65,4 +66,4 @@ class IterablePlace:
     broken: bool = False
     state: dict[str, bytes | str] | None = None
     digests: tuple[bytes, ...] = ()
-    asked: bool = False
+    knows_workers: bool = False

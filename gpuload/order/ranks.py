@@ -30,7 +30,7 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 
 def find_group() -> tuple[str, int, int] | None:
-    """What `torch.distributed` says, if it is up: backend, rank, number of ranks."""
+    """Return backend, rank and number of ranks of `torch.distributed`, if it is up."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -38,8 +38,8 @@ def find_group() -> tuple[str, int, int] | None:
 
 
 def first_rank_with(content: str, rank: int) -> int:
-    """The first of the ranks that said this, `rank` itself if no other did: by the store that all ranks of
-    `torch.distributed` have. It waits for none of them."""
+    """Return the first rank that announced this content, `rank` itself if no other did, through the store that all
+    ranks of `torch.distributed` share. It waits for none of them."""
     if find_group() is None:
         return rank
     from torch.distributed import distributed_c10d
@@ -59,15 +59,15 @@ def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     if (group := find_group()) is not None:
         return group[1:]
     environment = os.environ if environment is None else environment
-    given = environment.get("RANK"), environment.get("WORLD_SIZE")
-    if given[0] is None or given[1] is None:
+    variables = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if variables[0] is None or variables[1] is None:
         return 0, 1
     try:
-        rank, world_size = int(given[0]), int(given[1])
+        rank, world_size = int(variables[0]), int(variables[1])
         check_rank(rank, world_size)
     except ValueError as error:
         raise ValueError(
-            f"the environment has RANK={given[0]!r} and WORLD_SIZE={given[1]!r}, which torchrun would not set "
+            f"the environment has RANK={variables[0]!r} and WORLD_SIZE={variables[1]!r}, which torchrun would not set "
             f"({error}); unset them, or pass rank= and world_size="
         ) from None
     return rank, world_size

@@ -91,7 +91,7 @@ class SamplerSchedule:
 
 
 class _Pull:
-    """One pass over a user's sampler.
+    """A pass over a user's sampler.
 
     It has its own states of the global generators. A sampler that can resume (``state_dict`` and ``load_state_dict``,
     its own or its iterator's) is restored by them; any other is run through again, with its `torch.Generator`, if it
@@ -103,18 +103,18 @@ class _Pull:
         self._where = seed, epoch
         self._states: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
-        own = entry.get("own")
-        self.restored = own is not None
+        saved = entry.get("own")
+        self.restored = saved is not None
         with self._own_generators():
             if self._generator is not None and entry.get("generator") is not None:
                 _set_state(self._generator, entry["generator"])
             self._begun_at = None if self._generator is None else _get_state(self._generator)
-            if own is not None and own["of"] != "iterator":
-                owner = sampler if own["of"] == "sampler" else sampler.sampler
-                owner.load_state_dict(copy.deepcopy(own["state"]))
+            if saved is not None and saved["of"] != "iterator":
+                owner = sampler if saved["of"] == "sampler" else sampler.sampler
+                owner.load_state_dict(copy.deepcopy(saved["state"]))
             self._iterator: Any = iter(sampler)
-            if own is not None and own["of"] == "iterator":
-                self._iterator.load_state_dict(copy.deepcopy(own["state"]))
+            if saved is not None and saved["of"] == "iterator":
+                self._iterator.load_state_dict(copy.deepcopy(saved["state"]))
             if entry.get("over"):  # saved at an epoch's end: the sampler may have begun the next one, or not
                 first = list(itertools.islice(self._iterator, 1))
                 self._iterator = itertools.chain(first, self._iterator) if first else iter(sampler)

@@ -78,8 +78,8 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
         return SharesSchedule(shares_of(order))
     common: dict[str, Any] = {"batch_size": order.size, "drop_last": order.drop_last, **ranks_of(order)}
     if order.iterable:
-        told, promised, in_order = order.told, order.promised, order.in_order
-        return IterableSchedule(workers=max(1, workers), told=told, promised=promised, in_order=in_order, **common)
+        warned, promised, in_order = order.warned, order.promised, order.in_order
+        return IterableSchedule(workers=max(1, workers), warned=warned, promised=promised, in_order=in_order, **common)
     return SamplerSchedule(sampler=order.sampler, batch_sampler=order.batch_sampler, seed=order.seed, **common)
 
 
@@ -112,7 +112,7 @@ def check_begin(order: OrderOptions) -> None:
 
 
 def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
-    """What to warn of when an epoch begins; each is said once for a loader."""
+    """Yield the warnings of an epoch that begins, each once for a loader."""
     ranks = ranks_of(order)
     rank, world_size = ranks["rank"], ranks["world_size"]
     if (
@@ -120,9 +120,9 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
         and order.rank is None
         and world_size > 1
         and find_group() is None
-        and "shared out" not in order.told
+        and "shared out" not in order.warned
     ):
-        order.told.add("shared out")
+        order.warned.add("shared out")
         yield (
             f"this epoch is shared out over {world_size} ranks, and this one, {rank}, gets its share, because the "
             f"environment has RANK={rank} and WORLD_SIZE={world_size}: torch.distributed is not up, and the Loader was "
@@ -130,8 +130,8 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
             "process all samples, as for an evaluation on the first rank alone"
         )
     consumers = max(1, workers) * world_size
-    if order.iterable and consumers > 1 and "workers" not in order.told and has_sharding_filter(order.dataset):
-        order.told.add("workers")
+    if order.iterable and consumers > 1 and "workers" not in order.warned and has_sharding_filter(order.dataset):
+        order.warned.add("workers")
         yield (
             f"the datapipe has a sharding_filter(), which DataLoader sets and gpuload does not: each of {consumers} "
             f"workers of all ranks iterates over the whole pipe, so every sample comes {consumers} times. Use "
@@ -162,14 +162,14 @@ def order_name(order: OrderOptions) -> str:
 
 
 def ranks_of(order: OrderOptions) -> dict[str, int]:
-    """rank and world_size: as given, else discovered."""
-    given = order.rank is not None and order.world_size is not None
-    rank, world_size = (order.rank, order.world_size) if given else find_rank()
+    """Return rank and world_size: as given, else discovered."""
+    is_complete = order.rank is not None and order.world_size is not None
+    rank, world_size = (order.rank, order.world_size) if is_complete else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
 def _nothing_left(shares: Shares) -> str:
-    """Why an epoch has no batch."""
+    """Return why an epoch has no batch."""
     if shares.samples == 0:
         return "the dataset is empty: len(dataset) is 0"
     ranks = f" for {shares.world_size} ranks" if shares.world_size > 1 else ""

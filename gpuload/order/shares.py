@@ -1,9 +1,9 @@
 """Which samples make which batch: an epoch's positions, cut into global batches and shared out over the ranks.
 
 A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size; each rank takes a contiguous part of it,
-or with a block shuffle those whose samples lie in its part of the blocks. So a place in an epoch is one number, p,
-which does not depend on ranks, workers or batches: another number of ranks goes on from it with the same global
-batches, as long as G is the same. Nothing is computed for the samples before p.
+or with a block shuffle the positions whose samples are in its part of the blocks. So a place in an epoch is one
+number, p, which does not depend on ranks, workers or batches: another number of ranks continues from it with the same
+global batches, as long as G is the same. Nothing is computed for the samples before p.
 
 Every rank makes the same number of steps, whatever `uneven` makes of the last global batch, which may be shorter than
 G. Pure functions, in the main process; imports no torch.
@@ -48,12 +48,12 @@ class Shares:
         samples: how many there are; of a mixture, how many positions an epoch has.
         batch_size: of each rank.
         shuffle: a new order each epoch.
-        blocks: those of a block shuffle, instead; None for none, and for a mixture, which has its own.
-        mixture: how several data sets are mixed; None: there is one.
+        blocks: the blocks of a block shuffle; None without one, and for a mixture, which has blocks for each data set.
+        mixture: how several data sets are mixed; None means that there is one.
         seed: of the order.
         drop_last: leave out a last global batch that is not full.
         rank, world_size: this rank, and how many there are.
-        uneven: what to make of it otherwise. ``"pad"``: go on with the epoch's first positions, to a multiple of the
+        uneven: what to make of it otherwise. ``"pad"``: continue with the epoch's first positions, to a multiple of the
             ranks; ``"drop"``: cut to a multiple; ``"exact"``: every sample counts once, and missing rows repeat the
             last one with `Rows.valid` False.
         weights: draw the samples with replacement by these weights, from `cumulate`.
@@ -112,58 +112,58 @@ class Shares:
         repeats = self.repeats
         return order if repeats == 1 else lambda positions: order(positions // repeats)
 
-    def _own(self, share: int) -> np.ndarray:
+    def _positions(self, share: int) -> np.ndarray:
         """This rank's positions in a global batch: a contiguous part or, with repeats, every `world_size`-th, so that
         the repeats of a sample are on different ranks."""
         rows = np.arange(share, dtype=np.int64)
         return rows + self.rank * share if self.repeats == 1 else rows * self.world_size + self.rank
 
     def _of_blocks(self, order: BlockOrder, firsts: np.ndarray) -> np.ndarray:
-        """This rank's positions in global batches that begin at `firsts` (steps, 1), ascending: those whose samples
-        lie in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
+        """This rank's positions in global batches that begin at `firsts` (steps, 1), ascending: the positions whose
+        samples are in the rank's part of the blocks, so that not every rank reads every block. Groups stay together."""
         positions = firsts + np.arange(self.global_batch, dtype=np.int64)
         groups = order.places(positions)[:, :: self.group].argsort(axis=1, kind="stable")
         share = self.batch_size // self.group
-        own = np.sort(groups[:, self.rank * share : (self.rank + 1) * share], axis=1) * self.group
-        return firsts + (own[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
+        chosen = np.sort(groups[:, self.rank * share : (self.rank + 1) * share], axis=1) * self.group
+        return firsts + (chosen[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
 
     def steps(self, start: int = 0) -> int:
         """Batches from position `start` to the end of an epoch, the same on every rank."""
-        whole, rest = divmod(self.samples - start, self.global_batch)
-        return whole + bool(rest and self._share(rest))
+        whole, remainder = divmod(self.samples - start, self.global_batch)
+        return whole + bool(remainder and self._share(remainder))
 
     @property
     def rows(self) -> int:
         """How many rows each rank has in a whole epoch."""
-        whole, rest = divmod(self.samples, self.global_batch)
-        return whole * self.batch_size + (self._share(rest) if rest else 0)
+        whole, remainder = divmod(self.samples, self.global_batch)
+        return whole * self.batch_size + (self._share(remainder) if remainder else 0)
 
-    def _share(self, rest: int) -> int:
+    def _share(self, remainder: int) -> int:
         """How many rows each rank has of a last global batch of `rest` samples."""
         if self.drop_last:
             return 0
         unit = self.group if self.world_size > 1 else 1
         each = unit * self.world_size
-        return (rest // each if self.uneven == "drop" else -(-rest // each)) * unit
+        return (remainder // each if self.uneven == "drop" else -(-remainder // each)) * unit
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
         """This rank's batches of an epoch, from position `start` on."""
         order: Any = self._order(epoch)
-        whole, rest = divmod(self.samples - start, self.global_batch)
-        own = self._own(self.batch_size) + start
+        whole, remainder = divmod(self.samples - start, self.global_batch)
+        first = self._positions(self.batch_size) + start
         by_blocks = isinstance(order, BlockOrder) and self.world_size > 1
         computed = self.global_batch if by_blocks else self.batch_size
         valid = np.ones(self.batch_size, np.bool_)
         step, at_once = 0, max(1, FIRST_ORDER_BLOCK // computed)
         while step < whole:
             steps = np.arange(step, min(step + at_once, whole), dtype=np.int64)[:, None] * self.global_batch
-            positions = self._of_blocks(order, steps + start) if by_blocks else steps + own
+            positions = self._of_blocks(order, steps + start) if by_blocks else steps + first
             for rows in zip(positions, order(positions), strict=True):
                 yield Rows(*rows, valid)
             step, at_once = step + len(steps), max(1, ORDER_BLOCK // computed)
-        share = self._share(rest) if rest else 0
+        share = self._share(remainder) if remainder else 0
         if share:
-            positions = self._own(share) + start + whole * self.global_batch
+            positions = self._positions(share) + start + whole * self.global_batch
             inside = positions < self.samples
             if self.uneven == "exact":
                 positions = np.minimum(positions, self.samples - 1)
@@ -171,7 +171,7 @@ class Shares:
             else:
                 # Groups stay groups: the last one is filled up with its own positions, then they begin again.
                 positions = positions % (self.samples + -self.samples % self.group)
-                rest = max(1, self.samples % self.group)
-                own = self.samples - rest + (positions - self.samples) % rest
-                positions = np.where(positions < self.samples, positions, own)
+                remainder = max(1, self.samples % self.group)
+                repeated = self.samples - remainder + (positions - self.samples) % remainder
+                positions = np.where(positions < self.samples, positions, repeated)
                 yield Rows(positions, order(positions), np.ones(share, np.bool_))

@@ -199,7 +199,7 @@ class Block:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What blocks must have in common to be one."""
+        """The properties that blocks must share to be joined."""
         return self.shape, self.dtype, self.tensor, self.torch_dtype, self.tv
 
     def value(self, array: np.ndarray) -> Any:
@@ -344,7 +344,9 @@ class Columns:
         blocks: dict[int, Block] = {}
         for leaf, first in chunks[0].blocks.items() if chunks else ():
             pieces = [
-                (start + at, n) for own, start in zip(chunks, offsets, strict=True) for at, n in own.blocks[leaf].pieces
+                (start + at, n)
+                for chunk, start in zip(chunks, offsets, strict=True)
+                for at, n in chunk.blocks[leaf].pieces
             ]
             blocks[leaf] = replace(first, pieces=pieces)
         return cls(
@@ -458,6 +460,6 @@ class TensorBits:
         if self.tv is None:
             return tensor
         kind, attributes = self.tv
-        found = tensor.as_subclass(kind)
-        vars(found).update(attributes)
-        return found
+        subclassed = tensor.as_subclass(kind)
+        vars(subclassed).update(attributes)
+        return subclassed

@@ -158,12 +158,12 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
     least_bytes = MIN_PAYLOAD_BYTES if content.images else 1  # beside images, short ones make less work in the message
     for leaf, column in list(content.values.items()):
         is_whole = column.rows is None and len(content.structures) == 1
-        found = _block(end, column.values, least_bytes, keep_types) if is_whole else None
-        if found is None and any(is_tensor_type(kind) for kind in set(map(type, column.values))):
+        block = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+        if block is None and any(is_tensor_type(kind) for kind in set(map(type, column.values))):
             column.values = [_portable(value, keep_types) for value in column.values]
-            found = _block(end, column.values, least_bytes, keep_types) if is_whole else None
-        if found is not None:
-            content.blocks[leaf], filler = found
+            block = _block(end, column.values, least_bytes, keep_types) if is_whole else None
+        if block is not None:
+            content.blocks[leaf], filler = block
             del content.values[leaf]
             fillers.append(filler)
             end = align(end + content.blocks[leaf].nbytes, ALIGN)
@@ -251,8 +251,8 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
         for columns in (content.values, content.points)
     )
     blocks = [
-        (leaf, own.shape, own.dtype, own.pieces, own.tensor, own.torch_dtype, own.tv)
-        for leaf, own in content.blocks.items()
+        (leaf, block.shape, block.dtype, block.pieces, block.tensor, block.torch_dtype, block.tv)
+        for leaf, block in content.blocks.items()
     ]
     described: list[Any] = [
         *(content.rows, content.structures, images, values, _joined(content.sources), content.errors, blocks, masks),

@@ -79,13 +79,13 @@ def standard_streams_taken() -> Iterator[None]:
     A program may start with descriptors 0, 1 or 2 closed (cron, daemons), and the system gives out the lowest free
     number: the ring would become descriptor 1, and what a worker prints would be written into pixels.
     """
-    taken: list[int] = []
+    opened: list[int] = []
     try:
         while not all(map(_is_open, range(3))):
-            taken.append(os.open(os.devnull, os.O_RDWR))
+            opened.append(os.open(os.devnull, os.O_RDWR))
         yield
     finally:
-        for fd in taken:
+        for fd in opened:
             os.close(fd)
 
 
@@ -144,7 +144,7 @@ class Ring:
         near: CPUs near which a new slot is to lie; `on_new` is called there, and has to touch its memory.
 
     Attributes:
-        made: how many slots were made so far; moved_out: how many were emptied by `move_out`.
+        slots_made: how many slots were made so far; moved_out: how many were emptied by `move_out`.
         refused: how often it was full, and full_s: how long, from a refusal to the next release.
 
     Raises:
@@ -186,10 +186,10 @@ class Ring:
         self._free: list[Slot] = []  # the most recently released last
         self._gaps: list[tuple[int, int]] = [(0, self.ring_bytes)]  # (offset, bytes) that belong to no slot, sorted
         self._busy: dict[int, Slot] = {}  # by offset
-        self.made = self.moved_out = self.refused = 0
+        self.slots_made = self.moved_out = self.refused = 0
         self.full_s, self._full_since = 0.0, 0.0
         self._lent: dict[int, Slot] = {}
-        self._kept: list[Slot] = []  # lent when the user forked, and never reused
+        self._forked: list[Slot] = []  # lent when the user forked, and never reused
         self._returned: deque[int] = deque()
         self._loans = itertools.count()
         self._spare_bytes, self._spare_since = 0, float("-inf")
@@ -228,7 +228,7 @@ class Ring:
                 slot = self._free.pop(i)
                 self._busy[slot.offset] = slot
                 return slot
-        least = nbytes if least_bytes is None else min(least_bytes, nbytes)
+        minimum = nbytes if least_bytes is None else min(least_bytes, nbytes)
         while self._free:  # all too small, as the next ones that are needed will find
             self._retire(self._free.pop())
         size = align(max(nbytes, 1), GRANULE_BYTES)
@@ -237,11 +237,11 @@ class Ring:
         slot = Slot(offset, size)
         if (lacking := self._lacking()) is not None:
             self._add_gap(slot)
-            if len(self._busy) > len(self._lent) + len(self._kept):
+            if len(self._busy) > len(self._lent) + len(self._forked):
                 return self._refuse()
-            if nbytes <= max(least, 1):
+            if nbytes <= max(minimum, 1):
                 raise LimitError(lacking)
-            return self.acquire(max(nbytes // 2, least), least_bytes=least)
+            return self.acquire(max(nbytes // 2, minimum), least_bytes=minimum)
         if self.on_new is not None:
             try:
                 with running_on(self._near):
@@ -249,7 +249,7 @@ class Ring:
             except BaseException:
                 self._add_gap(slot)
                 raise
-        self.made += 1
+        self.slots_made += 1
         self._busy[slot.offset] = slot
         self._log_growth(slot)
         return slot
@@ -313,7 +313,7 @@ class Ring:
 
         False if more than 1/LENT_SHARE of the ring would be lent: the user decides when it comes back.
         """
-        lent = [slot, *self._lent.values(), *self._kept]
+        lent = [slot, *self._lent.values(), *self._forked]
         if self.fd < 0 or sum(other.capacity_bytes for other in lent) > self.ring_bytes // LENT_SHARE:
             return False
         # A process that the user forks keeps the arrays that it was forked with.
@@ -430,7 +430,7 @@ def on_collected(thing: object, function: Callable[..., object], *args: object) 
 
 
 def _come_back(marks: list[int], returned: deque[int], number: int) -> None:
-    """One of the arrays that a slot was lent to is gone."""
+    """Note that an array that a slot was lent to is gone."""
     try:
         marks.pop()
     except IndexError:  # the last array
@@ -444,7 +444,7 @@ def _after_fork_in_parent() -> None:
     """The child sees what is lent now, for as long as it likes: those slots are never written to again."""
     for ring in list(_rings):
         back = set(ring._returned)
-        ring._kept += [slot for number, slot in ring._lent.items() if number not in back]
+        ring._forked += [slot for number, slot in ring._lent.items() if number not in back]
         ring._lent = {number: slot for number, slot in ring._lent.items() if number in back}
 
 

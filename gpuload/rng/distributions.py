@@ -45,9 +45,9 @@ def log_gamma(uniforms: np.ndarray, shape: float) -> np.ndarray:
     accepted = np.log(uniforms[..., TRIES:-1]) < 0.5 * deviates**2 + third * (1 - cubes + logs)
     accepted &= cubes > 0
     first = accepted.argmax(axis=-1)[..., None]
-    found = np.take_along_axis(logs, first, axis=-1)[..., 0]
-    found = math.log(third) + np.where(accepted.any(axis=-1), found, 0.0)
-    return found + np.log(uniforms[..., -1]) / shape if shape < 1 else found
+    logarithms = np.take_along_axis(logs, first, axis=-1)[..., 0]
+    logarithms = math.log(third) + np.where(accepted.any(axis=-1), logarithms, 0.0)
+    return logarithms + np.log(uniforms[..., -1]) / shape if shape < 1 else logarithms
 
 
 def beta_count(a: float, b: float) -> int:

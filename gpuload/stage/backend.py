@@ -31,7 +31,7 @@ Late = Callable[[Outputs, Program, np.ndarray | None], None]
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of the results of a run before there are any.
+    """Facts about the results of a run that are known before there are any.
 
     Attributes:
         channels: how many pixels have at most on the way, and in the end.
@@ -55,7 +55,7 @@ class Levels(Protocol):
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None,
+        on_finished: Program | None,
     ) -> Program | None:
         """Apply what was drawn.
 
@@ -64,10 +64,11 @@ class Levels(Protocol):
             program: of this run.
             windows_tlhw: the windows of the images before each record, and of the results.
             outputs: image i is finished and written to ``outputs[i]``, C×H×W.
-            late: of the transforms right after, which work on finished images, if this backend has them too.
+            on_finished: the program of the transforms right after, which work on finished images, if this backend has
+                them too.
 
         Returns:
-            The part of `late` that is still to be done.
+            The part of `on_finished` that is still to be done.
         """
         ...
 
@@ -77,11 +78,11 @@ class Compiled(Levels, Protocol):
     """A runner that compiles kernels, and whose batches may be planned elsewhere."""
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
-        """Those that it may launch, from the outlines of each transform of its run, for results of this form."""
+        """Return the kernels that it may launch, from the outlines of each transform of its run, for this form."""
         ...
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans them, with dense results in this memory format."""
+        """Return what plans batches, with dense results in this memory format."""
         ...
 
     def launch_planned(self, planned: PlannedBatch, pixels: torch.Tensor, outputs: Outputs) -> None:
@@ -109,20 +110,24 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
-        """What it needs on a device and does not find, and what to do; None if nothing. Imports nothing large."""
+        """Return what it needs on a device and does not find, and what to do; None if nothing is missing. Imports
+        nothing large."""
         return None
 
     @abstractmethod
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        """Why the reference runs these records instead, in a few words; None if they run here. `late`: they are applied
-        to finished images."""
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+        """Return why the reference runs these records instead, in a few words; None if they run here.
+
+        Args:
+            on_finished: they are applied to finished images.
+        """
 
     @abstractmethod
     def levels(self, finish: Finish) -> Levels:
         """A runner of records that work on levels, which finishes the results."""
 
     @abstractmethod
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         """A runner of records that work on finished images."""
 
     def late_kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:

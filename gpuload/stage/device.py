@@ -117,8 +117,8 @@ class Accelerator:
         return stream.record_event()  # one that keeps no time; that of `torch.Event()` does
 
     def record_time(self, stream: Any) -> Any:
-        """The same, and ``a.elapsed_time(b)`` gives the milliseconds between two that have passed; None where this
-        runtime has no such events."""
+        """Record an event with a time: ``a.elapsed_time(b)`` gives the milliseconds between two that have passed; None
+        where this runtime has no such events."""
         if self._keeps_time:
             with contextlib.suppress(RuntimeError):
                 event = torch.Event(self.device, enable_timing=True)
@@ -181,8 +181,8 @@ class Accelerator:
 
 def kind() -> str | None:
     """The type of the devices that this build of torch is for, one of `KINDS`, whether there are any; else None."""
-    found = torch.accelerator.current_accelerator()
-    return found.type if found is not None and found.type in KINDS else None
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator.type if accelerator is not None and accelerator.type in KINDS else None
 
 
 def is_available() -> bool:
@@ -229,8 +229,8 @@ def pci_address(device: torch.device) -> str | None:
     """Where a device is on the PCI bus, as ``/sys/bus/pci/devices`` names it; None for one that torch does not say."""
     if device.type != "cuda":
         return None
-    found = torch.cuda.get_device_properties(device)
-    numbers = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    properties = torch.cuda.get_device_properties(device)
+    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     return None if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
 
 
@@ -255,7 +255,7 @@ def _runtime() -> Any:
 
 
 class DeviceTimes:
-    """What copies and stages take on a device, measured for one batch in `EVERY`.
+    """Times of copies and stages on a device, measured for one batch in `EVERY`.
 
     Attributes:
         batches: how many were measured; copy_s and stage_s: what they took.
@@ -277,7 +277,7 @@ class DeviceTimes:
         self.mark(stream)
 
     def mark(self, stream: Any) -> None:
-        """One of its steps was issued: nothing yet, its copies, all of it."""
+        """Mark a step of the batch as issued: nothing yet, its copies, all of it."""
         if self._marks is None:
             return
         event = self._device.record_time(stream)
@@ -303,30 +303,30 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
-    """The same for several arrays, by one copy: a copy takes some ten microseconds, however small it is. Where several
+    """Upload several arrays in one copy: a copy takes some ten microseconds, however small it is. Where several
     arrays of one type are given for one, they become one flat tensor, one after the other."""
-    entries = [own if isinstance(own, Sequence) else [own] for own in arrays]
+    entries = [entry if isinstance(entry, Sequence) else [entry] for entry in arrays]
     spans, nbytes = spans_of(entries)
     flat = np.empty(nbytes, np.uint8)
     write_arrays(entries, spans, flat)
-    found = views_of(upload(flat, device), dict(enumerate(spans)))
+    tensors = views_of(upload(flat, device), dict(enumerate(spans)))
     return [
-        tensor if isinstance(own, Sequence) or own.ndim == 1 else tensor.view(own.shape)
-        for own, tensor in zip(arrays, found.values(), strict=True)
+        tensor if isinstance(entry, Sequence) or entry.ndim == 1 else tensor.view(entry.shape)
+        for entry, tensor in zip(arrays, tensors.values(), strict=True)
     ]
 
 
 def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> dict[Name, torch.Tensor]:
     """The arrays that lie in a memory, uint8, from byte `at` on: flat tensors."""
-    found, typed = {}, {}  # each view of a type takes some microseconds
+    views, typed = {}, {}  # each view of a type takes some microseconds
     memory = memory[at : at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
     for name, (start, nbytes, kind) in spans.items():
         if kind not in typed:
             dtype: torch.dtype = getattr(torch, kind)
             typed[kind] = memory.view(dtype), dtype.itemsize
         tensor, size = typed[kind]
-        found[name] = tensor[start // size : (start + nbytes) // size]
-    return found
+        views[name] = tensor[start // size : (start + nbytes) // size]
+    return views
 
 
 def named(name: str) -> contextlib.AbstractContextManager[Any]:

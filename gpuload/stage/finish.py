@@ -52,17 +52,19 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None, levels: str = "uint8") -> Finish:
-        """What these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32. What is
-        late is not part of it, but has its channels.
+        """Return what these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32.
+        What is late is not part of it, but has its channels.
 
         Raises:
             ValueError: they make uint8 of other images.
         """
         factor, named, normalize, later = None, None, None, None
         unit = 1 / (TOPS[levels] or 1)
-        outlines = ((transform.late, outline) for transform in transforms for outline in transform.outline)
-        for late, record in ((late, outline.numbers) for late, outline in outlines if outline.numbers is not None):
-            if late:
+        outlines = ((transform.on_finished, outline) for transform in transforms for outline in transform.outline)
+        for on_finished, record in (
+            (on_finished, outline.numbers) for on_finished, outline in outlines if outline.numbers is not None
+        ):
+            if on_finished:
                 later = len(record.mean) or later
             elif record.mean:
                 normalize = record
@@ -130,24 +132,24 @@ def neighbours(count: int) -> np.ndarray:
     return np.where(partners < count, partners, rows)
 
 
-def apply_late(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
     """Apply what was drawn to finished images.
 
     Args:
         outputs: N×C×H×W, or a list of C×H×W; they are changed.
-        late: of the transforms that work on finished images, see `Program.split`.
+        on_finished: the program of the transforms that work on finished images, see `Program.split`.
         partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own if it has none; partners are
             mutual. None: `neighbours`.
     """
-    for record in late.records:
-        rows = np.arange(len(late), dtype=np.int64) if record.rows is None else record.rows
+    for record in on_finished.records:
+        rows = np.arange(len(on_finished), dtype=np.int64) if record.rows is None else record.rows
         match record:
             case Flip():
                 _flip(outputs, rows[record.flipped], (-2, -1)[record.axis])
             case Erase():
                 _erase(outputs, rows, record)
             case Mix():
-                _mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+                _mix(outputs, record, neighbours(len(on_finished)) if partners is None else partners)
             case Numbers() if record.mean:
                 _normalize(outputs, record)
 
@@ -199,11 +201,13 @@ def _erase(outputs: Outputs, rows: np.ndarray, record: Erase) -> None:
     channels, per_pixel = first.shape[0], record.kind == "pixel"
     step = 1 if first.device.type == "cpu" else PIECE
     for start in range(0, len(there), step):
-        some = there[start : start + step]
-        areas = record.boxes_tlhw[some, :, 2:].prod(axis=2)
+        rows_there = there[start : start + step]
+        areas = record.boxes_tlhw[rows_there, :, 2:].prod(axis=2)
         counts = channels * (areas if per_pixel else areas > 0)
         most = int(counts.sum(axis=1).max())
-        for index, numbers in zip(some.tolist(), random_numbers(record.keys[some], most, first.device), strict=True):
+        for index, numbers in zip(
+            rows_there.tolist(), random_numbers(record.keys[rows_there], most, first.device), strict=True
+        ):
             at = 0
             for box in boxes[index]:
                 if box[2]:
@@ -242,38 +246,38 @@ def _mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
 
 
 def _mixed(
-    own: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
+    image: torch.Tensor, other: torch.Tensor, share: float, box_tlhw: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A view of the part of an image that changes, and its new numbers in memory of their own."""
     if box_tlhw[2]:
-        return _inside(own, box_tlhw), _inside(other, box_tlhw).clone()
+        return _inside(image, box_tlhw), _inside(other, box_tlhw).clone()
     if share == 1:
-        return own[:0], own[:0]
-    ours, rest = float(np.float32(share)), float(np.float32(1 - share))
-    return own, (other.to(torch.float32) * rest).add_(own.to(torch.float32) * ours)
+        return image[:0], image[:0]
+    ours, other_share = float(np.float32(share)), float(np.float32(1 - share))
+    return image, (other.to(torch.float32) * other_share).add_(image.to(torch.float32) * ours)
 
 
 def _mix_at_once(batch: torch.Tensor, mix: Mix, partners: np.ndarray) -> None:
-    """The same, with the same roundings, with batched operations."""
+    """Mix with batched operations, which round as single ones do."""
     paired = partners != np.arange(len(partners))
     blended = np.flatnonzero(paired & (mix.box_tlhw[:, 2] == 0) & (mix.share < 1))
     pasted = np.flatnonzero(paired & (mix.box_tlhw[:, 2] > 0))
     changes = []
     if len(blended):
-        own = batch[upload(blended, batch.device)].to(torch.float32)
+        image = batch[upload(blended, batch.device)].to(torch.float32)
         other = batch[upload(partners[blended], batch.device)].to(torch.float32)
-        ours, rest = (
+        ours, other_shares = (
             upload(numbers[blended].astype(np.float32), batch.device)[:, None, None, None]
             for numbers in (mix.share, 1 - mix.share)
         )
-        changes.append((blended, other.mul_(rest).add_(own.mul_(ours)).to(batch.dtype)))
+        changes.append((blended, other.mul_(other_shares).add_(image.mul_(ours)).to(batch.dtype)))
     if len(pasted):
         boxes = upload(mix.box_tlhw[pasted], batch.device)[:, :, None]
         y, x = (torch.arange(length, device=batch.device) for length in batch.shape[2:])
         down = (y >= boxes[:, 0]) & (y < boxes[:, 0] + boxes[:, 2])
         across = (x >= boxes[:, 1]) & (x < boxes[:, 1] + boxes[:, 3])
         inside = (down[:, :, None] & across[:, None, :])[:, None]
-        own, other = (batch[upload(some, batch.device)] for some in (pasted, partners[pasted]))
-        changes.append((pasted, torch.where(inside, other, own)))
+        image, other = (batch[upload(chosen, batch.device)] for chosen in (pasted, partners[pasted]))
+        changes.append((pasted, torch.where(inside, other, image)))
     for rows, change in changes:
         batch[upload(rows, batch.device)] = change

@@ -42,7 +42,7 @@ def gather(
     program: Program,
     windows_tlhw: tuple[np.ndarray, ...],
     outputs: Outputs,
-    late: Program | None = None,
+    on_finished: Program | None = None,
 ) -> Program | None:
     """Apply the record of a program that puts images together, as a runner does (`gpuload.stage.backend.Levels`);
     `images` are whole."""
@@ -54,18 +54,18 @@ def gather(
     ]
     if record.keys is None:
         tile(record, levels, windows_tlhw[-1], outputs, record.fill)
-        return late
+        return on_finished
     covered = record.covered or [None] * len(images)
     for row, (top, left, height, width) in enumerate(windows_tlhw[-1].tolist()):
         inside = slice(top, top + height), slice(left, left + width)
-        own, under = levels[row][:, *inside], covered[row]
+        image, under = levels[row][:, *inside], covered[row]
         if under is not None:
             partner = int(record.groups[row, 1])
             same = levels[partner].shape == levels[row].shape
             there = levels[partner] if same else _resized(images, partner, record.sizes_hw[row])
-            own = torch.where(under[inside], there[:, *inside], own)
-        outputs[row].copy_(own)
-    return late
+            image = torch.where(under[inside], there[:, *inside], image)
+        outputs[row].copy_(image)
+    return on_finished
 
 
 def tile(

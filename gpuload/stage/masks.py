@@ -97,8 +97,8 @@ class MaskStage:
             numbers = _each(planes, lambda levels: _numbers(levels, dtype, 3))
             run_call(record, numbers, "apply_masks")
             if dtype.itemsize > 1:
-                for plane, found in zip(planes, numbers, strict=True):
-                    plane.copy_(_bytes(found))
+                for plane, plane_of_numbers in zip(planes, numbers, strict=True):
+                    plane.copy_(_bytes(plane_of_numbers))
             if write is not None:
                 write(np.arange(len(planes)), planes)
 
@@ -158,7 +158,7 @@ def _of_masks(program: Program, dtype: np.dtype[Any], channels: int) -> Program:
             fill = np.frombuffer(np.array(record.mask_fill, dtype).tobytes(), np.uint8)
             fill = tuple(np.tile(fill, channels // dtype.itemsize).tolist())
             records.append(replace(record, filters="nearest", fill=fill or (0,)))
-        elif isinstance(record, Flip | Turn) or (isinstance(record, Call) and record.own.has("apply_masks")):
+        elif isinstance(record, Flip | Turn) or (isinstance(record, Call) and record.transform.has("apply_masks")):
             records.append(record)
     return replace(program, records=tuple(records), late_from=None)
 

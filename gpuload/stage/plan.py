@@ -42,7 +42,8 @@ LONGEST = 100  # characters of a cell of a table
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
-    """Which transforms run where, and what they give; `check_stage` checks whether a backend can run them.
+    """Options that say which transforms run where, and what they give; `check_stage` checks whether a backend can run
+    them.
 
     Args:
         transforms, device, dtype, memory_format, backend: as for `Loader`.
@@ -62,14 +63,14 @@ class StageOptions:
     backend: str
 
     def __post_init__(self) -> None:
-        given: Any = self.transforms
-        found = {
-            "transforms": given if isinstance(given, Chain) else Chain(given),
+        transforms: Any = self.transforms
+        checked = {
+            "transforms": transforms if isinstance(transforms, Chain) else Chain(transforms),
             "device": None if self.device is None else check_device(self.device),
             "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
             "memory_format": str(self.memory_format).removeprefix("torch."),
         }
-        for name, value in found.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
 
 
@@ -84,12 +85,12 @@ def check_device(device: Any) -> torch.device:
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(text)
     try:
-        found = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
+        parsed = torch.device(devices.kind() or "cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, ValueError):  # torch's message lists all kinds that it knows
         raise ValueError(text) from None
-    if found.type not in ("cpu", *devices.KINDS):
+    if parsed.type not in ("cpu", *devices.KINDS):
         raise ValueError(text)
-    return torch.device("cpu") if found.type == "cpu" else found
+    return torch.device("cpu") if parsed.type == "cpu" else parsed
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which backend runs which transform; ``print(loader.plan())`` shows it.
+    """The backend that runs each transform; ``print(loader.plan())`` shows it.
 
     Attributes:
         backend: the one that was chosen.
@@ -165,7 +166,7 @@ class Plan:
         return "\n".join(line.rstrip() for line in [*lines, *self._notes])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks: a table for each view."""
+        """The plan for notebooks: a table for each view."""
         note = f" ({self.note})" if self.note else ""
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
@@ -184,7 +185,7 @@ class Plan:
 
     @property
     def _notes(self) -> list[str]:
-        """What else is known, a line each."""
+        """Return further remarks, a line each."""
         named = {"placement": self.placement, "samples": self.samples, "images": self.images}
         return [*filter(None, [self.decode]), *(f"{name}: {text}" for name, text in named.items() if text)]
 
@@ -210,8 +211,8 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """The steps for the transforms of a line."""
-    end = next((number for number, transform in enumerate(transforms) if transform.late), len(transforms))
-    reasons = [_lacking(transform, backend, late=number >= end) for number, transform in enumerate(transforms)]
+    end = next((number for number, transform in enumerate(transforms) if transform.on_finished), len(transforms))
+    reasons = [_lacking(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
     calls = [bool(one.outline) and all(outline.kind is Call for outline in one.outline) for one in transforms]
     steps = [
         PlanStep(transform, OWN if call else backend.name if reason is None else REFERENCE, reason)
@@ -237,7 +238,7 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
     return tuple(steps)
 
 
-def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | None:
+def _lacking(transform: Transform, backend: Backend, *, on_finished: bool) -> str | None:
     """Why the reference runs a transform: the backend lacks it, or one of those that it holds."""
     if backend.name == REFERENCE:
         return None
@@ -246,9 +247,9 @@ def _lacking(transform: Transform, backend: Backend, *, late: bool) -> str | Non
     for outline in transform.outline:
         if outline.kind is Call:
             continue
-        if late and outline.numbers is not None and outline.numbers.mean:
+        if on_finished and outline.numbers is not None and outline.numbers.mean:
             return "finished images are normalised by torch"
-        if reason := backend.lacks(outline, late=late):
+        if reason := backend.lacks(outline, on_finished=on_finished):
             return f"{outline.name}: {reason}" if transform.children else reason
     return None
 

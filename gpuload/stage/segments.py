@@ -71,7 +71,7 @@ class SegmentRunner:
         backends = {**backends, OWN: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
-        at = next((number for number, step in enumerate(steps) if step.transform.late), len(steps))
+        at = next((number for number, step in enumerate(steps) if step.transform.on_finished), len(steps))
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
             self._runs.append(_Run("torch", at, at))
@@ -89,7 +89,7 @@ class SegmentRunner:
         self._calls = any(outline.kind is Call for step in steps for outline in step.transform.outline)
         # Before a call in the last run, images are not finished yet.
         self._before_call = backends[self._runs[-1].backend].levels(unchanged) if self._calls else self._levels[-1]
-        self._late: list[Late] = [backends[run.backend].late() for run in self._after]
+        self._finishing: list[Late] = [backends[run.backend].on_finished() for run in self._after]
         self._dtype = unchanged.dtype
         self._scratch = [torch.empty(0, dtype=self._dtype, device="cpu") for _ in range(3)]
 
@@ -106,26 +106,30 @@ class SegmentRunner:
             assert images.steps is None
             planner: Any = self._levels[0]  # the only one, see `fusing`
             return planner.launch_planned(program, images.pixels, outputs)
-        program, late = program.split()
-        later = [] if late is None else [cut_at_calls(late.part(*run.bounds(late))) for run in self._after]
+        program, on_finished = program.split()
+        later = (
+            []
+            if on_finished is None
+            else [cut_at_calls(on_finished.part(*run.bounds(on_finished))) for run in self._after]
+        )
         # The same backend may apply the first of the late records in the same pass.
         joins = bool(later and later[0]) and self._after[0].backend == self._runs[-1].backend
         first = later[0][0] if joins else None
         left = self._apply_levels(images, program, outputs, first if isinstance(first, Program) else None)
         if isinstance(first, Program):
             later[0][:1] = [] if left is None else [left]
-        for run_late, parts in zip(self._late, later, strict=True):
+        for finish_images, parts in zip(self._finishing, later, strict=True):
             for part in parts:
                 if isinstance(part, Call):
                     self._call(part, outputs)
                 else:
-                    run_late(outputs, part, partners)
+                    finish_images(outputs, part, partners)
 
     def fusing(self, *, channels_last: bool) -> Fusing | None:
-        """What plans batches elsewhere, if one run does all of this line; else None."""
+        """Return what plans batches elsewhere, if one run does all of this line; else None."""
         levels, [run, *others] = self._levels[0], self._runs
-        late = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
-        alone = not (others or self._calls) and all(map(_erases, late))
+        on_finished = [transform for after in self._after for transform in self._transforms[after.start : after.end]]
+        alone = not (others or self._calls) and all(map(_erases, on_finished))
         if not (alone and isinstance(levels, Compiled) and {after.backend for after in self._after} <= {run.backend}):
             return None
         return levels.fusing(channels_last=channels_last)
@@ -155,10 +159,15 @@ class SegmentRunner:
                 kernels |= self._before_call.kernels(steps, Form((most, channels), self._dtype, 1))
         for run in self._after:
             form = Form((channels, channels), self.finish.dtype, channels if channels_last else 1)
-            late = self._transforms[run.start : run.end]
-            while late and run is self._after[0] and self._erases(self._runs[-1]) == (True,) and _erases(late[0]):
-                del late[0]  # as the images are written
-            kernels |= self._backends[run.backend].late_kernels([one.outline for one in late], form)
+            on_finished = self._transforms[run.start : run.end]
+            while (
+                on_finished
+                and run is self._after[0]
+                and self._erases(self._runs[-1]) == (True,)
+                and _erases(on_finished[0])
+            ):
+                del on_finished[0]  # as the images are written
+            kernels |= self._backends[run.backend].late_kernels([one.outline for one in on_finished], form)
         return kernels
 
     def _erases(self, run: _Run) -> tuple[bool, ...]:
@@ -169,9 +178,9 @@ class SegmentRunner:
         return (True,) if _erases(first) else (False, True) if first.children else (False,)
 
     def _apply_levels(
-        self, images: RaggedImages, program: Program, outputs: Outputs, late: Program | None
+        self, images: RaggedImages, program: Program, outputs: Outputs, on_finished: Program | None
     ) -> Program | None:
-        """Apply the records that work on levels, and finish; returns what is left of `late`."""
+        """Apply the records that work on levels, and finish; returns what is left of `on_finished`."""
         windows, parts = program.windows_tlhw, self._cut(program)
         if images.steps is not None and not isinstance(parts[0][0], Compiled):
             memory = partial(self._memory, device=images.pixels.device, turn=2)
@@ -186,7 +195,7 @@ class SegmentRunner:
                 assert isinstance(record, Call)
                 if following is parts[-1] and record.rows is None and not _changes_pixels(program, following):
                     self._call(record, planes, write=partial(self._write, outputs))
-                    return late
+                    return on_finished
                 self._call(record, planes)
                 continue
             if planes is not None:
@@ -206,9 +215,9 @@ class SegmentRunner:
         if planes is not None:
             if not _changes_pixels(program, parts[-1]):
                 self.finish.write(planes, outputs, self._constants)
-                return late
+                return on_finished
             images = self._interleaved(images, planes, next(turns))
-        return levels(images, program.part(start, end), windows[start : end + 1], outputs, late)
+        return levels(images, program.part(start, end), windows[start : end + 1], outputs, on_finished)
 
     def _write(self, outputs: Outputs, rows: np.ndarray, levels: torch.Tensor) -> None:
         """Finish the images of some rows, and write them to the batch."""
@@ -264,7 +273,7 @@ class SegmentRunner:
         ]
 
     def _interleaved(self, images: RaggedImages, planes: Outputs, turn: int) -> RaggedImages:
-        """What a call left, as the next run's images."""
+        """Return what a call left, as the next run's images."""
         channels = len(planes[0])
         between, memory = self._between(images, channels, images.sizes_hw, images.regions_tlhw, turn)
         for image, output in zip(planes, memory, strict=True):

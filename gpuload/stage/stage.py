@@ -186,7 +186,7 @@ class Stage:
             return list(result.unbind()) if self._ragged == "views" else result
 
     def fusing(self) -> Fusing | None:
-        """What plans batches elsewhere, if fused kernels do all of this chain to one dense batch; else None."""
+        """Return what plans batches elsewhere, if fused kernels run this entire chain on a dense batch; else None."""
         chain, [run, *views] = self._chain, self._runs
         apart = views or chain.mixing is not None or chain.gathers or chain.reads_boxes or chain.calls
         return None if apart or self._ragged != "error" else run.fusing(channels_last=self._channels_last)

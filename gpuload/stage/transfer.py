@@ -82,13 +82,13 @@ class CpuTransfer:
     def _starts(self, batch: Batch) -> list[int]:
         """Where each part begins in one memory, and the end: aligned, as images and blocks are viewed as their own
         type. A part whose first bytes are files begins before the memory that it takes."""
-        found, at = [], 0
+        starts, at = [], 0
         for part in batch.copied_parts:
-            found.append(begin := at - part.encoded_bytes)
+            starts.append(begin := at - part.encoded_bytes)
             at = begin + align(part.used_bytes, ALIGN)
             if part.decoded is not None:
                 at += align(len(part.decoded), ALIGN)
-        return [*found, at]
+        return [*starts, at]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
         """Copy the parts of a batch, and what the device decoded of them, to their places."""

@@ -100,64 +100,64 @@ def run_call(record: Call, images: Outputs, method: str = "apply", *, write: Wri
     rows = np.arange(len(images)) if record.rows is None else record.rows
     if not len(rows):
         return
-    own, device = record.own, images[0].device
-    widens = own.float_levels and method == "apply" and images[0].dtype == torch.uint8
-    call = getattr(own, method)
+    transform, device = record.transform, images[0].device
+    widens = transform.float_levels and method == "apply" and images[0].dtype == torch.uint8
+    call = getattr(transform, method)
     params = in_params(
         record.params, lambda array: upload(array.astype(np.float32) if array.dtype == np.float64 else array, device)
     )
     wide = torch.empty(0, dtype=torch.float32, device=device)
     with _generators(device) as seed_all:
-        for some in _pieces(images, rows, own):
-            given = _given(images, rows[some])
+        for piece in _pieces(images, rows, transform):
+            batch = _gathered(images, rows[piece])
             if widens:  # in the same memory for all pieces: fresh memory costs as much as a call
-                wide = wide.resize_(given.shape).copy_(given)
-                given = wide
-            at = _index(some, device)
-            seed_all(int(record.seeds[some][0]))
-            told = in_params(params, lambda tensor, at=at: tensor[at])
-            put = given[0] if own.per == "image" else given
+                wide = wide.resize_(batch.shape).copy_(batch)
+                batch = wide
+            at = _index(piece, device)
+            seed_all(int(record.seeds[piece][0]))
+            arguments = in_params(params, lambda tensor, at=at: tensor[at])
+            argument = batch[0] if transform.per == "image" else batch
             try:
-                found = call(put, told)
+                result = call(argument, arguments)
             except Exception as error:
                 if method == "apply":
-                    note_input(error, _place(record, method), put)
+                    note_input(error, _place(record, method), argument)
                 raise
-            if own.per == "image" and isinstance(found, torch.Tensor):
-                found = found[None]
-            _check(record, method, given, found)
+            if transform.per == "image" and isinstance(result, torch.Tensor):
+                result = result[None]
+            _check(record, method, batch, result)
             if widens:
-                found = torch.round(found, out=given).clamp_(0, 255)
+                result = torch.round(result, out=batch).clamp_(0, 255)
             if write is None:
-                _write(images, rows[some], given, found)
+                _write(images, rows[piece], batch, result)
             else:
-                write(rows[some], found)
+                write(rows[piece], result)
 
 
-def _pieces(images: Outputs, rows: np.ndarray, own: Any) -> Iterator[np.ndarray]:
+def _pieces(images: Outputs, rows: np.ndarray, transform: Any) -> Iterator[np.ndarray]:
     """Yield the numbers, among the rows, of those that go together."""
-    if own.per == "image":
+    if transform.per == "image":
         yield from np.arange(len(rows))[:, None]
         return
     if dense := isinstance(images, torch.Tensor):
         groups = {tuple(images.shape[1:]): np.arange(len(rows))}
     else:
         groups = rows_by_key(tuple(images[row].shape) for row in rows.tolist())
-    if own.per == "batch" and len(groups) > 1:
+    if transform.per == "batch" and len(groups) > 1:
         one, other = list(groups)[:2]
         raise ValueError(
-            f"{own.called} is called with a batch, whose images must be of one size, but there are "
+            f"{transform.called} is called with a batch, whose images must be of one size, but there are "
             f"{one[1]}×{one[2]} and {other[1]}×{other[2]} (height × width); put a crop or a Resize((height, width)) "
             "before it, or use T.Lambda(…, per='image')"
         )
     for shape, numbers in groups.items():
         step = len(numbers)
-        if own.per == "images" and images[0].device.type == "cpu":
+        if transform.per == "images" and images[0].device.type == "cpu":
             step = max(1, PIECE_BYTES // max(1, 4 * prod(shape))) if dense else 1
         yield from (numbers[start : start + step] for start in range(0, len(numbers), step))
 
 
-def _given(images: Outputs, rows: np.ndarray) -> torch.Tensor:
+def _gathered(images: Outputs, rows: np.ndarray) -> torch.Tensor:
     """The images of some rows as one tensor: a view, if there is one."""
     if isinstance(images, torch.Tensor):
         return images[_index(rows, images.device)]
@@ -170,39 +170,39 @@ def _index(rows: np.ndarray, device: torch.device) -> slice | torch.Tensor:
     return slice(first, end) if end - first == len(rows) else upload(rows, device)
 
 
-def _write(images: Outputs, rows: np.ndarray, given: torch.Tensor, found: torch.Tensor) -> None:
+def _write(images: Outputs, rows: np.ndarray, batch: torch.Tensor, result: torch.Tensor) -> None:
     if isinstance(images, torch.Tensor):
-        if found is given and found.dtype == images.dtype and given.data_ptr() == images[int(rows[0])].data_ptr():
+        if result is batch and result.dtype == images.dtype and batch.data_ptr() == images[int(rows[0])].data_ptr():
             return  # changed in place
         index = _index(rows, images.device)
-        images[index] = found if isinstance(index, slice) else found.to(images.dtype)
+        images[index] = result if isinstance(index, slice) else result.to(images.dtype)
         return
-    for row, image in zip(rows.tolist(), found, strict=True):
+    for row, image in zip(rows.tolist(), result, strict=True):
         images[row].copy_(image)
 
 
-def _check(record: Call, method: str, given: torch.Tensor, found: Any) -> None:
-    fits = isinstance(found, torch.Tensor) and found.shape == given.shape
-    if fits and (found.dtype == given.dtype or (found.is_floating_point() and given.is_floating_point())):
-        if found.device == given.device:
+def _check(record: Call, method: str, batch: torch.Tensor, result: Any) -> None:
+    fits = isinstance(result, torch.Tensor) and result.shape == batch.shape
+    if fits and (result.dtype == batch.dtype or (result.is_floating_point() and batch.is_floating_point())):
+        if result.device == batch.device:
             return
-        raise ValueError(f"{_place(record, method)} returned a tensor on {found.device}, for one on {given.device}")
-    shape, got = tuple(given.shape), "None" if found is None else type(found).__name__
-    if record.own.per == "image":
+        raise ValueError(f"{_place(record, method)} returned a tensor on {result.device}, for one on {batch.device}")
+    shape, got = tuple(batch.shape), "None" if result is None else type(result).__name__
+    if record.transform.per == "image":
         shape = shape[1:]
-    if isinstance(found, torch.Tensor):
-        own = found[0] if record.own.per == "image" else found
-        got = f"{_dtype(own)} of shape {tuple(own.shape)}"
-    levels = isinstance(found, torch.Tensor) and given.dtype == torch.uint8 and found.dtype.is_floating_point
-    raise (ValueError if isinstance(found, torch.Tensor) else TypeError)(
-        f"{_place(record, method)} was given {_dtype(given)} of shape {shape} and returned {got}; it must return a "
+    if isinstance(result, torch.Tensor):
+        single = result[0] if record.transform.per == "image" else result
+        got = f"{_dtype(single)} of shape {tuple(single.shape)}"
+    levels = isinstance(result, torch.Tensor) and batch.dtype == torch.uint8 and result.dtype.is_floating_point
+    raise (ValueError if isinstance(result, torch.Tensor) else TypeError)(
+        f"{_place(record, method)} was given {_dtype(batch)} of shape {shape} and returned {got}; it must return a "
         "tensor of the same shape and dtype" + (LEVELS if levels else "")
     )
 
 
 def _place(record: Call, method: str) -> str:
-    own = record.own
-    name = own.called if own.per != "images" else f"{own.called}.{method}"
+    transform = record.transform
+    name = transform.called if transform.per != "images" else f"{transform.called}.{method}"
     return f"{name} (number {record.step + 1} of the transforms)"
 
 

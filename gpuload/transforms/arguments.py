@@ -86,7 +86,7 @@ def name_of(entry: Any) -> str:
     return entry.__name__
 
 
-def whole(name: str, value: Any, *, least: int | None) -> int:
+def whole(name: str, value: Any, *, minimum: int | None) -> int:
     """An integer, at least `least` if that is given."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -94,8 +94,8 @@ def whole(name: str, value: Any, *, least: int | None) -> int:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})") from None
-    if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
 
 
@@ -144,8 +144,8 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
-        return whole(name, value[0], least=1), whole(name, value[-1], least=1)
-    side = whole(name, value, least=1)
+        return whole(name, value[0], minimum=1), whole(name, value[-1], minimum=1)
+    side = whole(name, value, minimum=1)
     return side, side
 
 
@@ -177,7 +177,7 @@ def shown(value: Any) -> str:
 
 
 class Fill(NamedTuple):
-    """What padding is filled with, by type: `image`, a level or one for each channel; `mask`, any number that the
+    """The values that fill padding, by type: `image`, a level or one for each channel; `mask`, any number that the
     masks' dtype can hold (an int if it is whole)."""
 
     image: tuple[float, ...]
@@ -185,9 +185,9 @@ class Fill(NamedTuple):
 
 
 def fill_values(name: str, value: Any, *, uint8: bool = False) -> tuple[float, ...] | Fill:
-    """What padding is filled with: one level, or one for each channel (`uint8`: for images of uint8 alone; else the
-    stage checks that images can hold them); or a dict of both kinds, by `Image` and `Mask` (torchvision's classes of
-    these names too). A type that is not in the dict gets a defaultdict's default, else 0; None is 0."""
+    """Return the values that fill padding: one level, or one for each channel (`uint8`: for images of uint8 alone;
+    else the stage checks that images can hold them); or a dict of both kinds, by `Image` and `Mask` (torchvision's
+    classes of these names too). A type that is not in the dict gets a defaultdict's default, else 0; None is 0."""
     if isinstance(value, Mapping):
         by_name = {key if isinstance(key, str) else getattr(key, "__name__", str(key)): key for key in value}
         unknown = sorted(set(by_name) - {"Image", "Mask", "Tensor", "others"})
@@ -227,16 +227,16 @@ def _levels(name: str, value: Any, uint8: bool) -> tuple[float, ...]:
 
 def interpolation_name(name: str, value: Any, *, known: Sequence[str] = INTERPOLATIONS) -> Any:
     """The name of a filter, from a string, torchvision's InterpolationMode or Pillow's Resampling."""
-    found: Any = value
+    filter_name: Any = value
     if isinstance(value, enum.Enum) and isinstance(value.value, str):
-        found = value.value
+        filter_name = value.value
     elif isinstance(value, int) and not isinstance(value, bool):
-        found = PILLOW_FILTERS.get(value)
-    if found == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
-        found = "nearest"
-    if not isinstance(found, str) or found not in known:
+        filter_name = PILLOW_FILTERS.get(value)
+    if filter_name == "nearest-exact":  # the same as nearest on Pillow images, which are the reference
+        filter_name = "nearest"
+    if not isinstance(filter_name, str) or filter_name not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    return found
+    return filter_name
 
 
 def antialias_flag(name: str, value: Any) -> bool:
@@ -249,12 +249,12 @@ def antialias_flag(name: str, value: Any) -> bool:
 def dtype_name(name: str, value: Any, allowed: Sequence[str] = DTYPES) -> Dtype:
     """The name of a dtype, from a string, a torch dtype or a numpy dtype."""
     if type(value).__module__ == "torch" or isinstance(value, str):
-        found = str(value).removeprefix("torch.")
+        name_of_dtype = str(value).removeprefix("torch.")
     else:
         try:
-            found = np.dtype(value).name
+            name_of_dtype = np.dtype(value).name
         except TypeError:
-            found = None
-    if found not in allowed:
+            name_of_dtype = None
+    if name_of_dtype not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return found  # pyright: ignore[reportReturnType]
+    return name_of_dtype  # pyright: ignore[reportReturnType]

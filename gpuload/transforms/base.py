@@ -40,7 +40,7 @@ __all__ = [
     "between",
     "by_epoch",
     "declaration",
-    "made_late",
+    "marked_on_finished",
 ]
 
 T = TypeVar("T", bound="Transform")
@@ -82,7 +82,7 @@ class Uniforms:
         return philox.uniforms(self.key, self.positions, self.lane, count)
 
     def take(self, rows: np.ndarray) -> Uniforms:
-        """The same for some of the samples."""
+        """Return the uniforms of some of the samples."""
         boxes = None if self.boxes is None else [self.boxes[row] for row in rows.tolist()]
         return Uniforms(self.key, self.positions[rows], self.lane, boxes)
 
@@ -112,7 +112,7 @@ class Transform:
     crops: ClassVar[bool] = False  # some of the input may not matter to the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
-    late: ClassVar[bool] = False  # it works on finished images, and so does every later transform
+    on_finished: ClassVar[bool] = False  # it works on finished images, and so does every later transform
     makes: ClassVar[str | None] = None  # the state that it brings an image to; None: as it was
     fill_argument: ClassVar[str] = "fill"  # the name of the argument that says what lies outside
     image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
@@ -140,7 +140,7 @@ class Transform:
         return None
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record | list[Record] | None:
-        """What a line takes from it: what it draws."""
+        """Draw the records that a line takes."""
         return self.draw(uniforms, sizes_hw)
 
     def __call__(self, image: Any, *, seed: int = 0) -> Any:
@@ -150,7 +150,7 @@ class Transform:
         return transforms.apply(self, image, seed=seed)
 
     def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
-        """The same record once more, where a worker has drawn it and nothing else, and decoded these regions of the
+        """Make the record again, where a worker has drawn it and nothing else, and decoded these regions of the
         images for it; None: it has to be drawn."""
         return None
 
@@ -172,13 +172,13 @@ class Transform:
 
     @property
     def outside(self) -> Fill:
-        """What lies outside an image and a mask: its `fill`; without one 0, as for masks if the fill is a colour."""
+        """The values outside an image and a mask: its `fill`; without one 0, as for masks if the fill is a colour."""
         fill: Any = getattr(self, "fill", None) or (0,)
         return fill if isinstance(fill, Fill) else Fill(fill, fill[0] if len(fill) == 1 else 0)
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return type(self).__name__
 
     @property
@@ -217,9 +217,9 @@ def argument(
 @dataclass_transform(frozen_default=True, field_specifiers=(field, argument))
 def declaration(cls: Class) -> Class:
     """Make a transform of a class: a frozen dataclass that says what to write for an argument of another library."""
-    made: Any = dataclass(frozen=True, repr=False)(cls)
-    made.__init__ = knows_arguments(_instead)(made.__init__)
-    return made
+    declared: Any = dataclass(frozen=True, repr=False)(cls)
+    declared.__init__ = knows_arguments(_instead)(declared.__init__)
+    return declared
 
 
 def _instead(argument: str) -> str | None:
@@ -228,10 +228,10 @@ def _instead(argument: str) -> str | None:
     return ARGUMENTS.get(argument)
 
 
-def made_late(transform: T) -> T:
+def marked_on_finished(transform: T) -> T:
     """A copy that works on finished images."""
     placed = copy.copy(transform)
-    object.__setattr__(placed, "late", True)
+    object.__setattr__(placed, "on_finished", True)
     return placed
 
 
@@ -275,11 +275,13 @@ class Padding(Transform):
     def outline(self) -> tuple[Outline, ...]:
         return (Outline(kind=Box, name=type(self).__name__, padding_mode=self.padding_mode),)
 
-    def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept: np.ndarray | None = None) -> Box:
+    def box(self, starts: np.ndarray, sizes_hw: np.ndarray, kept_boxes: np.ndarray | None = None) -> Box:
         """The boxes with these top left corners (B, 2) and sizes."""
         fill, mask_fill = self.outside
         boxes = np.concatenate([starts, sizes_hw], axis=1)
-        return Box(boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept=kept)
+        return Box(
+            boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept_boxes=kept_boxes
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,7 +297,7 @@ class ByEpoch:
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda entry: entry[0]) - 1][1]
 
     def checked(self, check: Callable[[Any], Any]) -> ByEpoch:
-        """The same with sizes as `check` returns them; what a function gives is checked when it is used."""
+        """Return a copy with sizes as `check` returns them; what a function returns is checked when it is used."""
         if not isinstance(self.sizes, tuple):
             return self
         return ByEpoch(tuple((epoch, check(size)) for epoch, size in self.sizes))
@@ -330,8 +332,8 @@ def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
             "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
             f"epoch, got {type(sizes).__name__}: {sizes!r}"
         )
-    found = [(whole("by_epoch({epoch: size})", epoch, least=0), size) for epoch, size in sizes.items()]
-    found.sort(key=lambda entry: entry[0])
-    if not found or found[0][0] != 0:
+    epochs = [(whole("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
+    epochs.sort(key=lambda entry: entry[0])
+    if not epochs or epochs[0][0] != 0:
         raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")
-    return ByEpoch(tuple(found))
+    return ByEpoch(tuple(epochs))

@@ -101,8 +101,8 @@ class GaussianNoise(OneOperation):
 
 
 def _qualities(name: str, value: Any) -> tuple[int, ...]:
-    given = value if is_sequence(value) else (value, value)
-    qualities = tuple(whole(name, quality, least=1) for quality in given)
+    bounds = value if is_sequence(value) else (value, value)
+    qualities = tuple(whole(name, quality, minimum=1) for quality in bounds)
     if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
         raise ValueError(f"{name} must lie in 1 … 100, or be (lowest, highest), got {value!r}")
     return qualities
@@ -137,8 +137,8 @@ class JPEG(OneOperation):
 
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
-    given = tuple(value) if is_sequence(value) else (value,)
-    numbers = tuple(finite(name, number) for number in given)
+    bounds = tuple(value) if is_sequence(value) else (value,)
+    numbers = tuple(finite(name, number) for number in bounds)
     if len(numbers) not in (1, 2) or min(numbers) < 0:
         raise ValueError(f"{name} must be a number from 0 on, or (along x, along y), got {value!r}")
     return numbers[0], numbers[-1]

@@ -81,17 +81,17 @@ class Chain:
         elif isinstance(transforms, Transform) or is_module(transforms):
             raise TypeError(f"transforms must be a list, got one {type(transforms).__name__}; write [{transforms!r}]")
         try:
-            found = list(transforms or ())
+            entries = list(transforms or ())
         except TypeError:
             hint = f"; write [T.Lambda({name_of(transforms)})] to call it with a batch" if callable(transforms) else ""
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
-        for number, entry in enumerate(found):
+        for number, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        found: list[Any] = flat(wrapped(found))
-        if found and found[-1].record is Call and found[-1].per == "batch":
-            self.module = found.pop().fn
-        self.transforms = tuple(found)
+        entries: list[Any] = flat(wrapped(entries))
+        if entries and entries[-1].record is Call and entries[-1].per == "batch":
+            self.module = entries.pop().fn
+        self.transforms = tuple(entries)
         lines = _lines(self.transforms)
         for line in lines:
             check_order(line.transforms)
@@ -111,12 +111,12 @@ class Chain:
             return self
         if epoch not in self._at:
             try:
-                found = [_at(transform, epoch) for transform in self.transforms]
+                transforms = [_at(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
                 raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
             if len(self._at) > EPOCHS:
                 self._at.clear()
-            self._at[epoch] = Chain(found if self.module is None else [*found, self.module])
+            self._at[epoch] = Chain(transforms if self.module is None else [*transforms, self.module])
         return self._at[epoch]
 
     @cached_property
@@ -135,7 +135,7 @@ class Chain:
 
     @property
     def last(self) -> str | None:
-        """The same for messages: ``"the module RandomAffine"``, or ``"Lambda(brighten)"``."""
+        """The last transform as messages name it: ``"the module RandomAffine"``, or ``"Lambda(brighten)"``."""
         if self.module is None:
             return None
         return f"the module {_name(self.module)}" if is_module(self.module) else f"Lambda({name_of(self.module)})"
@@ -143,8 +143,8 @@ class Chain:
     @cached_property
     def calls(self) -> list[Custom]:
         """The user's own transforms, without the module at the end."""
-        found = {id(one): one for line in self.lines for one in _calls(line.transforms)}
-        return list(found.values())
+        transforms = {id(one): one for line in self.lines for one in _calls(line.transforms)}
+        return list(transforms.values())
 
     @cached_property
     def ends_in_state(self) -> bool:
@@ -155,7 +155,7 @@ class Chain:
     @cached_property
     def holds_state(self) -> bool:
         """Whether what is called before the end refers to such a module."""
-        return any(has_state(_reached(own)) for own in self.calls)
+        return any(has_state(_reached(custom)) for custom in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
@@ -171,7 +171,9 @@ class Chain:
     def group(self) -> tuple[str, int]:
         """How many neighbours in the epoch's order have to be in one batch, since they get into each other's images,
         and the transform that needs them; ``("", 1)`` if none does."""
-        needed = [(type(found).__name__, found.gathers) for found in self.transforms if found.gathers > 1]
+        needed = [
+            (type(transform).__name__, transform.gathers) for transform in self.transforms if transform.gathers > 1
+        ]
         if self.mixing is not None:
             needed.append((type(self.mixing).__name__, 2))
         return max(needed, key=lambda entry: entry[1], default=("", 1))
@@ -195,7 +197,7 @@ class Chain:
         outlines = [known for line in self.lines for transform in line.transforms for known in transform.outline]
         return (
             self.gathers
-            or any(own.moves_pixels for own in self.calls)
+            or any(custom.moves_pixels for custom in self.calls)
             or any(issubclass(known.kind, MOVES_PIXELS) or "warp" in known.operations for known in outlines)
         )
 
@@ -235,16 +237,16 @@ class Chain:
         that the region depends on, or that may refuse an image, since an image is refused where it is read.
         """
         sizes = np.asarray(sizes_hw, np.int64)
-        found = [
+        windows_of_lines = [
             line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
         ]
-        if len(found) == 1:
-            return found[0]
-        start = np.min([windows[:, :2] for windows in found], axis=0)
-        end = np.max([windows[:, :2] + windows[:, 2:] for windows in found], axis=0)
+        if len(windows_of_lines) == 1:
+            return windows_of_lines[0]
+        start = np.min([windows[:, :2] for windows in windows_of_lines], axis=0)
+        end = np.max([windows[:, :2] + windows[:, 2:] for windows in windows_of_lines], axis=0)
         return np.concatenate([start, end - start], axis=1)
 
     @cached_property
@@ -260,8 +262,8 @@ class Chain:
     def resizes(
         self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
-        """What `regions` gives, and the record that resizes all images before anything else, if there is one; only for
-        a chain without `resizes_late`."""
+        """Return what `regions` returns, and the record that resizes all images before anything else, if there is one;
+        only for a chain without `resizes_late`."""
         [line] = self.lines
         assert line.first is not None
         program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))
@@ -315,15 +317,15 @@ class Chain:
 
 
 def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
-    found = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
-    if len(found) > 1:
+    multi_views = [number for number, transform in enumerate(transforms) if isinstance(transform, MultiView)]
+    if len(multi_views) > 1:
         raise ValueError(
-            f"transforms in an impossible order: there are two MultiViews (numbers {found[0] + 1} and "
-            f"{found[1] + 1}); write all views in one"
+            f"transforms in an impossible order: there are two MultiViews (numbers {multi_views[0] + 1} and "
+            f"{multi_views[1] + 1}); write all views in one"
         )
-    split = found[0] if found else len(transforms)
+    split = multi_views[0] if multi_views else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
-    views = transforms[split].chains if found else ((),)  # pyright: ignore[reportAttributeAccessIssue]
+    views = transforms[split].chains if multi_views else ((),)  # pyright: ignore[reportAttributeAccessIssue]
     shared, free = numbered(before, 0)
     lines = []
     for view in views:
@@ -340,17 +342,17 @@ def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
         yield from _calls(transform.children)
 
 
-def _reached(own: Custom) -> list[Any]:
-    """What a transform of the user's own may read: its attributes, and those of its classes, with their methods."""
-    kinds = [kind for kind in type(own).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
-    return [own, vars(own), *(list(vars(kind).values()) for kind in kinds)]
+def _reached(custom: Custom) -> list[Any]:
+    """Return what a user's own transform may read: its attributes, and those of its classes, with their methods."""
+    kinds = [kind for kind in type(custom).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
+    return [custom, vars(custom), *(list(vars(kind).values()) for kind in kinds)]
 
 
 def _identity(transform: Transform) -> tuple[Any, ...]:
     """The class and the arguments of a transform, in plain values."""
     names = [field.name for field in fields(transform) if field.compare]
     if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # a plain class of the user's
-        names = sorted(set(vars(transform)) - {"late"})
+        names = sorted(set(vars(transform)) - {"on_finished"})
     return type(transform).__name__, *((name, _plain(getattr(transform, name))) for name in names)
 
 
@@ -419,10 +421,10 @@ def check_order(transforms: tuple[Transform, ...]) -> None:
                 "or Normalize before it"
             )
         if state not in transform.works_on:
-            late, early = transform.called, transforms[maker].called
-            remedy = "leave one of them out" if late == early else f"put {late} before {early}"
+            later, early = transform.called, transforms[maker].called
+            remedy = "leave one of them out" if later == early else f"put {later} before {early}"
             raise ValueError(
-                f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} "
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} "
                 f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images and gets {state} "
                 f"ones; {remedy}"
             )
@@ -436,10 +438,10 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     for transform in transforms:
         filling = None if scaler is None else _filling(transform)
         if scaler is not None and filling is not None:
-            late, early = filling.called, scaler.called
+            later, early = filling.called, scaler.called
             raise ValueError(
-                f"{late}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
-                f"after {early}, which scales images to 0 … 1; put {late} before {early}, or use "
+                f"{later}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
+                f"after {early}, which scales images to 0 … 1; put {later} before {early}, or use "
                 f"{filling.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
@@ -455,31 +457,31 @@ def _filling(transform: Transform) -> Transform | None:
 
 def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     """The transforms, each told where it is. After one that works on finished images all others must do so too."""
-    found, state, unit = [], "uint8", 1.0
+    bound, state, unit = [], "uint8", 1.0
     first: int | None = None
     for number, transform in enumerate(transforms):
         # Whatever takes normalized images takes any finished ones.
-        rest, called = transforms[number:], first is not None and _only_calls(transforms[first])
+        following, called = transforms[number:], first is not None and _only_calls(transforms[first])
         ready = (
             state == "normalized"
             or first is not None
-            or (state == "float" and all("normalized" in later.works_on for later in rest))
+            or (state == "float" and all("normalized" in later.works_on for later in following))
         )
-        ends = all(map(_only_calls, rest))
-        found.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
-        if first is not None and "normalized" not in transform.works_on and not found[-1].late:
-            late, early = transform.called, transforms[first].called
+        ends = all(map(_only_calls, following))
+        bound.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
+        if first is not None and "normalized" not in transform.works_on and not bound[-1].on_finished:
+            later, early = transform.called, transforms[first].called
             raise ValueError(
-                f"transforms in an impossible order: {late} (number {number + 1}) cannot come after {early} (number "
-                f"{first + 1}), which works on finished images; put {late} before {early}"
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} (number "
+                f"{first + 1}), which works on finished images; put {later} before {early}"
             )
-        if found[-1].late and first is None:
+        if bound[-1].on_finished and first is None:
             first = number
             _check_held(transform, number)
         if transform.makes is not None:
             state = transform.makes
             unit = 255.0 if getattr(transform, "scale", False) else unit
-    return tuple(found)
+    return tuple(bound)
 
 
 def _only_calls(transform: Transform) -> bool:
@@ -500,11 +502,11 @@ def _check_held(transform: Transform, number: int) -> None:
 
 def mixing_of(transforms: Iterable[Transform]) -> list[MixUp | CutMix]:
     """The transforms that mix, also inside others."""
-    found: list[Any] = []
+    mixing: list[Any] = []
     for transform in flat(transforms):
         if transform.mixes:  # it or one that it holds
-            found += mixing_of(transform.children) or [transform]
-    return found
+            mixing += mixing_of(transform.children) or [transform]
+    return mixing
 
 
 def check_mixing(lines: Sequence[tuple[Transform, ...]]) -> None:
@@ -566,13 +568,13 @@ def check_gathering(lines: Sequence[tuple[Transform, ...]]) -> None:
 
 
 def _check_once(transforms: Iterable[Transform], within: str) -> None:
-    found = [transform for transform in flat(transforms) if transform.mixes]
-    if len(found) > 1:
+    mixing = [transform for transform in flat(transforms) if transform.mixes]
+    if len(mixing) > 1:
         raise ValueError(
-            f"{within} mixes an image once, but has {found[0].called} and {found[1].called}; put them into one "
+            f"{within} mixes an image once, but has {mixing[0].called} and {mixing[1].called}; put them into one "
             "RandomChoice, which takes one of them for each sample"
         )
-    for transform in found:
+    for transform in mixing:
         inside = flat(transform.children)
         others = [inner for inner in inside if not (inner.mixes or isinstance(inner, Identity))]
         if others:

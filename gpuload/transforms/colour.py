@@ -38,7 +38,7 @@ ADJUSTMENTS: Final = ("brightness", "contrast", "saturation", "hue")
 
 
 def _factor_range(
-    name: str, value: Any, *, center: float, least: float = 0.0, greatest: float = math.inf
+    name: str, value: Any, *, center: float, minimum: float = 0.0, maximum: float = math.inf
 ) -> tuple[float, float] | None:
     """The range of a factor, or None if it would change nothing."""
     if is_sequence(value):
@@ -49,8 +49,8 @@ def _factor_range(
             raise ValueError(f"{name} as a single number must not be negative, got {number:g}")
         low, high = center - number, center + number
         low = max(low, 0.0) if center else low
-    if not least <= low <= high <= greatest:
-        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got {value!r}")
+    if not minimum <= low <= high <= maximum:
+        raise ValueError(f"{name} must lie in {minimum:g} … {maximum:g}, got {value!r}")
     return None if low == high == center else (low, high)
 
 
@@ -79,7 +79,7 @@ class ColorJitter(Transform):
     contrast: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
     saturation: float | tuple[float, float] | None = argument(_factor_range, default=None, center=1.0)
     hue: float | tuple[float, float] | None = argument(
-        _factor_range, default=None, center=0.0, least=-0.5, greatest=0.5
+        _factor_range, default=None, center=0.0, minimum=-0.5, maximum=0.5
     )
 
     @property
@@ -107,7 +107,7 @@ class ColorJitter(Transform):
 
     @cached_property
     def _constants(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of each adjustment that is made: its number, the least factor, the distance to the greatest, its code."""
+        """The number, least factor, range of factors and code of each adjustment that is made."""
         names = self.adjustments
         ranges = np.array([getattr(self, name) for name in names]).reshape(-1, 2)
         columns = np.array([ADJUSTMENTS.index(name) for name in names], np.int64)
@@ -128,8 +128,8 @@ class OneOperation(Transform):
         """The operation, for samples where `done`, bool (B,); `values` are (n,) for all samples, or (B, n)."""
         codes = np.where(done, code(self.operations[0]), NOTHING)[:, None]
         numbers = np.zeros((len(done), 1, VALUES))
-        found = np.asarray(values, np.float64)
-        numbers[:, 0, : found.shape[-1]] = found
+        operands = np.asarray(values, np.float64)
+        numbers[:, 0, : operands.shape[-1]] = operands
         return Ops(codes.astype(np.int64), numbers, whole=self.needs_whole, channels=channels)
 
 
@@ -146,7 +146,7 @@ class Grayscale(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    num_output_channels: int = argument(whole, default=1, least=1)
+    num_output_channels: int = argument(whole, default=1, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,7 +251,7 @@ class RandomPosterize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int = argument(whole, least=0)
+    bits: int = argument(whole, minimum=0)
     p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:
@@ -295,10 +295,10 @@ class RandomChannelPermutation(OneOperation):
         return self.ops(np.ones(len(sizes_hw), bool), np.argsort(uniforms(3), axis=1, kind="stable"))
 
 
-def _factors(name: str, value: Any, *, least: float = 0.0, greatest: float = math.inf) -> tuple[float, float]:
+def _factors(name: str, value: Any, *, minimum: float = 0.0, maximum: float = math.inf) -> tuple[float, float]:
     low, high = interval(name, value)
-    if low < least or high > greatest:
-        raise ValueError(f"{name} must lie in {least:g} … {greatest:g}, got ({low:g}, {high:g})")
+    if low < minimum or high > maximum:
+        raise ValueError(f"{name} must lie in {minimum:g} … {maximum:g}, got ({low:g}, {high:g})")
     return low, high
 
 
@@ -325,7 +325,7 @@ class RandomPhotometricDistort(Transform):
     brightness: tuple[float, float] = argument(_factors, default=(0.875, 1.125))
     contrast: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
     saturation: tuple[float, float] = argument(_factors, default=(0.5, 1.5))
-    hue: tuple[float, float] = argument(_factors, default=(-0.05, 0.05), least=-0.5, greatest=0.5)
+    hue: tuple[float, float] = argument(_factors, default=(-0.05, 0.05), minimum=-0.5, maximum=0.5)
     p: float = argument(probability, default=0.5)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:

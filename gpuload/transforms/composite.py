@@ -87,30 +87,30 @@ class _Branching(_Holding):
     image_only: ClassVar[bool] = _of_any("image_only")
     reads_boxes: ClassVar[bool] = _of_any("reads_boxes")
     mixes: ClassVar[bool] = _of_any("mixes")
-    late: ClassVar[bool] = _of_any("late")
+    on_finished: ClassVar[bool] = _of_any("on_finished")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = type(self).__name__
+        holder = type(self).__name__
         for child in self.transforms:
             inside = flat([child])
             if any(inner.makes for inner in inside):
                 raise ValueError(
-                    f"{own} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
+                    f"{holder} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
                     "some images of a batch only; put it after"
                 )
             if clips := [type(inner).__name__ for inner in inside if isinstance(inner, UniformTemporalSubsample)]:
                 raise ValueError(
-                    f"{own} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
+                    f"{holder} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
                 )
             if gathering := [type(inner).__name__ for inner in inside if inner.gathers > 1]:
                 raise ValueError(
-                    f"{own} cannot hold {gathering[0]}, which takes in images of other samples once all have "
+                    f"{holder} cannot hold {gathering[0]}, which takes in images of other samples once all have "
                     "come as far; write it in the chain, with a probability of its own: p=…"
                 )
             if any(inner.output_channels(3) != 3 for inner in inside):
                 raise ValueError(
-                    f"{own} cannot hold {child!r}, which would make one channel of three for some images of a batch "
+                    f"{holder} cannot hold {child!r}, which would make one channel of three for some images of a batch "
                     "only; use Grayscale(3), whose three channels are equal, or put it outside"
                 )
 
@@ -136,7 +136,7 @@ class _Branching(_Holding):
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 
     def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """One record for all samples; those whose way has no mixing transform are not mixed."""
+        """Join records into one for all samples; samples whose branch has no mixing transform are not mixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
@@ -226,39 +226,41 @@ class RandomOrder(_Branching):
 
 def flat(transforms: Iterable[Transform]) -> list[Transform]:
     """The transforms, with those that a `Compose` holds in its place."""
-    found = []
+    flattened = []
     for transform in transforms:
-        found += flat(transform.transforms) if isinstance(transform, Compose) else [transform]
-    return found
+        flattened += flat(transform.transforms) if isinstance(transform, Compose) else [transform]
+    return flattened
 
 
 def wrapped(transforms: Iterable[Any]) -> list[Any]:
     """The transforms, with torch modules among them in a `Lambda`."""
-    found = list(transforms)
-    for number, entry in enumerate(found):
+    wrapped_transforms = list(transforms)
+    for number, entry in enumerate(wrapped_transforms):
         if is_module(entry) and not is_torchvisions(entry):
             from gpuload.transforms.custom import Lambda  # few chains have one
 
-            found[number] = Lambda(entry)
-    return found
+            wrapped_transforms[number] = Lambda(entry)
+    return wrapped_transforms
 
 
-def held(own: str, transforms: Any) -> tuple[Transform, ...]:
+def held(holder: str, transforms: Any) -> tuple[Transform, ...]:
     """The transforms that a transform is given to hold, checked."""
     if isinstance(transforms, Compose):
-        return held(own, transforms.transforms)
+        return held(holder, transforms.transforms)
     if isinstance(transforms, Transform) or not is_sequence(transforms):
-        raise TypeError(f"{own}(transforms=…) must be a list of transforms, got {transforms!r}")
+        raise TypeError(f"{holder}(transforms=…) must be a list of transforms, got {transforms!r}")
     children = tuple(wrapped(transforms))
     if not children:
-        raise ValueError(f"{own}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
+        raise ValueError(f"{holder}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
     for number, child in enumerate(children):
         if not isinstance(child, Transform):
             raise TypeError(
-                f"{own}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
+                f"{holder}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
             )
-        if own != "Compose" and any(isinstance(inner, MultiView) for inner in flat([child])):
-            raise ValueError(f"{own} cannot hold a MultiView, which makes several images of one; write it in the chain")
+        if holder != "Compose" and any(isinstance(inner, MultiView) for inner in flat([child])):
+            raise ValueError(
+                f"{holder} cannot hold a MultiView, which makes several images of one; write it in the chain"
+            )
     return children
 
 

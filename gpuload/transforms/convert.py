@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, made_late
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, marked_on_finished
 from gpuload.transforms.program.ops import Numbers, Outline
 
 __all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample"]
@@ -129,7 +129,7 @@ class Normalize(Transform):
 
     def standing(self, where: Standing) -> Transform:
         if where.called:
-            return made_late(self)
+            return marked_on_finished(self)
         most, scaled = max(*map(abs, self.mean), *self.std), where.state == "uint8" or where.unit > 1
         if where.state != "normalized" and scaled and most > 2:
             raise ValueError(
@@ -167,4 +167,4 @@ class UniformTemporalSubsample(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    num_samples: int = argument(whole, least=1)
+    num_samples: int = argument(whole, minimum=1)

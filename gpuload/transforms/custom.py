@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
 import numpy as np
 
 from gpuload.transforms.arguments import is_module, name_of
-from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, made_late
+from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, declaration, marked_on_finished
 from gpuload.transforms.program.ops import Call, Record, in_params
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Custom(Transform):
     float_levels: ClassVar[bool] = False
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Any:
-        """What is random, for all samples of a batch at once; None if nothing is.
+        """Draw what is random, for all samples of a batch at once; None if nothing is.
 
         Args:
             uniforms: ``uniforms(n)`` gives n numbers in (0, 1) for each sample, float64 (B, n). They depend on the
@@ -112,7 +112,7 @@ class Custom(Transform):
 
     @property
     def per(self) -> str:
-        """What it is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
+        """The argument it is called with: a ``"batch"``, an ``"image"``, or any ``"images"`` of one size."""
         return "images"
 
     @property
@@ -120,13 +120,13 @@ class Custom(Transform):
         return 2  # its own draws, and the seed of torch's generators
 
     def standing(self, where: Standing) -> Transform:
-        return self if where.state == "uint8" and not where.ends else made_late(self)
+        return self if where.state == "uint8" and not where.ends else marked_on_finished(self)
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
         params = self.draw(uniforms, sizes_hw)
         in_params(params, lambda array: self._check_array(array, len(sizes_hw)))
         seeds = Uniforms(uniforms.key, uniforms.positions, uniforms.lane + 1)(1)[:, 0] * 2.0**32
-        return Call(own=self, params=params, seeds=seeds.astype(np.int64))
+        return Call(transform=self, params=params, seeds=seeds.astype(np.int64))
 
     def _check_array(self, array: Any, count: int) -> None:
         if not isinstance(array, np.ndarray) or array.ndim == 0 or len(array) != count:
@@ -182,12 +182,12 @@ class Lambda(Custom):
 
 @declaration
 class StandIn(Custom):
-    """In a worker, in the place of a transform of the user's own: nothing is drawn or applied there."""
+    """A stand-in, in workers, for a transform of the user's own: nothing is drawn or applied there."""
 
     name: str
 
     def drawn(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Record:
-        return Call(own=self, seeds=np.zeros(len(sizes_hw), np.int64))
+        return Call(transform=self, seeds=np.zeros(len(sizes_hw), np.int64))
 
     def apply(self, images: torch.Tensor, params: Any) -> NoReturn:
         raise RuntimeError(
@@ -198,14 +198,14 @@ class StandIn(Custom):
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     """The transforms as workers get them."""
-    found: list[Any] = []
+    standing_in: list[Any] = []
     for transform in transforms:
-        kept: Any = transform
+        stand_in: Any = transform
         if isinstance(transform, Custom):
-            kept = StandIn(transform.called)
+            stand_in = StandIn(transform.called)
         elif hasattr(transform, "chains"):
-            kept = replace(kept, chains=tuple(map(stand_ins, kept.chains)))
+            stand_in = replace(stand_in, chains=tuple(map(stand_ins, stand_in.chains)))
         elif transform.children:
-            kept = replace(kept, transforms=stand_ins(transform.children))
-        found.append(kept)
-    return tuple(found)
+            stand_in = replace(stand_in, transforms=stand_ins(transform.children))
+        standing_in.append(stand_in)
+    return tuple(standing_in)

@@ -76,34 +76,34 @@ class RandomErasing(Transform):
     value: float | Sequence[float] | str = argument(_value, default=0.0)
     inplace: bool = field(default=False, compare=False)
     mode: str | None = field(default=None, kw_only=True)
-    min_count: int = argument(whole, default=1, kw_only=True, least=1)
-    max_count: int | None = argument(whole, default=None, kw_only=True, least=None)
+    min_count: int = argument(whole, default=1, kw_only=True, minimum=1)
+    max_count: int | None = argument(whole, default=None, kw_only=True, minimum=None)
     where: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = "RandomErasing"
+        name = "RandomErasing"
         if not 0 <= self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"{own}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
+            raise ValueError(f"{name}(scale=…) is a share of the image's area and must lie in 0 … 1, got {self.scale}")
         modes = get_args(Mode)
         if self.mode is not None and self.mode not in modes:
-            raise ValueError(f"{own}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
+            raise ValueError(f"{name}(mode=…) must be one of {', '.join(map(repr, modes))} or None, got {self.mode!r}")
         if self.mode == "const" and self.value == "random":
-            raise ValueError(f"{own}(value='random') does not go with mode='const'; give a number, or leave mode out")
+            raise ValueError(f"{name}(value='random') does not go with mode='const'; give a number, or leave mode out")
         if self.mode in ("rand", "pixel") and self.value not in ("random", 0.0):
             raise ValueError(
-                f"{own}(value={self.value!r}) has no meaning with mode={self.mode!r}; leave one of them out"
+                f"{name}(value={self.value!r}) cannot be combined with mode={self.mode!r}; leave one of them out"
             )
         if self.max_count is not None:
-            whole(f"{own}(max_count=…)", self.max_count, least=self.min_count)
+            whole(f"{name}(max_count=…)", self.max_count, minimum=self.min_count)
 
     @property
     def kind(self) -> str:
-        """What is written: ``"const"``, ``"rand"`` or ``"pixel"``."""
+        """The kind of numbers that are written: ``"const"``, ``"rand"`` or ``"pixel"``."""
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
-    def late(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def on_finished(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.where is not None and self.where.finished
 
     def standing(self, where: Standing) -> RandomErasing:
@@ -115,9 +115,9 @@ class RandomErasing(Transform):
 
     def _check_levels(self, where: Standing) -> None:
         if self.kind != "const":
-            asked = f"mode={self.mode!r}" if self.mode else "value='random'"
+            argument_given = f"mode={self.mode!r}" if self.mode else "value='random'"
             raise ValueError(
-                f"RandomErasing({asked}) makes normal numbers, which levels cannot hold, and is "
+                f"RandomErasing({argument_given}) makes normal numbers, which levels cannot hold, and is "
                 + ("before ToDtype or Normalize" if where.state == "uint8" else "before a transform that needs levels")
                 + ("; put it after Normalize" if where.state == "uint8" else "; put it last, after Normalize")
             )
@@ -135,7 +135,7 @@ class RandomErasing(Transform):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What ``"const"`` writes, one number or one for each channel: levels, or numbers of finished images."""
+        """The numbers that ``"const"`` writes, one or one for each channel: levels, or numbers of finished images."""
         if self.kind != "const":
             return (0.0,)
         assert self.where is not None
@@ -154,17 +154,17 @@ class RandomErasing(Transform):
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Erase:
         most = self.max_count or self.min_count
         drawn = uniforms(4 + most * (2 + 2 * TRIES))
-        erased, counted, words, rest = np.split(drawn, [1, 2, 4], axis=1)
-        rest = rest.reshape(len(drawn), most, 2 + 2 * TRIES)
+        erased, counted, words, numbers = np.split(drawn, [1, 2, 4], axis=1)
+        numbers = numbers.reshape(len(drawn), most, 2 + 2 * TRIES)
         counts = self.min_count + (counted * (most - self.min_count + 1)).astype(np.int64)
         areas = (sizes_hw.prod(axis=1, keepdims=True) / counts)[:, :, None]
-        areas = areas * between(self.scale, rest[:, :, 2 : 2 + TRIES])
-        ratios = np.exp(between(map(math.log, self.ratio), rest[:, :, 2 + TRIES :]))
+        areas = areas * between(self.scale, numbers[:, :, 2 : 2 + TRIES])
+        ratios = np.exp(between(map(math.log, self.ratio), numbers[:, :, 2 + TRIES :]))
         tried_hw = np.rint(np.sqrt(np.stack([areas * ratios, areas / ratios], axis=3))).astype(np.int64)
         fits = (tried_hw < sizes_hw[:, None, None]).all(axis=3)
         first = fits.argmax(axis=2)[:, :, None, None]
         boxes_hw = np.take_along_axis(tried_hw, first, axis=2)[:, :, 0]
-        starts = (rest[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
+        starts = (numbers[:, :, :2] * (sizes_hw[:, None] - boxes_hw + 1)).astype(np.int64)
         boxes = np.concatenate([starts, boxes_hw], axis=2)
         there = (
             (erased < self.p)
@@ -173,9 +173,9 @@ class RandomErasing(Transform):
             & (boxes_hw > 0).all(axis=2)
         )
         boxes[~there] = 0
-        given = _numbers(self.value) if self.kind == "const" else (0.0,)
+        written = _numbers(self.value) if self.kind == "const" else (0.0,)
         scaled = self.where is not None and self.where.unit != 1
-        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers, given, scaled)
+        return Erase(boxes, (words * WORDS).astype(np.uint64), self.kind, self.numbers, written, scaled)
 
 
 def _numbers(value: Any) -> tuple[float, ...]:

@@ -83,7 +83,7 @@ class Resize(Resampling):
 
     size: int | tuple[int, int] | None
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
-    max_size: int | None = argument(whole, default=None, least=1)
+    max_size: int | None = argument(whole, default=None, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Resize(Resampling):
             pair = size_pair("Resize(size=…)", size)
             size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
         elif size is not None:
-            size = whole("Resize(size=…)", size, least=1)
+            size = whole("Resize(size=…)", size, minimum=1)
         if max_size is not None:
             if isinstance(size, tuple):
                 raise ValueError(
@@ -180,13 +180,13 @@ class CenterCrop(FixedSizeCrop):
         return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
-def sides_of(name: str, value: Any, *, least: int | None) -> tuple[int, int, int, int]:
+def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
     """Padding as torchvision reads it, as (left, top, right, bottom)."""
     if not is_sequence(value):
         value = (value,)
     if len(value) not in (1, 2, 4):
         raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [whole(name, entry, least=least) for entry in value]
+    numbers = [whole(name, entry, minimum=minimum) for entry in value]
     left, top, right, bottom = numbers * (4 // len(numbers))
     return left, top, right, bottom
 
@@ -215,7 +215,7 @@ class RandomCrop(FixedSizeCrop):
         DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
-    padding: int | tuple[int, ...] | None = argument(sides_of, default=None, least=0)
+    padding: int | tuple[int, ...] | None = argument(sides_of, default=None, minimum=0)
     pad_if_needed: bool = argument(flag, default=False)
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
     padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
@@ -420,7 +420,7 @@ class Pad(Padding):
         (40, 40)
     """
 
-    padding: int | tuple[int, ...] = argument(sides_of, least=None)
+    padding: int | tuple[int, ...] = argument(sides_of, minimum=None)
     fill: Any = argument(fill_values, default=0)
     padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
 

@@ -130,7 +130,7 @@ class _Reader:
             yield from self._holding(name, entry, path)
         elif name in TO_DTYPE:
             dtype = "float32" if name == "ToTensor" else entry.dtype
-            transform = _made(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
+            transform = _declare(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
             if transform.dtype == "uint8":
                 self._check_no_floats(f"{at}, {name},")
             if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
@@ -151,10 +151,11 @@ class _Reader:
                     f"{at} is {name}, which gpuload does not have; do it in the dataset's __getitem__, or make an "
                     f"nn.Module of it that takes a batch, and {MODULE}"
                 )
-            yield _made(kind, self._arguments(kind, entry), at)
+            yield _declare(kind, self._arguments(kind, entry), at)
 
     def _holding(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
-        """One that holds others. A choice or an order holds one for each of theirs; several become a `Compose`."""
+        """Read a transform that holds others. A choice or an order holds one for each of theirs; several become a
+        `Compose`."""
         at, more = f"{path}.transforms", {} if name == "RandomOrder" else {"p": entry.p}
         if name == "RandomApply":
             children = list(self._read_all(list(entry.transforms), at))
@@ -166,7 +167,7 @@ class _Reader:
         elif name == "RandomChoice":
             more["p"] = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
         if children or name == "RandomChoice":
-            yield _made(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
+            yield _declare(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
 
     def _check_no_floats(self, what: str) -> None:
         if self._floats is not None:
@@ -218,7 +219,7 @@ def _is_theirs(entry: Any) -> bool:
     return is_torchvisions(entry)
 
 
-def _made(kind: Any, arguments: dict[str, Any], at: str) -> Any:
+def _declare(kind: Any, arguments: dict[str, Any], at: str) -> Any:
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
@@ -227,15 +228,15 @@ def _made(kind: Any, arguments: dict[str, Any], at: str) -> Any:
 
 def _classification(preset: Any, at: str) -> Iterator[Transform]:
     """The preset of torchvision's classifiers; it holds functions, not transforms."""
-    given = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
-    yield _made(Resize, {**given, "antialias": getattr(preset, "antialias", True)}, at)
-    yield _made(CenterCrop, {"size": _plain(preset.crop_size)}, at)
+    resize = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
+    yield _declare(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, at)
+    yield _declare(CenterCrop, {"size": _plain(preset.crop_size)}, at)
     yield ToDtype("float32", scale=True)
-    yield _made(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
+    yield _declare(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
 
 
 def _preset(preset: Any) -> str:
-    """What to write instead of another preset, with its numbers."""
+    """Return what to write instead of another preset, with its numbers."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
         text = text.replace(PRESET_RESIZE, "")
@@ -381,8 +382,8 @@ def from_timm(
         >>> from_timm(config)[:2]
         [Resize(size=248, interpolation='bicubic'), CenterCrop(size=(224, 224))]
     """
-    given = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
-    options = _options(data_config, given)
+    arguments = {name: value for name, value in locals().items() if name in DEFAULTS and value is not TIMM}
+    options = _options(data_config, arguments)
     size = options["input_size"]  # (channels, height, width), (height, width) or one side
     size_hw = size_pair("from_timm: input_size", size[1:] if is_sequence(size) and len(size) == 3 else size)
     if not is_training:
@@ -400,7 +401,7 @@ def from_timm(
     return chain
 
 
-def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+def _options(data_config: Mapping[str, Any] | None, arguments: dict[str, Any]) -> dict[str, Any]:
     """All of timm's options: as given, else as the configuration says, else timm's default."""
     if data_config is not None and not isinstance(data_config, Mapping):
         raise TypeError(
@@ -420,13 +421,13 @@ def _options(data_config: Mapping[str, Any] | None, given: dict[str, Any]) -> di
             f"from_timm(data_config=…) holds {unknown[0]!r}, which is none of the arguments of timm's create_transform "
             f"that gpuload knows: {', '.join(DEFAULTS)}"
         )
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in config and config[name] != value:
             # They are part of a model's configuration, and training scripts override them.
             if name in ("interpolation", "crop_pct", "crop_mode"):
                 continue
             raise ValueError(f"from_timm: {name} is given twice, as {value!r} and in data_config as {config[name]!r}")
-    options = {**DEFAULTS, **config, **given}
+    options = {**DEFAULTS, **config, **arguments}
     for name in ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "re_prob"):
         options[name] = probability(f"from_timm({name}=…)", options[name])
     return options
@@ -528,7 +529,7 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
 
 def _erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
-    count = whole("from_timm(re_count=…)", options["re_count"] or 1, least=1)
+    count = whole("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
     return RandomErasing(
         options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
     )

@@ -61,13 +61,16 @@ class Line:
         name = type(first).__name__
         if not isinstance(first, Resampling):
             return f"{name} changes pixels before any resize"
-        rough = next((found for known in first.outline for found in known.filters if found not in SMOOTHING), None)
+        rough = next(
+            (filter_name for known in first.outline for filter_name in known.filters if filter_name not in SMOOTHING),
+            None,
+        )
         return None if rough is None else f"{name} takes single pixels ({rough})"
 
     @cached_property
     def late_from(self) -> int | None:
         """The number of the first transform that works on finished images."""
-        return next((number for number, transform in enumerate(self.transforms) if transform.late), None)
+        return next((number for number, transform in enumerate(self.transforms) if transform.on_finished), None)
 
     def draw(
         self,
@@ -121,9 +124,9 @@ def _draw(
     boxes = uniforms.boxes
     last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
-        own = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
-        drawn = None if regions_tlhw is None or step else transform.drawn_again(own, regions_tlhw)
-        drawn = drawn or transform.drawn(own, sizes_hw)
+        of_transform = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
+        drawn = None if regions_tlhw is None or step else transform.drawn_again(of_transform, regions_tlhw)
+        drawn = drawn or transform.drawn(of_transform, sizes_hw)
         if drawn is None:
             continue
         if isinstance(drawn, Record):

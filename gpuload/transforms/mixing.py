@@ -25,29 +25,29 @@ __all__ = ["CutMix", "MixUp"]
 class _Mixing(Transform):
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
-    late: ClassVar[bool] = True
+    on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
     alpha: float = argument(finite, default=1.0, kw_only=True)
-    num_classes: int | None = argument(whole, default=None, kw_only=True, least=1)
+    num_classes: int | None = argument(whole, default=None, kw_only=True, minimum=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
     label_smoothing: float = argument(finite, default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own, smoothing = type(self).__name__, self.label_smoothing
+        name, smoothing = type(self).__name__, self.label_smoothing
         if self.alpha <= 0:
-            raise ValueError(f"{own}(alpha=…) must be greater than 0, got {self.alpha}")
+            raise ValueError(f"{name}(alpha=…) must be greater than 0, got {self.alpha}")
         if not (self.labels_getter in ("default", None) or callable(self.labels_getter)):
             raise ValueError(
-                f"{own}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
+                f"{name}(labels_getter=…) must be 'default', a function of the batch, or None for images without "
                 f"labels, got {self.labels_getter!r}"
             )
         if not 0 <= smoothing < 1:
-            raise ValueError(f"{own}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
+            raise ValueError(f"{name}(label_smoothing=…) must be at least 0 and less than 1, got {smoothing}")
         if smoothing and self.labels_getter is None:
             raise ValueError(
-                f"{own}(label_smoothing={smoothing}) smooths labels, but labels_getter=None says that there are none; "
+                f"{name}(label_smoothing={smoothing}) smooths labels, but labels_getter=None says that there are none; "
                 "leave one of them out"
             )
 

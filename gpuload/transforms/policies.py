@@ -63,7 +63,7 @@ class Table:
             np.array, zip(*kinds.values(), strict=True)
         )
         self.codes = np.array([code(name) for name in operations], np.int64)
-        self.least, self.greatest = bounds.T
+        self.minimum, self.maximum = bounds.T
         self.limited = bool(self.whole.any())
         self.coefficients = np.array([COEFFICIENTS.get(name, -1) for name in kinds])
         self.shifts = np.array([name.startswith("Translate") for name in kinds])
@@ -87,7 +87,7 @@ class Table:
         values = np.zeros((*kinds.shape, VALUES))
         if self.limited:
             amounts = self.first[kinds] + np.where(self.whole[kinds], np.trunc(amounts), amounts)
-            amounts = np.clip(amounts, self.least[kinds], self.greatest[kinds])
+            amounts = np.clip(amounts, self.minimum[kinds], self.maximum[kinds])
             added = codes == SOLARIZE_ADD
             values[added, 1] = amounts[added]
             amounts[added] = SOLARIZE_ADD_BELOW
@@ -108,7 +108,7 @@ class Table:
 
 
 class Recipe(NamedTuple):
-    """What a method draws for each image.
+    """The counts and ranges that a method draws for each image.
 
     Attributes:
         kinds: int64 (n,), those it draws from; or (n, `count`), the entries of a policy, of which one is drawn.
@@ -202,12 +202,12 @@ class AutomaticAugment(Transform):
             drawn_filters = np.array([FILTERS.index(name) for name in names])[filters]
         if not width:
             return Ops(codes, values, drawn_filters, fill)
-        depths, own, shares = mixture
+        depths, originals, shares = mixture
         if recipe.shortened:
             codes[np.arange(recipe.count) > (depths * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
-        share = beta(own, alpha, alpha)[:, None]
-        first, rest = (1 - share, share) if self.of_timm else (share, 1 - share)
-        weights = np.concatenate([first, rest * dirichlet(shares, [alpha] * width)], axis=1)
+        share = beta(originals, alpha, alpha)[:, None]
+        first, others = (1 - share, share) if self.of_timm else (share, 1 - share)
+        weights = np.concatenate([first, others * dirichlet(shares, [alpha] * width)], axis=1)
         return Mixture(codes, values, weights, drawn_filters, fill)
 
 
@@ -285,7 +285,7 @@ class Space:
 
 @lru_cache(maxsize=32)
 def _magnitudes(space: Space, count: int) -> np.ndarray:
-    """By kind and bin; shifts by shares of the image, which depend on its size, are wrong."""
+    """Return magnitudes by kind and bin; shifts by shares of the image depend on its size, and are wrong here."""
     bins, (first, last) = np.arange(count), space.bits
     shear, shift, enhance = (_ramp(end, count, bins) for end in (space.shear, space.translate, space.enhance))
     bits = np.round(np.float32(first) - bins.astype(np.float32) / np.float32((count - 1) / (first - last)))
@@ -299,8 +299,8 @@ def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool 
     that is a float32, and rounded to one once."""
     tops = np.asarray(ends, np.float64).astype(np.float32)
     step = (tops / np.float32(count - 1)).astype(np.float64)
-    rest = count - 1 - bins
-    below, above = (rest, bins) if down else (bins, rest)
+    descending = count - 1 - bins
+    below, above = (descending, bins) if down else (bins, descending)
     low, high = step * below, tops - step * above
     return np.where((bins < count // 2) != down, low, high).astype(np.float32).astype(np.float64)
 
@@ -380,7 +380,7 @@ def _policy_name(name: str, value: Any) -> str:
 
 @declaration
 class AutoAugment(TorchvisionAugment):
-    """One of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
+    """Apply one of 25 pairs of operations, each with a probability: a policy that was found by search on a data set.
 
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
@@ -408,7 +408,7 @@ class AutoAugment(TorchvisionAugment):
 
 @declaration
 class RandAugment(TorchvisionAugment):
-    """Some operations, one after the other, each drawn from 14, all of the same strength.
+    """Apply several operations, one after the other, each drawn from 14, all of the same strength.
 
     Args:
         num_ops: the number of operations.
@@ -427,9 +427,9 @@ class RandAugment(TorchvisionAugment):
 
     space: ClassVar[Space] = RAND
 
-    num_ops: int = argument(whole, default=2, least=0)
-    magnitude: int = argument(whole, default=9, least=0)
-    num_magnitude_bins: int = argument(whole, default=31, least=2)
+    num_ops: int = argument(whole, default=2, minimum=0)
+    magnitude: int = argument(whole, default=9, minimum=0)
+    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
@@ -449,7 +449,7 @@ class RandAugment(TorchvisionAugment):
 
 @declaration
 class TrivialAugmentWide(TorchvisionAugment):
-    """One operation, drawn from 14, with a random strength, up to very strong.
+    """Apply one operation, drawn from 14, with a random strength, up to very strong.
 
     Args:
         num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
@@ -466,7 +466,7 @@ class TrivialAugmentWide(TorchvisionAugment):
 
     space: ClassVar[Space] = WIDE
 
-    num_magnitude_bins: int = argument(whole, default=31, least=2)
+    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
@@ -500,9 +500,9 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = argument(whole, default=3, least=1)
-    mixture_width: int = argument(whole, default=3, least=1)
-    chain_depth: int = argument(whole, default=-1, least=None)
+    severity: int = argument(whole, default=3, minimum=1)
+    mixture_width: int = argument(whole, default=3, minimum=1)
+    chain_depth: int = argument(whole, default=-1, minimum=None)
     alpha: float = argument(finite, default=1.0)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")

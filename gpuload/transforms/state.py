@@ -31,20 +31,20 @@ def has_state(entry: Any) -> bool:
     seen: dict[int, Any] = {}  # keeps what it finds, so that no number comes twice
     waiting = [entry]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, PLAIN) or id(found) in seen:
+        current = waiting.pop()
+        if isinstance(current, PLAIN) or id(current) in seen:
             continue
-        seen[id(found)] = found
-        if is_module(found) and any(True for held in (found.parameters, found.buffers) for _ in held()):
+        seen[id(current)] = current
+        if is_module(current) and any(True for held in (current.parameters, current.buffers) for _ in held()):
             return True
-        if getattr(found, "requires_grad", False) is True or len(seen) > MOST_REFERRED:
+        if getattr(current, "requires_grad", False) is True or len(seen) > MOST_REFERRED:
             return True
-        waiting += _referred(found)
+        waiting += _referred(current)
     return False
 
 
 def _referred(entry: Any) -> Iterable[Any]:
-    """What an object refers to by its own doing."""
+    """Return the objects that an object refers to by its own code."""
     if isinstance(entry, dict):  # other mappings may read files for their values
         return list(entry.values())
     if isinstance(entry, list | tuple | set | frozenset):

@@ -64,28 +64,28 @@ class RandomIoUCrop(Padding):
     min_aspect_ratio: float = argument(finite, default=0.5)
     max_aspect_ratio: float = argument(finite, default=2.0)
     sampler_options: Sequence[float] | None = None
-    trials: int = argument(whole, default=40, least=1)
+    trials: int = argument(whole, default=40, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = "RandomIoUCrop"
+        name = "RandomIoUCrop"
         for low, high in (("min_scale", "max_scale"), ("min_aspect_ratio", "max_aspect_ratio")):
-            least, most = getattr(self, low), getattr(self, high)
-            if not 0 < least <= most:
-                raise ValueError(f"{own} needs 0 < {low} ≤ {high}, got {least:g} and {most:g}")
+            minimum, most = getattr(self, low), getattr(self, high)
+            if not 0 < minimum <= most:
+                raise ValueError(f"{name} needs 0 < {low} ≤ {high}, got {minimum:g} and {most:g}")
         options = OPTIONS if self.sampler_options is None else self.sampler_options
         if not is_sequence(options) or not len(options):
-            raise TypeError(f"{own}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
-        options = tuple(finite(f"{own}(sampler_options=…)", option) for option in options)
+            raise TypeError(f"{name}(sampler_options=…) must be a list of overlaps in 0 … 1, got {options!r}")
+        options = tuple(finite(f"{name}(sampler_options=…)", option) for option in options)
         object.__setattr__(self, "sampler_options", options)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         if uniforms.boxes is None:
             raise ValueError("RandomIoUCrop draws from the boxes of a sample, and was given none; yield gpuload.Boxes")
         boxes = uniforms.boxes
-        found = np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1)
-        kept = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
-        left = np.array([row for row, own in enumerate(boxes) if len(own)], np.int64)
+        regions = np.concatenate([np.zeros_like(sizes_hw), sizes_hw], axis=1)
+        kept_boxes = np.ones((len(boxes), max([1, *map(len, boxes)])), np.bool_)
+        left = np.array([row for row, array in enumerate(boxes) if len(array)], np.int64)
         each = 1 + NUMBERS * self.trials
         for number in range(ROUNDS):
             if not len(left):
@@ -93,14 +93,15 @@ class RandomIoUCrop(Padding):
             numbers = uniforms.take(left)((number + 1) * each)[:, number * each :]
             done = np.zeros(len(left), np.bool_)
             for at, row in enumerate(left.tolist()):
-                done[at] = self._round(numbers[at], sizes_hw[row], boxes[row], found[row], kept[row])
+                done[at] = self._round(numbers[at], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
             left = left[~done]
-        return self.box(found[:, :2], found[:, 2:].copy(), kept)
+        return self.box(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
 
     def _round(
-        self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, found: np.ndarray, kept: np.ndarray
+        self, numbers: np.ndarray, size_hw: np.ndarray, boxes: np.ndarray, region: np.ndarray, kept_boxes: np.ndarray
     ) -> bool:
-        """One drawn overlap and all its trials at once; writes to `found` and `kept`; whether it is the last."""
+        """Run one drawn overlap with all its trials at once; write to `region` and `kept_boxes`; return whether it was
+        the last."""
         options = self.sampler_options
         assert options is not None
         overlap = options[int(numbers[0] * len(options))]
@@ -123,8 +124,8 @@ class RandomIoUCrop(Padding):
         if not good.any():
             return False
         first = int(good.argmax())
-        found[:] = top[first], left[first], new_height[first], new_width[first]
-        kept[: len(boxes)] = inside[first]
+        region[:] = top[first], left[first], new_height[first], new_width[first]
+        kept_boxes[: len(boxes)] = inside[first]
         return True
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:

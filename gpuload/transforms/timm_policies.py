@@ -127,15 +127,15 @@ class TimmAugment(AutomaticAugment):
     hparams: Any
 
     def __post_init__(self) -> None:
-        own = type(self).__name__
+        name = type(self).__name__
         if not isinstance(self.config, str):
-            raise TypeError(f"{own}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
-        object.__setattr__(self, "hparams", _checked(own, self.hparams))
+            raise TypeError(f"{name}(config=…) must be a string such as {self.example!r}, got {self.config!r}")
+        object.__setattr__(self, "hparams", _checked(name, self.hparams))
         self.recipe  # noqa: B018  # an error comes here
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What the config says: by letters the numbers, ``"t"`` the set, ``""`` what it begins with."""
+        """The config as a dict: by letters the numbers, ``"t"`` the set, ``""`` what it begins with."""
         return _parts(type(self), self.config)
 
     @property
@@ -150,18 +150,18 @@ class TimmAugment(AutomaticAugment):
     def strengths(
         self, kinds: np.ndarray, magnitudes: Any, signs: np.ndarray, spread: np.ndarray, sizes_hw: np.ndarray
     ) -> np.ndarray:
-        parts, given = self.parts, dict(self.hparams)
-        deviation = given.get("magnitude_std", parts["mstd"])
+        parts, hparams = self.parts, dict(self.hparams)
+        deviation = hparams.get("magnitude_std", parts["mstd"])
         if deviation == math.inf:
             magnitudes = magnitudes * spread[:, : kinds.shape[1]]
         elif deviation:
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
-        greatest = given.get("magnitude_max", parts.get("mmax")) or MAGNITUDES
+        greatest = hparams.get("magnitude_max", parts.get("mmax")) or MAGNITUDES
         levels = np.clip(magnitudes, 0.0, greatest) / MAGNITUDES
         # Of a blur it is the greatest radius, 2 levels; the number of a sign draws one between this and 0.1.
         levels = np.where(kinds == DRAWN_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
         rows, columns, sides = TIMM.shifted(kinds, sizes_hw)
-        levels[rows, columns] *= given.get("translate_pct", 0.45)
+        levels[rows, columns] *= hparams.get("translate_pct", 0.45)
         levels[rows, columns] *= sides
         return levels
 
@@ -169,17 +169,17 @@ class TimmAugment(AutomaticAugment):
         return f"{type(self).__name__}({self.config!r}{f', {dict(self.hparams)!r}' if self.hparams else ''})"
 
 
-def _checked(own: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
+def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
     """The hyperparameters, checked, as pairs, since a dict is not hashable."""
     if hparams is None:
         return ()
     if not isinstance(hparams, Mapping | tuple):
-        raise TypeError(f"{own}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
+        raise TypeError(f"{method}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
     checked: dict[str, Any] = {}
     for name, value in sorted(dict(hparams).items()):
-        shown = f"{own}(hparams[{name!r}])"
+        shown = f"{method}(hparams[{name!r}])"
         if name not in HPARAMS:
-            raise ValueError(f"{own}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
+            raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
         if name == "img_mean":
             checked[name] = fill_values(shown, value, uint8=True)
         elif name == "interpolation":
@@ -198,12 +198,12 @@ def _checked(own: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
 @lru_cache(maxsize=32)
 def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
     """See `TimmAugment.parts`."""
-    own, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
-    shown = f"{own}(config={config!r})"
+    method_name, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
+    shown = f"{method_name}(config={config!r})"
     if head not in method.heads:
         heads = ", ".join(map(repr, method.heads))
         heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
-        raise ValueError(f"{own}(config=…) must begin with {heads}, got {config!r}")
+        raise ValueError(f"{method_name}(config=…) must begin with {heads}, got {config!r}")
     numbers[""] = head
     for part in parts:
         if "t" in numbers and part.startswith("t"):

@@ -60,15 +60,15 @@ def affine_coefficients(
     # The 2×2 part without its scale has a determinant of 1, so its inverse needs no division.
     cosine, sine = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
     tangent = np.tan(shear_x)
-    found = np.zeros((len(size_hw), 8))
-    found[:, 0] = (np.cos(angle) - sine * tangent) / scale
-    found[:, 1] = (np.sin(angle) + cosine * tangent) / scale
-    found[:, 3] = -sine / scale
-    found[:, 4] = cosine / scale
+    coefficients = np.zeros((len(size_hw), 8))
+    coefficients[:, 0] = (np.cos(angle) - sine * tangent) / scale
+    coefficients[:, 1] = (np.sin(angle) + cosine * tangent) / scale
+    coefficients[:, 3] = -sine / scale
+    coefficients[:, 4] = cosine / scale
     back = center + translate_xy
-    found[:, 2] = center[:, 0] - found[:, 0] * back[:, 0] - found[:, 1] * back[:, 1]
-    found[:, 5] = center[:, 1] - found[:, 3] * back[:, 0] - found[:, 4] * back[:, 1]
-    return found
+    coefficients[:, 2] = center[:, 0] - coefficients[:, 0] * back[:, 0] - coefficients[:, 1] * back[:, 1]
+    coefficients[:, 5] = center[:, 1] - coefficients[:, 3] * back[:, 0] - coefficients[:, 4] * back[:, 1]
+    return coefficients
 
 
 def rotation_coefficients(
@@ -85,28 +85,30 @@ def rotation_coefficients(
     angle = np.radians(np.mod(angle_degrees, 360.0))
     # 15 places, so that a right angle moves pixels to pixels.
     cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
-    found = np.zeros((len(size_hw), 8))
-    found[:, 0], found[:, 1], found[:, 3], found[:, 4] = cosine, -sine, sine, cosine
-    shift = center - _turned(center, found)
+    coefficients = np.zeros((len(size_hw), 8))
+    coefficients[:, 0], coefficients[:, 1], coefficients[:, 3], coefficients[:, 4] = cosine, -sine, sine, cosine
+    shift = center - _turned(center, coefficients)
     results = size_hw
     if expand:
-        corners = np.stack([_turned(sizes * corner, found) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
+        corners = (
+            np.stack([_turned(sizes * corner, coefficients) for corner in ((0, 0), (1, 0), (1, 1), (0, 1))]) + shift
+        )
         grown = np.ceil(corners.max(axis=0)) - np.floor(corners.min(axis=0))
         if center_xy is None:  # Pillow only swaps the sides at a right angle; half pixels would round up at both ends
             grown = np.where((cosine == 0)[:, None], sizes[:, ::-1], grown)
-        shift = shift - _turned((grown - sizes) / 2, found)
+        shift = shift - _turned((grown - sizes) / 2, coefficients)
         results = grown[:, ::-1].astype(np.int64)
-    found[:, 2], found[:, 5] = shift.T
-    return found, results
+    coefficients[:, 2], coefficients[:, 5] = shift.T
+    return coefficients, results
 
 
 def _turned(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Points (B, 2) moved by the linear part of a map."""
     x, y = points_xy.T
     a, b, _, d, e = coefficients.T[:5]
-    found = np.empty_like(points_xy)
-    found[:, 0], found[:, 1] = a * x + b * y, d * x + e * y
-    return found
+    turned = np.empty_like(points_xy)
+    turned[:, 0], turned[:, 1] = a * x + b * y, d * x + e * y
+    return turned
 
 
 def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +125,7 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
     a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
     d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
     # Its inverse, from the image instead of the square.
-    found = np.stack(
+    coefficients = np.stack(
         [
             (e * i - f * h) * right,
             (c * h - b * i) * right,
@@ -141,9 +143,9 @@ def perspective_coefficients(size_hw: np.ndarray, corners_xy: np.ndarray) -> tup
     turn_1 = (x1 - x0) * (y2 - y1) - (x2 - x1) * (y1 - y0)
     turn_3 = (x3 - x2) * (y0 - y3) - (x0 - x3) * (y3 - y2)
     exists = (i != 0) & (turn_0 != 0) & (turn_1 != 0) & (turn_3 != 0) & (last != 0) & (right > 0) & (bottom > 0)
-    found /= np.where(exists, last, 1.0)[:, None]
-    found[~exists] = IDENTITY
-    return found, exists
+    coefficients /= np.where(exists, last, 1.0)[:, None]
+    coefficients[~exists] = IDENTITY
+    return coefficients, exists
 
 
 def _angles(name: str, value: Any) -> tuple[float, float]:

@@ -93,12 +93,12 @@ class Part:
         self.own_deaths_alone += not outside
         return self.own_deaths_alone >= OWN_DEATHS_ALONE or self.deaths_alone >= DEATHS_ALONE
 
-    def request(self, number: int, slot: Slot, told_epoch: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
-        """What a worker is asked."""
+    def request(self, number: int, slot: Slot, epoch_sent: int, changes: bytes = b"", spare_bytes: int = 0) -> Request:
+        """Return the request for a worker."""
         spec, whole = self.batch.spec, len(self.batch.parts) == 1
         chunk = number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
-        told: dict[str, Any] = {"told_epoch": told_epoch, "changes": changes, "spare_bytes": spare_bytes}
-        return Request(*chunk, whole=whole, iterable=spec.iterable, **told)
+        extras: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": spare_bytes}
+        return Request(*chunk, whole=whole, iterable=spec.iterable, **extras)
 
     def failure(self, cause: str, stack: str) -> Columns:
         """Return its result if all of its samples failed."""
@@ -112,7 +112,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is asked for in a step (`spec`), and its result.
+    """A batch in work: what is asked for in a step (`spec`), and its result.
 
     `parts` are in the order of their positions; after them come those with substitutes. `errors` are the samples that
     failed; `lost` is one that could not be replaced, `fatal` one after which no sample can come. A `dropped` batch is

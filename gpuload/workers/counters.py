@@ -35,7 +35,7 @@ _clock = time.perf_counter_ns  # on Linux that of all processes: CLOCK_MONOTONIC
 
 
 class Counters:
-    """One worker's numbers, in its process. Attributes are added to as they are; `begin`, `end` and `flush` write them
+    """Numbers of a worker, in its process. Attributes are added to as they are; `begin`, `end` and `flush` write them
     down.
 
     Args:
@@ -171,7 +171,7 @@ class CounterTable:
         """Note that a worker's process is about to be started."""
         self.of(worker).go_on(START)
 
-    def bury(self, worker: int, *, died: bool = True) -> None:
+    def close_worker(self, worker: int, *, died: bool = True) -> None:
         """Note that no process has this number any more; what it was at ends now. `died`: it counts as a restart."""
         counters = self.of(worker)
         counters.restarts += died

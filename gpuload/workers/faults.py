@@ -32,7 +32,7 @@ logger = getLogger("gpuload.workers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What a `Loader` does when things go wrong.
+    """Options for what a `Loader` does when things go wrong.
 
     Args:
         on_error: what happens to a sample that cannot be read, decoded or transformed, or that kills its workers:
@@ -84,9 +84,9 @@ def substitutes(seed: int, epoch: int, position: int, index: Any, samples: int) 
     numbers = uniforms(epoch_key(seed, epoch), np.array([position], np.int64), streams.SUBSTITUTES, SUBSTITUTES)[0]
     drawn = (int(number * samples) for number in numbers)
     # In a small dataset, where draws repeat, all others are tried in turn.
-    rest = range(samples) if samples <= SUBSTITUTES else ()
+    all_samples = range(samples) if samples <= SUBSTITUTES else ()
     seen = {index} if isinstance(index, int) else set[int]()
-    for candidate in (*drawn, *rest):
+    for candidate in (*drawn, *all_samples):
         if candidate not in seen:
             seen.add(candidate)
             yield candidate

@@ -44,7 +44,7 @@ FIRST_CHUNKS: Final = 64  # they say how large a slot has to be: later growth co
 
 
 class Consumer:
-    """What a feed asks of whoever takes its batches; this one lacks everything."""
+    """Interface that a feed expects of whoever takes its batches; this one does nothing."""
 
     def candidates(self, batch: Batch, position: int, index: object) -> Iterator[Any]:
         """Return the indices to try instead of this one, whose sample failed."""
@@ -92,7 +92,7 @@ class Feed:
         self.engine, self.ring, self._consumer = engine, ring, consumer or Consumer()
         self.chunk_size, self._plain_chunk_size = chunk_size, plain_chunk_size
         self.ahead, self.workers = ahead, workers
-        self._told_epoch, self._changes = -1, b""
+        self._epoch_sent, self._changes = -1, b""
         self.faults = faults or Faults()
         self._tally = Tally(self.faults.max_error_rate)
         self.plans, self._numbers = Planner(engine, ring, self._consumer.plan_inputs), count(1)
@@ -106,13 +106,13 @@ class Feed:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """Those in work, in order."""
+        """The batches in work, in order."""
         return tuple(self._batches)
 
-    def begin(self, batches: Iterator[BatchSpec], told_epoch: int = -1, changes: bytes = b"") -> None:
-        """Start an epoch; what an earlier one left in work is dropped. `told_epoch`, `changes`: see `Request`."""
+    def begin(self, batches: Iterator[BatchSpec], epoch_sent: int = -1, changes: bytes = b"") -> None:
+        """Start an epoch; what an earlier one left in work is dropped. `epoch_sent`, `changes`: see `Request`."""
         self.abandon()
-        self._told_epoch, self._changes = told_epoch, changes
+        self._epoch_sent, self._changes = epoch_sent, changes
         self._coming = batches
         self._tally = Tally(self.faults.max_error_rate)
         self.engine.deaths = Deaths(self.faults.max_restarts)
@@ -128,9 +128,9 @@ class Feed:
         self.engine.cancel_before(next(self._numbers))
 
     def first(self) -> Request | None:
-        """What will be asked for first in an epoch of which nothing was handed out; None at its end."""
+        """The first request of an epoch of which nothing was handed out; None at its end."""
         self._plan()
-        return self._waiting[0].request(0, Slot(0, 0), self._told_epoch) if self._waiting else None
+        return self._waiting[0].request(0, Slot(0, 0), self._epoch_sent) if self._waiting else None
 
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
@@ -275,7 +275,7 @@ class Feed:
             if slot is None:
                 return
             spare_bytes = self.ring.spare_bytes() // sum(len(batch.parts) for batch in self._batches)
-            request = part.request(next(self._numbers), slot, self._told_epoch, self._changes, spare_bytes)
+            request = part.request(next(self._numbers), slot, self._epoch_sent, self._changes, spare_bytes)
             if not self.engine.submit(request):
                 return
             self._flying[request.chunk] = (slot, part)
@@ -514,5 +514,5 @@ class SlotSize:
                 self.expect(nbytes, rows)
 
     def expect(self, nbytes: int, rows: int) -> None:
-        """From now on, slots are large enough for chunks that take more than this one does."""
+        """Make later slots large enough for chunks that take more than this one does."""
         self._row_bytes = max(self._row_bytes, min(int(nbytes * HEADROOM / rows), self._most))

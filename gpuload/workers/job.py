@@ -43,7 +43,7 @@ __init_subclass__ __iter__ __len__ __new__ __reduce__ __setattr__ __sizeof__ __s
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker gets at its start.
+    """The data and options that each worker gets at its start.
 
     `single` is for batch_size=None: `collate_fn` gets single samples. `plain`: nothing is applied to images, not even a
     module, which is not sent. `moves`: what is applied moves pixels. `epoch` is the number of the first one, `group`
@@ -92,10 +92,10 @@ def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memor
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data).cast("B")
-    while rest:
-        done = os.pwrite(fd, rest[: 1 << 30], offset)
-        rest, offset = rest[done:], offset + done
+    remaining = memoryview(data).cast("B")
+    while remaining:
+        done = os.pwrite(fd, remaining[: 1 << 30], offset)
+        remaining, offset = remaining[done:], offset + done
 
 
 def _spans(fd: int) -> list[tuple[int, int]]:

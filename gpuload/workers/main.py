@@ -63,7 +63,7 @@ FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # what holds d
 
 
 def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
-    """What each process of a session does first: die with the parent, say where Python is, leave signals to it."""
+    """Do what each process of a session does first: die with the parent, say where Python is, leave signals to it."""
     # The stack of a crash, or when the parent asks: written by C code, even while Python hangs.
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True, chain=False)

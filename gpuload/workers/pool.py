@@ -91,7 +91,7 @@ _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class RestartingEngine(Engine):
-    """What engines share whose workers can die: the count of deaths, and warnings to give.
+    """Base of engines whose workers can die: the count of deaths, and warnings to give.
 
     Attributes:
         pending_warnings: given by the next `gather`, before it has events that a warning which raises would lose.
@@ -245,8 +245,8 @@ class WorkerPool(RestartingEngine):
         return self.size == self._wanted and not self._due and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
-        """Have so many workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added, one
-        at a time. If one cannot start, `gather` warns, and no more are added."""
+        """Set the number of workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added,
+        one at a time. If one cannot start, `gather` warns, and no more are added."""
         before, self._wanted = self._wanted, max(1, min(workers, self.most))
         if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
             move(self.pids, cpus)
@@ -254,9 +254,9 @@ class WorkerPool(RestartingEngine):
         staying, leaving = ([worker for worker in by_number if worker.leaving is leaves] for leaves in (False, True))
         for number in sorted(self._due)[max(0, self._wanted - len(staying)) :]:
             del self._due[number]
-            self._board.counters.bury(number, died=False)
-        asked = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
-        for worker in asked:  # where one that is to stay after all has left already, another one is started
+            self._board.counters.close_worker(number, died=False)
+        leaving_now = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
+        for worker in leaving_now:  # where one that is to stay after all has left already, another one is started
             worker.leaving = not worker.leaving
             self._board.ask_to_leave(worker.number, worker.leaving)
 
@@ -394,7 +394,7 @@ class WorkerPool(RestartingEngine):
         self._start_due()
 
     def _replace_template(self, template: Template) -> None:
-        """It has ended: another takes its place, but where it would end as this one did."""
+        """Replace a template that has ended, unless another would end as this one did."""
         ending = template.wait()
         self._end_template()
         if template.was_ready or ending.outside:
@@ -418,7 +418,7 @@ class WorkerPool(RestartingEngine):
 
     def _do_without(self, number: int, why: str) -> None:
         """A worker could not be added: no more are."""
-        self._board.counters.bury(number, died=False)
+        self._board.counters.close_worker(number, died=False)
         if self._wanted > self.size:
             self.most = max(1, self.size)
             self.resize(self.most)
@@ -436,8 +436,8 @@ class WorkerPool(RestartingEngine):
         if wait_s:
             self.waited_s += time.perf_counter() - start
         # Looked up now: below, descriptors are closed, and their numbers given to others.
-        found = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
-        for process, has_ended in sorted(found, key=itemgetter(1)):
+        ended = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
+        for process, has_ended in sorted(ended, key=itemgetter(1)):
             if not isinstance(process, Template):
                 (self._replace if has_ended else self._drain)(process, events)
             elif process is self._template:
@@ -497,8 +497,8 @@ class WorkerPool(RestartingEngine):
         if self.ready:
             self.start = replace(self.start, seconds=time.monotonic() - self.begun_at)
             if self.start.seconds > SLOW_START_S:
-                told = f"{self.start.describe()}. {self.start.advise()}".rstrip(". ")
-                logger.info("workers were ready after %.1f s: %s", self.start.seconds, told)
+                summary = f"{self.start.describe()}. {self.start.advise()}".rstrip(". ")
+                logger.info("workers were ready after %.1f s: %s", self.start.seconds, summary)
 
     # -- deaths -----------------------------------------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ class WorkerPool(RestartingEngine):
                 where = _at_sample(request, note.row)
                 events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.outside, ending.stack)))
             self._audit(worker.queue, events)
-            self._board.counters.bury(worker.number)
+            self._board.counters.close_worker(worker.number)
             self.deaths.add(ending.cause + where, ending.stack, f"worker {worker.number} (process {worker.pid})")
         if self.size < self._wanted:
             self._start(worker.number)
@@ -612,7 +612,7 @@ class WorkerPool(RestartingEngine):
                 self._epoll.unregister(fd)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: close the copies, so that the workers still die with their parent."""
+        """Close the copies in a forked child, so that the workers still die with their parent."""
         self._closed = True
         with self._resources:
             for process in self._processes:

@@ -125,8 +125,8 @@ class Launched:
         """
         return self._process.wait(timeout_s)
 
-    def disown(self) -> None:
-        """Wait for it no more: it belongs to another process, or the kernel does not let go of it."""
+    def leave_alone(self) -> None:
+        """Stop waiting for it: it belongs to another process, or the kernel does not release it."""
         self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
@@ -143,23 +143,23 @@ class Forked(Launched):
     def wait(self, timeout_s: float | None = None) -> int | None:
         if not _readable(self.pidfd, timeout_s):
             raise subprocess.TimeoutExpired("a worker", timeout_s or 0.0)
-        told = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
-        return int.from_bytes(told, "little", signed=True) if told else self._reaped()
+        status = os.read(self._pipe, 4) if _readable(self._pipe, STATUS_WAIT_S) else b""
+        return int.from_bytes(status, "little", signed=True) if status else self._reaped()
 
     def _reaped(self) -> int | None:
         """Its status where the template is gone, if it has become a child of this process, the first of a container."""
         deadline = time.monotonic() + STATUS_WAIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
-                if found is not None:
-                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+                if info is not None:
+                    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             if os.getpid() != 1:
                 return None
             time.sleep(0.001)  # the kernel closes the template's pipes a moment before it hands on its children
         return None
 
-    def disown(self) -> None:
+    def leave_alone(self) -> None:
         pass
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Process:
         try:
             self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            self._process.disown()
+            self._process.leave_alone()
         self.forget()
 
     def forget(self) -> None:
@@ -282,8 +282,8 @@ class Process:
         self._resources.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the copies, so that the worker still dies with its parent."""
-        self._process.disown()
+        """Close the copies in a forked child, so that the worker still dies with its parent."""
+        self._process.leave_alone()
         self.forget()
 
     def _signal(self, number: int) -> None:
@@ -375,14 +375,14 @@ class Template(Process):
             undo.callback(os.close, theirs)
             failed = undo.enter_context(contextlib.ExitStack())
             failed.callback(os.close, pipe)
-            answer, found = b"", []
+            answer, descriptors = b"", []
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self.replies, [marshal.dumps((number, changes))], [theirs, *ends, *files])
                 if _readable(self.replies.fileno(), FORK_WAIT_S):
-                    answer, found, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            if found:
+                    answer, descriptors, _, _ = socket.recv_fds(self.replies, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            if descriptors:
                 failed.pop_all()
-                return Forked(int.from_bytes(answer[1:], "little"), found[0], pipe)
+                return Forked(int.from_bytes(answer[1:], "little"), descriptors[0], pipe)
         if answer[:1] == FORKED:  # its pidfd found no room here; without its lifeline it ends
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if answer:
@@ -397,7 +397,7 @@ class TemplateLost(Exception):
 
 
 class _Surroundings:
-    """What a process inherits of its parent, beside descriptors, as it is when this is made."""
+    """The settings that a process inherits of its parent, beside descriptors, as they are when this is made."""
 
     def __init__(self) -> None:
         self.environment, self.limits, self.cpus = _environment(), _limits(), os.sched_getaffinity(0)
@@ -431,8 +431,8 @@ def _identity(what: Any) -> tuple[int, int] | None:
     if what != "." and not is_inherited(what):
         return None
     with contextlib.suppress(OSError):
-        found = os.stat(what)
-        return found.st_dev, found.st_ino
+        stat = os.stat(what)
+        return stat.st_dev, stat.st_ino
     return None
 
 
@@ -469,9 +469,9 @@ def _environment() -> dict[str, str]:
 
 def environment_of(tunables: Mapping[str, int]) -> dict[str, str]:
     """A worker's variables: no GPU, a single thread, and these settings of glibc, beside the user's own, which win."""
-    given = os.environ.get("GLIBC_TUNABLES", "")
-    ours = [f"{name}={value}" for name, value in tunables.items() if name not in given]
-    settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (given, *ours)))}
+    inherited = os.environ.get("GLIBC_TUNABLES", "")
+    ours = [f"{name}={value}" for name, value in tunables.items() if name not in inherited]
+    settings = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": ":".join(filter(None, (inherited, *ours)))}
     return {**FOR_FORKS, **os.environ, **settings, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 

@@ -152,12 +152,12 @@ def next_request(end: socket.socket, memory: memoryview) -> Request | None:
 
 @dataclass(slots=True)
 class Request:
-    """One chunk to do: its samples, and the slot that they go to. No two requests have the same `chunk`: one that is
+    """A chunk to do: its samples, and the slot that they go to. No two requests have the same `chunk`: one that is
     done again gets another number.
 
     `positions` and `indices` are int64 arrays of one length; `indices` may be a list of any keys instead. `whole` says
     that the chunk is the whole batch. For an iterable dataset `indices` count the samples of the worker's own pass,
-    and `iterable` says which pass. `told_epoch` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
+    and `iterable` says which pass. `epoch_sent` goes to the dataset's own ``set_epoch()``; -1: no call. `changes`: see
     `gpuload.workers.inherited`. With `plans` it asks for the plan of a batch instead (see `gpuload.workers.planned`).
     `spare_bytes` is how much memory of its own a chunk may take that does not fit its slot.
     """
@@ -170,7 +170,7 @@ class Request:
     indices: np.ndarray | list[object]
     whole: bool = False
     iterable: IterableStart | None = None
-    told_epoch: int = -1
+    epoch_sent: int = -1
     plans: bool = False
     changes: bytes = b""
     spare_bytes: int = 0
@@ -181,7 +181,7 @@ class Request:
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
         samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickled_keys(indices)
-        others = self.whole, self.iterable, self.told_epoch, self.plans, self.changes, self.spare_bytes
+        others = self.whole, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
         message = pickle.dumps((numbers, samples, others), 5)
         if len(message) > MAX_REQUEST_BYTES:
             what = "the dataset's state_dict()" if self.iterable is not None else "its keys"
@@ -332,13 +332,13 @@ class Engine:
     def submit(self, request: Request) -> bool:
         """Take a chunk and its slot; False if there is enough to do: then, or after an error, the slot is free. Never
         blocks."""
-        taken = False
+        submitted = False
         try:
-            taken = self._submit(request)
+            submitted = self._submit(request)
         finally:
-            if not taken:
+            if not submitted:
                 self._ring.release_at(request.slot_offset)
-        return taken
+        return submitted
 
     def _submit(self, request: Request) -> bool:
         raise NotImplementedError
@@ -387,7 +387,7 @@ class Queue:
         return True
 
     def take_back(self) -> list[Request]:
-        """What no worker has taken yet."""
+        """Return the requests that no worker has taken yet."""
         requests = []
         with contextlib.suppress(BlockingIOError):
             while True:

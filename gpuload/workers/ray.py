@@ -136,7 +136,7 @@ class Done:
 
 @dataclass
 class Report:
-    """What an actor has to say: which machine it is on; what happened since the last report."""
+    """A report of an actor: which machine it is on; what happened since the last report."""
 
     node: str
     address: str
@@ -369,7 +369,7 @@ class RayPool(RestartingEngine):
         self._ask(actor)
 
     def _compare(self, report: Report) -> None:
-        """The same versions give the same pixels."""
+        """Compare versions, since only the same ones give the same pixels."""
         ours = versions()
         different = {name: there for name, there in report.versions.items() if ours.get(name) != there}
         different |= dict.fromkeys(ours.keys() - report.versions.keys(), "none")
@@ -472,11 +472,11 @@ def _first_line(error: BaseException) -> str:
 
 def versions() -> dict[str, str]:
     """The versions that pixels depend on, of Python, gpuload and the decoders in this process."""
-    found = {"python": "{}.{}".format(*sys.version_info)}
+    packages = {"python": "{}.{}".format(*sys.version_info)}
     for name in ("gpuload", *DECODERS):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            packages[name] = metadata.version(name)
+    return packages
 
 
 # -- on another machine -----------------------------------------------------------------------------------------------
@@ -495,7 +495,8 @@ class Host:
         self._news = asyncio.Event()  # there is something to report
 
     async def report(self, within_s: float) -> Report:
-        """What happened; waits for something to report, but no longer than this: a late report is a sign of trouble."""
+        """Return what happened; wait for something to report, but no longer than this: a late report is a sign of
+        trouble."""
         if self._pool is None and self._report.broken is None:
             self._start()
         self._look()
@@ -552,7 +553,7 @@ class Host:
         self._ticking = loop.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Some things are noticed only by looking: a worker that hangs, a chunk that died with another one."""
+        """Notice what is seen only by looking: a worker that hangs, a chunk that died with another one."""
         while True:
             await asyncio.sleep(LOOK_S)
             self._look()

@@ -245,7 +245,7 @@ class ChunkRunner:
             chunk.columns = _columns_of(range(rows), *picked)
             counters.samples += rows
             return True
-        given: dict[int, Any] = {}  # by row, if they are stacked
+        samples: dict[int, Any] = {}  # by row, if they are stacked
         wanted, note, count, stacks = chunk.wanted, chunk.note, self.source.count, self._stacks
         at = clock()  # what comes next is reading
         for row in range(rows):
@@ -257,7 +257,7 @@ class ChunkRunner:
                 if not stacks or clock() - at > FLUSH_NS:  # a short sample takes no longer than to count its time
                     at = count(at)
                 if stacks:
-                    given[row] = sample
+                    samples[row] = sample
                 else:
                     chunk.samples.append(self._reader.read(row, sample))
                     at = clock()
@@ -276,18 +276,18 @@ class ChunkRunner:
             return self._read(chunk)
         chunk.place = self.source.place(request, done)
         counters.samples += done
-        if given:
-            self._stack(chunk, given)
+        if samples:
+            self._stack(chunk, samples)
         counters.header_ns += clock() - start - (counters.read_ns - read_before)
         return True
 
-    def _stack(self, chunk: Chunk, given: dict[int, Any]) -> None:
+    def _stack(self, chunk: Chunk, samples: dict[int, Any]) -> None:
         """Make columns of samples; or take them apart one by one, and those of later chunks too."""
-        if (found := transposed([*given.values()])) is not None:
-            chunk.columns = _columns_of(given, *found)
+        if (columns := transposed([*samples.values()])) is not None:
+            chunk.columns = _columns_of(samples, *columns)
             return
         self._stacks = False
-        for row, sample in given.items():
+        for row, sample in samples.items():
             chunk.note(row)
             try:
                 chunk.samples.append(self._reader.read(row, sample))
@@ -316,11 +316,11 @@ class ChunkRunner:
         key = _batch_key(request)
         if key not in self._batches:
             takes = takes_meta(self.job.collate_fn)
-            given = [sample.given if takes else sample.plain() for sample in samples]
+            batch = [sample.original if takes else sample.plain() for sample in samples]
             if request.iterable is not None and not self._sends:
                 with contextlib.suppress(Exception):  # some samples cannot be copied
-                    given = copy.deepcopy(given)
-            self._batches[key] = self._collate(given)
+                    batch = copy.deepcopy(batch)
+            self._batches[key] = self._collate(batch)
             if len(self._batches) > KEPT_BATCHES:
                 self._batches.pop(next(iter(self._batches)))
         return self._batches[key]
@@ -512,8 +512,8 @@ class RowCopier:
         labels, count = self._dataset.labels, len(numbers)
         values = {}
         if labels is not None:
-            own = labels[numbers]
-            values[1] = ValueColumn(own.tolist() if own.ndim == 1 else list(own))
+            labels_of_rows = labels[numbers]
+            values[1] = ValueColumn(labels_of_rows.tolist() if labels_of_rows.ndim == 1 else list(labels_of_rows))
         kinds: list[Any] = [(dtype.name, 3)] if dtype.itemsize > 1 else []
         images = [ImageColumn(table, [0], None, kinds)]
         return Columns(list(range(count)), [self._structure], images, values, [None] * count)
@@ -522,7 +522,7 @@ class RowCopier:
 def _columns_of(rows: Iterable[int], structure: Structure, leaves: Sequence[Sequence[Any]]) -> Columns:
     """Return the columns of samples that are plain data, by the values of each leaf."""
     rows = list(rows)
-    values = {leaf: ValueColumn(own) for leaf, own in enumerate(leaves)}
+    values = {leaf: ValueColumn(column) for leaf, column in enumerate(leaves)}
     return Columns(rows, [structure], values=values, sources=[None] * len(rows))
 
 

@@ -52,7 +52,7 @@ Region = list[int]  # top, left, height, width
 
 
 class Resized(NamedTuple):
-    """That an image is resized as it is decoded: at how many eighths, to which size, by which filter."""
+    """The resize of an image as it is decoded: at how many eighths, to which size, by which filter."""
 
     eighths: int
     size_hw: tuple[int, int]
@@ -95,10 +95,10 @@ class Picture:
 
 @dataclass(slots=True)
 class Sample:
-    """One sample: its row, what the dataset gave, its structure, and its leaves by number."""
+    """A sample: its row, what the dataset gave, its structure, and its leaves by number."""
 
     row: int
-    given: Any
+    original: Any
     structure: Structure
     images: dict[int, Picture]
     values: dict[int, Any]
@@ -120,7 +120,7 @@ class Sample:
     def plain(self) -> Any:
         """Return what the dataset gave, with metadata as plain objects."""
         if META.isdisjoint(map(type, self.values.values())):
-            return self.given
+            return self.original
         return unflatten(self.structure, [plain_meta(self.values[leaf]) for leaf in range(len(self.values))])
 
     def boxes(self) -> np.ndarray:
@@ -172,19 +172,19 @@ class SampleReader:
         """Count there what is decoded, and how many bytes were given."""
         self._counters, self._decoder.counts = counters, counters.decoded
 
-    def read(self, row: int, given: Any) -> Sample:
+    def read(self, row: int, original: Any) -> Sample:
         """Take a sample apart and read its headers.
 
         Raises:
             TypeError, ValueError: it has no image though one is needed, or its targets do not fit the image.
             Sourced: a header cannot be read.
         """
-        if given is None and self._job.collate_fn is None:
+        if original is None and self._job.collate_fn is None:
             raise TypeError(
                 "the dataset returned None; return a sample, raise an error, or pass a collate_fn that leaves None out"
             )
         leaves: list[Any] = []
-        structure = flatten(given, leaves)
+        structure = flatten(original, leaves)
         declared, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
         if self._frames:
             structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
@@ -206,7 +206,7 @@ class SampleReader:
             except Exception as error:
                 raise Sourced(source, places_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
-        sample = Sample(row, given, structure, images, values, source)
+        sample = Sample(row, original, structure, images, values, source)
         if targets or self._needs_boxes:
             self._add_targets(sample, leaves, targets)
         if self._looks and images:
@@ -274,7 +274,7 @@ class SampleReader:
             remark = size_remark(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
             if remark:
                 self._sizes_differ, self._remarks = True, [*self._remarks, remark]
-        sample.fields = find_fields(sample.given, leaves, targets, self._job.chain)
+        sample.fields = find_fields(sample.original, leaves, targets, self._job.chain)
 
     def _mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
         place = places_of(sample.structure)[leaf]

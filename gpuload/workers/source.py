@@ -79,7 +79,7 @@ class Source:
         self._disk = Disk()
         self._to_announce: list[Any] = []  # keys of the next chunk that `will_need` was not given yet
         self._is_first = True  # nobody has named the samples of this chunk
-        self._told_epoch = -1
+        self._epoch_sent = -1
         self._changes = b""
         self._applied: dict[Any, Any] = {}
         self._epoch = -1
@@ -94,11 +94,11 @@ class Source:
         if request.changes != self._changes:
             self._changes = request.changes
             apply_changes(self._dataset, request.changes, self._applied)
-        if request.told_epoch not in (-1, self._told_epoch):
-            self._told_epoch = request.told_epoch
+        if request.epoch_sent not in (-1, self._epoch_sent):
+            self._epoch_sent = request.epoch_sent
             if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
                 try:
-                    set_epoch(request.told_epoch)
+                    set_epoch(request.epoch_sent)
                 except Exception as error:
                     return partial(_raise, error)
         if request.iterable is not None:
@@ -265,7 +265,7 @@ class Ended(Exception):
 
 
 class Pass:
-    """One pass over an iterable dataset: its samples by number, resumed if the dataset can do that.
+    """A pass over an iterable dataset: its samples by number, resumed if the dataset can do that.
 
     There is no index, so each worker has an iterator of its own and is asked for its samples 0, 1, 2 …; samples that it
     has taken are kept until they were given to the user, since a chunk may have to be done again.
@@ -283,7 +283,7 @@ class Pass:
         self._seed = seed
         self._epoch = epoch
         self._start = start
-        self._taken: dict[int, tuple[Any, Exception | None]] = {}
+        self._pulled: dict[int, tuple[Any, Exception | None]] = {}
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
@@ -329,7 +329,7 @@ class Pass:
         while self._next <= number:
             self._take()
             touch()
-        sample, error = self._taken[number]
+        sample, error = self._pulled[number]
         if error is not None:
             raise error
         return sample
@@ -360,7 +360,7 @@ class Pass:
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
         if self._next >= self._start.samples:
-            self._taken[self._next] = (sample, failed)
+            self._pulled[self._next] = (sample, failed)
         if self._next < DIGESTS:
             self._digests.append(_digest(sample))
         self._next += 1
@@ -375,8 +375,8 @@ class Pass:
     def forget(self, before: int) -> None:
         """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a
         slot: a chunk that is declared lost is done again."""
-        for number in [number for number in self._taken if number < before]:
-            del self._taken[number]
+        for number in [number for number in self._pulled if number < before]:
+            del self._pulled[number]
 
     def place(self, samples: int) -> IterablePlace:
         """Return where the pass is after this many samples; with the dataset's own state, if no sample was taken since

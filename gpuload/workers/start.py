@@ -58,7 +58,7 @@ class Start:
 
     @property
     def before_workers_s(self) -> float:
-        """What the interpreter took that unpickled the dataset."""
+        """Seconds that the interpreter took that unpickled the dataset."""
         return self.interpreter_s + sum(self.imports_s.values()) + self.unpickling_s
 
     @classmethod

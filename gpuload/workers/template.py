@@ -77,7 +77,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
             for fd, _ in poll.poll():
                 if fd in children:
                     poll.unregister(fd)
-                    _bury(fd, *children.pop(fd))
+                    _report_end(fd, *children.pop(fd))
                     continue
                 message, ends, _, _ = socket.recv_fds(
                     control, MAX_REQUEST_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -88,8 +88,8 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                 try:
                     pid = os.fork()
                 except OSError as error:  # too many processes, or no memory
-                    for own in (status_fd, *ends):
-                        os.close(own)
+                    for descriptor in (status_fd, *ends):
+                        os.close(descriptor)
                     control.send(str(error).encode())
                     continue
                 if pid == 0:
@@ -100,8 +100,8 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                     os.close(status_fd)
                     _be_a_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, ends)
                 pidfd = os.pidfd_open(pid)  # before it may be waited for
-                for own in ends:
-                    os.close(own)
+                for descriptor in ends:
+                    os.close(descriptor)
                 children[pidfd] = pid, status_fd
                 poll.register(pidfd, select.POLLIN)
                 socket.send_fds(control, [FORKED + pid.to_bytes(4, "little")], [pidfd])
@@ -125,7 +125,7 @@ def unfit(known: list[int]) -> str:
 
 
 def _not_to_be_shared(fd: int) -> str:
-    """What a descriptor is, if its copies in several processes would disturb each other; else ""."""
+    """Return what a descriptor is, if its copies in several processes would disturb each other; else ""."""
     try:
         path, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
         with open(f"/proc/self/fdinfo/{fd}") as file:
@@ -156,7 +156,7 @@ def _mapped_paths() -> set[str]:
     return {each[5] for each in columns if len(each) > 5}
 
 
-def _bury(pidfd: int, pid: int, status_fd: int) -> None:
+def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
     """Write a dead worker's status to its pipe: as `subprocess` has it, negative for a signal."""
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
@@ -167,17 +167,17 @@ def _bury(pidfd: int, pid: int, status_fd: int) -> None:
 
 def _be_a_worker(
     control: socket.socket,
-    own: tuple[int, int],
+    inherited: tuple[int, int],
     settings: dict[str, Any],
     job: Job,
     shared: tuple[int, int],
     message: bytes,
     ends: list[int],
 ) -> None:
-    """In the child: do a worker's work, and end. `ends` are the descriptors that came with the message."""
+    """Do a worker's work in the child, and end. `ends` are the descriptors that came with the message."""
     try:
         control.close()
-        for fd in own:
+        for fd in inherited:
             os.close(fd)
         number, changes = marshal.loads(message)  # written by the parent
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *others = ends

@@ -72,7 +72,7 @@ def test_set_epoch_keeps_the_place_within_its_epoch_and_begins_any_other():
     loaded = FIRST.go_to(Place(3, 7), running=False)
     assert loaded.set_epoch(3, running=False).start(Schedule()).start == Place(3, 7)
     assert loaded.set_epoch(4, running=False).start(Schedule()).start == Place(4, 0)
-    assert (loaded.told_epoch, loaded.set_epoch(4, running=False).told_epoch) == (-1, 4)
+    assert (loaded.epoch_sent, loaded.set_epoch(4, running=False).epoch_sent) == (-1, 4)
 
 
 @pytest.mark.parametrize("running", [False, True])

@@ -481,10 +481,10 @@ def test_importing_gpuload_is_light():
         (
             {"pad_to": 32, "collate_fn": list},
             ValueError,
-            "pad_to=32 has no meaning with a collate_fn, which gets each image with its own size; leave it out "
+            "pad_to=32 cannot be combined with a collate_fn, which gets each image with its own size; leave it out "
             r"\(gpuload.pad_collate pads\)",
         ),
-        ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 has no meaning with batch_size=None"),
+        ({"pad_to": 32, "batch_size": None}, ValueError, "pad_to=32 cannot be combined with batch_size=None"),
         ({"dtype": "int7"}, (ValueError, TypeError), "int7"),
         ({"dtype": "half"}, ValueError, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),

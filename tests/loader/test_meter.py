@@ -43,15 +43,15 @@ def test_waiting_is_apart_from_what_next_does(rig):
     with meter:
         now.s += 5.0
         engine.waited_s += 4.0
-    meter.given(8)
+    meter.count_batch(8)
     now.s += 10.0  # the step
     with meter:
         now.s += 3.0
         engine.waited_s += 1.0
         transfer.held_s += 0.5
-    meter.given(7)
+    meter.count_batch(7)
     times = {"waited_s": 5.0, "held_s": 0.5, "next_s": 2.5, "first_s": 4.0}
-    assert meter.own == {**times, "batches": 2, "images": 15}
+    assert meter.counts == {**times, "batches": 2, "images": 15}
     assert (meter.last_waited_s, meter.time_s) == (1.0, 18.0)
 
 
@@ -72,4 +72,4 @@ def test_time_between_epochs_does_not_count(rig):
     with meter:
         now.s += 1.0
         engine.waited_s += 1.0
-    assert (meter.time_s, meter.own["first_s"]) == (6.0, 1.0)
+    assert (meter.time_s, meter.counts["first_s"]) == (6.0, 1.0)

@@ -107,7 +107,7 @@ def test_an_iterable_dataset_has_no_indices_but_takes_the_epoch():
     loader.sampler.set_epoch(4)
     assert stream.epoch == 4
     for ask in (len, iter):
-        with pytest.raises(TypeError, match="an iterable dataset says itself what comes next"):
+        with pytest.raises(TypeError, match="an iterable dataset defines its own order"):
             ask(loader.sampler)
 
 

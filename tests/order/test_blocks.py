@@ -257,10 +257,10 @@ def test_blocks_that_are_none_are_refused_when_the_loader_is_made(bounds, error,
     ("options", "text"),
     [
         ({"weights": [1.0] * 9}, "weights draw the samples at random already; leave shuffle out"),
-        ({"sampler": range(9)}, "shuffle=BlockShuffle(block=64, window=256) has no meaning with a sampler"),
+        ({"sampler": range(9)}, "shuffle=BlockShuffle(block=64, window=256) cannot be combined with a sampler"),
         (
             {"shuffle": BlockShuffle(2, 2), "sampler": [1]},
-            "shuffle=BlockShuffle(block=2, window=2) has no meaning with",
+            "shuffle=BlockShuffle(block=2, window=2) cannot be combined with",
         ),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_repeats_of_a_sample_have_draws_of_their_own():
         ({"repeats": 2}, "repeats=2 needs shuffle=True or weights"),
         ({"repeats": 0, "shuffle": True}, "repeats must be at least 1"),
         ({"weights": [1] * 50, "uneven": "exact", "info": True}, "does not go with weights or repeats"),
-        ({"repeats": 2, "sampler": range(4)}, "repeats=2 has no meaning with a sampler"),
+        ({"repeats": 2, "sampler": range(4)}, "repeats=2 cannot be combined with a sampler"),
     ],
 )
 def test_what_has_no_meaning_is_refused(options, text):

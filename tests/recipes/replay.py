@@ -102,7 +102,7 @@ def boxed(record: Box, row: int, leaf: Any) -> Any:
 
 def left_out(record: Box, row: int, leaf: Any, before: Any) -> Any:
     """RandomIoUCrop brings boxes whose centres are outside to nothing; SanitizeBoundingBoxes then drops them."""
-    if record.kept is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
+    if record.kept_boxes is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
         return leaf
     top, left, height, width = record.box_tlhw[row].tolist()
     corners = F.convert_bounding_box_format(before, new_format="CXCYWH")

@@ -35,15 +35,15 @@ class Picky(Backend):
 
     name = "picky"
 
-    def lacks(self, outline, *, late=False):
-        if late and issubclass(outline.kind, CHANGES_PIXELS):
+    def lacks(self, outline, *, on_finished=False):
+        if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
             return "it is late"
         return "it moves pixels" if issubclass(outline.kind, Box | Flip | Warp) else None
 
     def levels(self, finish):
         raise NotImplementedError
 
-    def late(self):
+    def on_finished(self):
         raise NotImplementedError
 
 

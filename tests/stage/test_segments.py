@@ -33,16 +33,16 @@ class Every(TorchBackend):
         self.names = names
         self.seen: list[Any] = []
 
-    def lacks(self, outline, *, late=False):
+    def lacks(self, outline, *, on_finished=False):
         asked = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
         return None if asked else "not asked for"
 
     def levels(self, finish):
         run = super().levels(finish)
 
-        def watched(images, program, windows_tlhw, outputs, late):
-            self.seen.append((images, [record.name for record in program.records], late))
-            return run(images, program, windows_tlhw, outputs, late)
+        def watched(images, program, windows_tlhw, outputs, on_finished):
+            self.seen.append((images, [record.name for record in program.records], on_finished))
+            return run(images, program, windows_tlhw, outputs, on_finished)
 
         return watched
 
@@ -115,8 +115,8 @@ def test_what_is_left_of_late_is_done_by_whom_it_was_planned_for(make_images, ma
     for names in ({"Normalize", "RandomErasing"}, {"Normalize", "MixUp"}, {"Normalize", "RandomErasing", "MixUp"}):
         expected, outputs, backend = run(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
-        late = backend.seen[-1][2]
-        offered = [] if late is None else [record.name for record in late.records]
+        on_finished = backend.seen[-1][2]
+        offered = [] if on_finished is None else [record.name for record in on_finished.records]
         assert offered == [name for name in ("RandomErasing", "MixUp") if "RandomErasing" in names and name in names]
 
 

@@ -58,7 +58,7 @@ def reference(random: np.random.Generator, options, trials: int, scale=(0.3, 1.0
 def test_crops_are_distributed_as_published(options, trials):
     count = 3000
     drawn = draw(T.RandomIoUCrop(sampler_options=options, trials=trials), count)
-    ours = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept.sum(axis=1)])
+    ours = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept_boxes.sum(axis=1)])
     random = np.random.default_rng(0)
     theirs = np.array([reference(random, options, trials) for _ in range(count)])
     for column in range(4):
@@ -78,7 +78,7 @@ def test_what_was_drawn_fits_what_it_was_drawn_for():
     assert ((width / height >= 0.5) & (width / height <= 2)).all()
     x, y = (BOXES[:, :2] + BOXES[:, 2:]).T / 2
     inside = (left[:, None] < x) & (x < (left + width)[:, None]) & (top[:, None] < y) & (y < (top + height)[:, None])
-    np.testing.assert_array_equal(drawn.kept, inside)
+    np.testing.assert_array_equal(drawn.kept_boxes, inside)
 
 
 def test_a_sample_draws_the_same_in_any_company():
@@ -101,7 +101,7 @@ def test_a_sample_without_boxes_stays_as_it_is():
 def test_a_search_that_cannot_end_ends():
     drawn = draw(T.RandomIoUCrop(sampler_options=[0.99], trials=2), 3)
     np.testing.assert_array_equal(drawn.box_tlhw, [[0, 0, *SIZE]] * 3)
-    assert drawn.kept.all()
+    assert drawn.kept_boxes.all()
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_torchvision_finds_as_many_whole_images_and_boxes():
         left.append(int((moved[:, 2] > moved[:, 0]).sum()))
     drawn = draw(T.RandomIoUCrop(), 400)
     assert scipy.stats.ks_2samp(drawn.box_tlhw[:, 2:].prod(axis=1), sizes).pvalue > 1e-3
-    assert scipy.stats.ks_2samp(drawn.kept.sum(axis=1), left).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(drawn.kept_boxes.sum(axis=1), left).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,11 @@ FLOAT = T.ToDtype("float32", scale=True)
         ({"value": ()}, ValueError, "must be one number, or one for each channel, got ()"),
         ({"mode": "color"}, ValueError, "RandomErasing(mode=…) must be one of 'const', 'rand', 'pixel' or None"),
         ({"mode": "const", "value": "random"}, ValueError, "(value='random') does not go with mode='const'; give a n"),
-        ({"mode": "rand", "value": 3}, ValueError, "RandomErasing(value=3.0) has no meaning with mode='rand'; leave"),
+        (
+            {"mode": "rand", "value": 3},
+            ValueError,
+            "RandomErasing(value=3.0) cannot be combined with mode='rand'",
+        ),
         ({"min_count": 0}, ValueError, "RandomErasing(min_count=…) must be at least 1, got 0"),
         ({"min_count": 3, "max_count": 2}, ValueError, "RandomErasing(max_count=…) must be at least 3, got 2"),
     ],

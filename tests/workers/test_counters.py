@@ -73,7 +73,7 @@ def test_a_worker_that_takes_anothers_place_goes_on(clock):
         before.decoded["cut"] += 2
         before.flush()
         clock(2_000)
-        table.bury(7)
+        table.close_worker(7)
         clock(9_000)  # nobody is there
         after = table.of(7)
         after.begin()
@@ -104,10 +104,10 @@ def test_the_start_of_a_worker_is_neither_busy_nor_idle(clock):
         clock(8_000)
         found = told(table, 1)
         assert (found["start_ns"], found["busy_ns"], found["idle_ns"]) == (4_000, 2_000, 1_000)
-        table.bury(1)
+        table.close_worker(1)
         table.starting(1)
         clock(9_000)
-        table.bury(1, died=False)  # it could not be started
+        table.close_worker(1, died=False)  # it could not be started
         clock(20_000)
         found = told(table, 1)
         assert (found["start_ns"], found["idle_ns"], found["restarts"]) == (5_000, 1_000, 1)

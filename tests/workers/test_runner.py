@@ -53,7 +53,7 @@ def done(runner: ChunkRunner, indices: Any, *, room: int = 1 << 16, spare: int =
     request = Request(
         chunk=3,
         epoch=2,
-        told_epoch=-1,
+        epoch_sent=-1,
         positions=np.arange(20, 20 + len(indices)),
         indices=np.asarray(indices) if isinstance(indices, list) else indices,
         slot_offset=0,

@@ -74,7 +74,7 @@ class DaliBackend(Backend):
     def missing(cls, device: torch.device) -> str | None:
         return None if _installed() else f"backend='dali' needs NVIDIA's DALI, which is not installed: {INSTALL}"
 
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         if outline.kind in KINDS:
             return KINDS[outline.kind]
         if outline.kind is Erase and outline.written != "const":
@@ -91,7 +91,7 @@ class DaliBackend(Backend):
 
         return DaliLevels(self._engine, finish)
 
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         from gpuload.stage.dali.runner import DaliLate
 
         return DaliLate(self._engine)

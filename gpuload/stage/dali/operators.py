@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from gpuload.stage.dali.engine import ndd, own, types
+from gpuload.stage.dali.engine import evaluated, ndd, types
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import CHANGES_PIXELS, NOTHING, OPS, Box, Erase, Flip, Ops, Record
 from gpuload.transforms.program.windows import boxes_within
@@ -33,7 +33,7 @@ def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.nda
     """Take a batch through records."""
     for record, before, after in zip(program.records, windows_tlhw, windows_tlhw[1:], strict=False):
         if record.rows is None or len(record.rows):
-            batch = own(_apply(batch, record, before, after))
+            batch = evaluated(_apply(batch, record, before, after))
     return batch
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpuload.stage.dali.engine import Engine, ndd, own, samples
+from gpuload.stage.dali.engine import Engine, evaluated, ndd, samples
 from gpuload.stage.dali.operators import apply_program, cut
 from gpuload.stage.finish import Finish, Outputs
 from gpuload.stage.ragged import RaggedImages
@@ -44,16 +44,18 @@ class DaliLevels:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None,
+        on_finished: Program | None,
     ) -> Program | None:
         with self._engine.running():
             for rows in _pieces(np.arange(len(images)), self._engine):
                 windows = tuple(window[rows] for window in windows_tlhw)
                 records = program if len(rows) == len(program) else program.take(rows)
                 batch = apply_program(batch_of(images.take(rows), windows[0]), records, windows)
-                batch = own(ndd.crop_mirror_normalize(batch, **self._options))
-                if late is not None:
-                    batch = apply_program(batch, late.take(rows), tuple(w[rows] for w in late.windows_tlhw))
+                batch = evaluated(ndd.crop_mirror_normalize(batch, **self._options))
+                if on_finished is not None:
+                    batch = apply_program(
+                        batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)
+                    )
                 _copy(batch, outputs[rows[0] : rows[-1] + 1])
         return None
 
@@ -64,13 +66,16 @@ class DaliLate:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def __call__(self, outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+    def __call__(self, outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
         with self._engine.running():
-            for rows in _pieces(_changed_rows(late), self._engine):
+            for rows in _pieces(_changed_rows(on_finished), self._engine):
                 changed = [outputs[row] for row in rows.tolist()]
                 images = [image.float() if image.is_floating_point() else image for image in changed]
                 batch = ndd.as_batch([image.contiguous() for image in images], layout="CHW")
-                _copy(apply_program(batch, late.take(rows), tuple(w[rows] for w in late.windows_tlhw)), changed)
+                _copy(
+                    apply_program(batch, on_finished.take(rows), tuple(w[rows] for w in on_finished.windows_tlhw)),
+                    changed,
+                )
 
 
 def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
@@ -79,10 +84,10 @@ def _pieces(rows: np.ndarray, engine: Engine) -> Iterator[np.ndarray]:
         yield rows[start : start + step]
 
 
-def _changed_rows(late: Program) -> np.ndarray:
+def _changed_rows(on_finished: Program) -> np.ndarray:
     """Return the rows that a record flips, or erases a box of, int64."""
-    changes = np.zeros(len(late), np.bool_)
-    for record in late.records:
+    changes = np.zeros(len(on_finished), np.bool_)
+    for record in on_finished.records:
         rows = slice(None) if record.rows is None else record.rows
         if isinstance(record, Flip):
             changes[rows] |= record.flipped
@@ -101,7 +106,7 @@ def batch_of(images: RaggedImages, windows_tlhw: np.ndarray) -> ndd.Batch:
     batch = ndd.as_batch(views, layout="HWC")
     if np.array_equal(windows_tlhw, images.regions_tlhw):
         return batch
-    return own(cut(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
+    return evaluated(cut(batch, windows_tlhw - np.pad(images.regions_tlhw[:, :2], ((0, 0), (0, 2)))))
 
 
 def _copy(batch: ndd.Batch, outputs: Outputs) -> None:

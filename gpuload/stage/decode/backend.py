@@ -94,8 +94,8 @@ def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]]
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=95)
     source = Source(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
-    [found] = decode([source])
-    if isinstance(found, Refused):
-        return found.why
-    difference = np.abs(fetch(found, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
+    [answer] = decode([source])
+    if isinstance(answer, Refused):
+        return answer.why
+    difference = np.abs(fetch(answer, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
     return "" if difference <= MAX_LEVELS else f"its picture is another one ({difference:.0f} levels away)"

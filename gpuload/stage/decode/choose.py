@@ -102,17 +102,17 @@ def _mismatch(device: torch.device) -> str:
             f"; {shown} needs a driver for CUDA {built[0]}, and this one is for CUDA {driver[0]}.{driver[1]}: update "
             f"the driver, or {_remedy(device)} in its place"
         )
-    found = torch.version.cuda
-    if found is not None and built and int(found.split(".")[0]) not in built:
-        return f"; {shown} is for another CUDA than torch ({found}): {_remedy(device)}"
+    torch_cuda = torch.version.cuda
+    if torch_cuda is not None and built and int(torch_cuda.split(".")[0]) not in built:
+        return f"; {shown} is for another CUDA than torch ({torch_cuda}): {_remedy(device)}"
     return ""
 
 
 def _installed() -> set[int]:
     """Return the CUDA versions whose nvImageCodec is installed."""
     names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
-    found = (re.fullmatch(PACKAGE + r"(\d+)", name.lower().replace("_", "-")) for name in names)
-    return {int(match[1]) for match in found if match is not None}
+    matches = (re.fullmatch(PACKAGE + r"(\d+)", name.lower().replace("_", "-")) for name in names)
+    return {int(match[1]) for match in matches if match is not None}
 
 
 @functools.cache

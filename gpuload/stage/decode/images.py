@@ -137,19 +137,19 @@ class ImageDecoder:
         self.images += len(images.sources)
         if failed or batch.errors:
             self._free(0)  # its slots may be given back before anything else waits for the device
-        for part, own in zip(parts, memory.split(images.part_bytes), strict=True):
-            part.decoded = own
+        for part, piece in zip(parts, memory.split(images.part_bytes), strict=True):
+            part.decoded = piece
         return [(part, _leave_out(part, failed[id(part)])) for part in parts if id(part) in failed]
 
     def _by_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
         """Return what the device makes of images; None: it had no room for all of them, and it may now."""
         if nbytes > self.limit_bytes:  # it is one
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
-        kept = self._free(self.limit_bytes - nbytes)
+        bytes_in_use = self._free(self.limit_bytes - nbytes)
         try:
             decoded = self._decoder.decode(sources)
         except NoRoom as error:
-            if kept:
+            if bytes_in_use:
                 self._free(0)
                 return None
             self.halved += 1
@@ -157,19 +157,19 @@ class ImageDecoder:
                 return [Refused(str(error))]
             self._piece_bytes = min(self._piece_bytes, nbytes) // 2
             return None
-        self.peak_bytes = max(self.peak_bytes, kept + nbytes)
+        self.peak_bytes = max(self.peak_bytes, bytes_in_use + nbytes)
         return decoded
 
     def _free(self, limit_bytes: int) -> int:
         """Free the images whose crops are copied; wait for others until what is left takes no more than this. Return
         how much that is."""
-        kept = sum(nbytes for _, nbytes, _ in self._copying)
-        while self._copying and (kept > limit_bytes or self._copying[0][0].query()):
+        bytes_in_use = sum(nbytes for _, nbytes, _ in self._copying)
+        while self._copying and (bytes_in_use > limit_bytes or self._copying[0][0].query()):
             event, nbytes, _ = self._copying[0]
             event.synchronize()
-            kept -= nbytes
+            bytes_in_use -= nbytes
             self._copying.popleft()
-        return kept
+        return bytes_in_use
 
     def _refuse(self, why: str) -> None:
         why = one_line(why, MAX_REASON)
@@ -190,8 +190,8 @@ class ImageDecoder:
         try:
             pixels = self._cpu.decode(file, self._cpu.header(file), tuple(region))
         except Exception as error:
-            asked = content.rows[of_sample]
-            where = part.batch.spec.epoch, part.positions[asked], part.indices[asked]
+            row_of_sample = content.rows[of_sample]
+            where = part.batch.spec.epoch, part.positions[row_of_sample], part.indices[row_of_sample]
             return of_sample, record_of(*where, source, error, places_of(content.structure(of_sample))[leaf])
         start = int(images.places["start"][row])
         memory[start : start + pixels.size].view(pixels.shape).copy_(torch.from_numpy(pixels))

@@ -114,8 +114,8 @@ class NvImageCodec:
         for name, backends in wanted.items():
             if only not in ("", name):
                 continue
-            decoder, said = listen(self._make, backends, threads)
-            complaint = said or "it cannot be made"
+            decoder, message = listen(self._make, backends, threads)
+            complaint = message or "it cannot be made"
             if decoder is not None:
                 complaint = complaint_about(functools.partial(self._run, name, decoder), device)
             if complaint:
@@ -139,18 +139,18 @@ class NvImageCodec:
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
         """Return a result for each image, in their order; NoRoom if the device has no memory for all of them."""
-        found: list[Pixels | Refused] = [NOTHING] * len(sources)
-        rest = list(range(len(sources)))
+        answers: list[Pixels | Refused] = [NOTHING] * len(sources)
+        undecided = list(range(len(sources)))
         for name, decoder in self._decoders.items():
             for grey in (False, True):
-                rows = [row for row in rest if sources[row].grey is grey]
+                rows = [row for row in undecided if sources[row].grey is grey]
                 if rows:
                     for row, one in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
-                        found[row] = one
-            rest = [row for row in rest if type(found[row]) is Refused]
-            if not rest:
+                        answers[row] = one
+            undecided = [row for row in undecided if type(answers[row]) is Refused]
+            if not undecided:
                 break
-        return found
+        return answers
 
     def close(self) -> None:
         """Give memory back."""
@@ -159,15 +159,15 @@ class NvImageCodec:
     def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
         """Decode images of one kind of colour with one decoder."""
         boxes = [_box(source) if name in self._with_regions else None for source in sources]
-        images, said = listen(self._call, decoder, sources, boxes)
-        if images is None and any(words in said.lower() for words in OUT_OF_MEMORY):
-            raise NoRoom(said)
+        images, message = listen(self._call, decoder, sources, boxes)
+        if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
+            raise NoRoom(message)
         if images is not None and not self._on_cpu:
-            said = ""  # it is about no image: these are refused without a word
-        if said and (middle := len(sources) // 2):
+            message = ""  # it is about no image: these are refused without a word
+        if message and (middle := len(sources) // 2):
             return [one for half in (sources[:middle], sources[middle:]) for one in self._run(name, decoder, half)]
-        if images is None or said:
-            return [Refused(said) if said else NOTHING] * len(sources)
+        if images is None or message:
+            return [Refused(message) if message else NOTHING] * len(sources)
         return [
             NOTHING if image is None else self._pixels(name, source, box, image)
             for source, box, image in zip(sources, boxes, images, strict=True)

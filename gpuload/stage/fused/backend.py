@@ -59,8 +59,8 @@ class FusedBackend(Backend):
             )
         return None
 
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        if late and outline.kind is Flip:
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+        if on_finished and outline.kind is Flip:
             return "finished images are moved by torch"
         if outline.kind is Elastic:
             return "fields are smoothed by torch"
@@ -80,7 +80,7 @@ class FusedBackend(Backend):
 
         return FusedRunner(finish, self.device)
 
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         from gpuload.stage.fused.runner import change_finished
 
         return change_finished

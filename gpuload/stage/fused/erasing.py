@@ -61,22 +61,22 @@ def erase_images(outputs: Outputs, erase: Erase) -> None:
             erase_images(outputs[row][None], erase.take(np.array([number]), None))
         return
     there = boxes[:, :, 2] > 0
-    some = np.flatnonzero(there.any(axis=1))
-    if not len(some):
+    chosen = np.flatnonzero(there.any(axis=1))
+    if not len(chosen):
         return
     # Boxes that are not there are all 0.
-    starts = np.where(there[some][:, :, np.newaxis], boxes[some, :, :2], np.iinfo(np.int64).max).min(axis=1)
-    ends = (boxes[some, :, :2] + boxes[some, :, 2:]).max(axis=1)
-    around = np.concatenate([rows[some, None], starts, ends], axis=1)
+    starts = np.where(there[chosen][:, :, np.newaxis], boxes[chosen, :, :2], np.iinfo(np.int64).max).min(axis=1)
+    ends = (boxes[chosen, :, :2] + boxes[chosen, :, 2:]).max(axis=1)
+    around = np.concatenate([rows[chosen, None], starts, ends], axis=1)
     channels, device = outputs.shape[1], outputs.device
-    drawn = erased_boxes(erase, channels)[some]
+    drawn = erased_boxes(erase, channels)[chosen]
     down, across = (-(-(ends - starts).max(axis=0) // (ROWS, COLUMNS))).tolist()
     with device_of(outputs):
-        for own in portions(len(some), programs=down * across):
-            _erase_images[down * across, len(some[own])](
+        for portion in portions(len(chosen), programs=down * across):
+            _erase_images[down * across, len(chosen[portion])](
                 outputs,
-                upload(around[own], device),
-                upload(drawn[own], device),
+                upload(around[portion], device),
+                upload(drawn[portion], device),
                 boxes.shape[1],
                 quantile_table(device),
                 across,
@@ -109,7 +109,8 @@ def _erase_images(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of the area around an image's boxes: its row, then top, left, bottom and right. Grid: tiles, images."""
+    """Erase in a tile of the area around an image's boxes: its row, then top, left, bottom and right. Grid: tiles,
+    images."""
     around_ptr += tl.program_id(1) * 5
     ys = tl.load(around_ptr + 1).to(tl.int32) + tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     xs = tl.load(around_ptr + 2).to(tl.int32) + tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)

@@ -113,7 +113,7 @@ def at_once(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl
 
 @triton.jit
 def row_by_row(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.constexpr, GEOMETRY: tl.constexpr):
-    """The same, one row of the tile after the other: a map's bicubic filter on 8 rows at once needs more registers than
+    """Sample one row of the tile after the other: a map's bicubic filter on 8 rows at once needs more registers than
     a thread has (255, and 56 bytes of memory)."""
     places = tl.arange(0, ys.shape[0])[:, None]
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.float32)

@@ -74,8 +74,8 @@ def one_pass(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One tile of one job. Grid: tiles of the largest result (187,500 for 48 megapixels, more than other axes than the
-    first allow), jobs.
+    """Compute a tile of a job. Grid: tiles of the largest result (187,500 for 48 megapixels, more than other axes than
+    the first allow), jobs.
 
     All jobs of a launch have the kind of geometry GEOMETRY, and no operations without OPERATES; the columns of their
     results are OUT_COLUMN numbers apart in memory, or as each job says, if it is 0: a chain may swap rows and columns
@@ -94,10 +94,10 @@ def one_pass(
         rows = top + tl.arange(0, ROWS)
         columns = left + tl.arange(0, COLUMNS)
         # Rows and columns beyond the result are treated as its last ones, and not written.
-        own = tl.minimum(columns, width - 1)
-        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, own)
+        inside = tl.minimum(columns, width - 1)
+        ys, xs = _places(ints_ptr, Y, STEP_Y, tl.minimum(rows, height - 1)), _places(ints_ptr, X, STEP_X, inside)
         red, green, blue = geometry(
-            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, own, ys, xs, CHANNELS, GEOMETRY
+            source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, inside, ys, xs, CHANNELS, GEOMETRY
         )
         if OPERATES:
             at = tl.load(ints_ptr + OPERATIONS_AT)

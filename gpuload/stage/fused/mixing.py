@@ -58,10 +58,10 @@ def mix(outputs: Outputs, mix: Mix, partners: np.ndarray) -> None:
     last = outputs.is_contiguous(memory_format=torch.channels_last)
     with device_of(outputs):
         programs = triton.cdiv(count, BLOCK)
-        for some in portions(len(pairs), programs=programs):
-            _mix[programs, some.stop - some.start](
+        for portion in portions(len(pairs), programs=programs):
+            _mix[programs, portion.stop - portion.start](
                 outputs,
-                upload(pairs[some].view(np.int64), outputs.device),
+                upload(pairs[portion].view(np.int64), outputs.device),
                 height,
                 width,
                 *outputs.stride(),
@@ -106,7 +106,7 @@ def _mix(
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One piece of one pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory; if `WHOLE`,
+    """Mix a piece of a pair. Grid: pieces, pairs. If `DENSE`, numbers are counted in their order in memory; if `WHOLE`,
     there is a multiple of `LANES` of them."""
     pair_ptr = pairs_ptr + tl.program_id(1) * _PAIR
     one_ptr = pair_ptr + 2
@@ -151,11 +151,11 @@ def _mix(
 
 
 @triton.jit
-def _blend(own, other, side_ptr):
+def _blend(image, other, side_ptr):
     """The sum of two products, each rounded by itself."""
     ours = tl.load(side_ptr + 4).to(tl.int32).to(tl.float32, bitcast=True)
-    rest = tl.load(side_ptr + 5).to(tl.int32).to(tl.float32, bitcast=True)
-    return round_to(other.to(tl.float32) * rest + own.to(tl.float32) * ours, own.dtype)
+    other_share = tl.load(side_ptr + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    return round_to(other.to(tl.float32) * other_share + image.to(tl.float32) * ours, image.dtype)
 
 
 @triton.jit

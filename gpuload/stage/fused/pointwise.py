@@ -40,7 +40,7 @@ _UNIT: Final = tl.constexpr(1 / 255)
 
 @triton.jit
 def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, CHANNELS: tl.constexpr):
-    """One operation on a tile.
+    """Apply an operation to a tile.
 
     Args:
         red, green, blue: the tile's levels; of one channel, the same block three times.
@@ -136,9 +136,9 @@ def _saturation(red, green, blue, factor):
 def _hue(red, green, blue, factor):
     """Turn the hue by a fraction of the circle; for the formulas see `color.hue`."""
     value = tl.maximum(tl.maximum(red, green), blue)
-    least = tl.minimum(tl.minimum(red, green), blue)
-    chroma = value - least
-    distance = 2.0 - tl.div_rn(green + blue - red - least, chroma + _TINY)  # never negative
+    lowest = tl.minimum(tl.minimum(red, green), blue)
+    chroma = value - lowest
+    distance = 2.0 - tl.div_rn(green + blue - red - lowest, chroma + _TINY)  # never negative
     turns = tl.floor(tl.where(green < blue, -distance, distance) * _SIXTH + _HALF)
     turns += ((factor * 255.0).to(tl.int32) & 255).to(tl.float32)  # truncated, then modulo 256
     turns = tl.where(turns < 256.0, turns, turns - 256.0)
@@ -171,7 +171,7 @@ def _pick(red, green, blue, channel):
 
 @triton.jit
 def _inside(ys, xs, box_ptr):
-    """Which pixels of a tile are in a box of four float64 numbers."""
+    """Return which pixels of a tile are in a box of four float64 numbers."""
     down = ys - tl.load(box_ptr).to(tl.int32)
     across = xs - tl.load(box_ptr + 1).to(tl.int32)
     rows = (down >= 0) & (down < tl.load(box_ptr + 2).to(tl.int32))

@@ -74,17 +74,17 @@ class FusedRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None,
+        on_finished: Program | None,
     ) -> Program | None:
         """As `gpuload.stage.backend.Levels` has it."""
         if int(images.shapes[0, 2]) not in CHANNELS:
-            return self._others(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, late)
+            return self._others(images.interleaved(windows_tlhw[0]), program, windows_tlhw, outputs, on_finished)
         images = images.interleaved(windows_tlhw[0]) if _reaches_far(images) else images
-        erasing = leading_erasing(late)
+        erasing = leading_erasing(on_finished)
         self.launch(*self.prepare(images, program, windows_tlhw, outputs, erasing), images.pixels, outputs)
-        if late is None or len(erasing) == len(late.records):
+        if on_finished is None or len(erasing) == len(on_finished.records):
             return None
-        return late.part(len(erasing), len(late.records))
+        return on_finished.part(len(erasing), len(on_finished.records))
 
     def kernels(self, steps: Sequence[Sequence[Outline]], form: Form) -> set[Any]:
         """As `gpuload.stage.backend.Compiled` has it."""
@@ -92,7 +92,7 @@ class FusedRunner:
         return level_variants(steps, form=form, tile=self.tile) if {*form.channels} <= {*CHANNELS} else set()
 
     def fusing(self, *, channels_last: bool) -> Fusing:
-        """What plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
+        """Return what plans batches for `launch_planned` elsewhere, with dense results in this memory format."""
         return Fusing(self.tile, channels_last)
 
     def prepare(
@@ -101,15 +101,17 @@ class FusedRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Sequence[Erase] = (),
+        on_finished: Sequence[Erase] = (),
     ) -> tuple[Plan, dict[str, torch.Tensor]]:
         """Make the passes for a batch: how they are launched, and by name the arrays that kernels read, on the device.
 
         Args:
             images, program, windows_tlhw, outputs: as for `gpuload.stage.backend.Levels`.
-            late: what is erased of all finished images.
+            on_finished: what is erased of all finished images.
         """
-        plan, arrays = Plan.of(images.table, program, windows_tlhw, *_strides(outputs), late, self.tile, images.steps)
+        plan, arrays = Plan.of(
+            images.table, program, windows_tlhw, *_strides(outputs), on_finished, self.tile, images.steps
+        )
         tensors = upload_together(list(arrays.values()), self._device)
         return plan, dict(zip(arrays, tensors, strict=True))
 
@@ -173,14 +175,14 @@ class FusedRunner:
                 )
 
 
-def change_finished(outputs: Outputs, late: Program, partners: np.ndarray | None) -> None:
+def change_finished(outputs: Outputs, on_finished: Program, partners: np.ndarray | None) -> None:
     """Apply what was drawn to finished images, in place; arguments as for `gpuload.stage.finish.apply_late`."""
     if outputs[0].shape[0] not in CHANNELS:
-        return apply_late(outputs, late, partners=partners)
-    for record in late.records:
+        return apply_late(outputs, on_finished, partners=partners)
+    for record in on_finished.records:
         match record:
             case Mix():
-                mix(outputs, record, neighbours(len(late)) if partners is None else partners)
+                mix(outputs, record, neighbours(len(on_finished)) if partners is None else partners)
             case Erase():
                 erase_images(outputs, record)
 
@@ -212,7 +214,7 @@ def _reaches_far(images: RaggedImages) -> bool:
 
 
 def _part(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Some of its numbers; a view of all would only cost time."""
+    """Return a part of the numbers; a view of all would only cost time."""
     return tensor if end - start == tensor.numel() else tensor[start:end]
 
 

@@ -313,8 +313,8 @@ def _weigh_rows(ints_ptr, floats_ptr, weights_ptr, tile, ys, CURVE: tl.constexpr
     while line < count:
         numbers = (line + tl.arange(0, _CHUNK))[:, None]
         pixels = top + numbers + corner
-        own = _weight(pixels, ys, height, first, end, shape, scale, norm, CURVE)
-        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], own, numbers < count)
+        weights = _weight(pixels, ys, height, first, end, shape, scale, norm, CURVE)
+        tl.store(weights_ptr + numbers * ROWS + tl.arange(0, ROWS)[None, :], weights, numbers < count)
         line += _CHUNK
 
 
@@ -331,15 +331,15 @@ def _weigh_columns(ints_ptr, floats_ptr, weights_ptr, columns, there, xs, out_wi
     tap = 0
     while tap < taps:
         pixels = place + tap + corner
-        own = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
+        weights = _weight(pixels, xs, width, first, end, shape, scale, norm, CURVE)
         before = tap // TAPS_AT_ONCE * TAPS_AT_ONCE
-        tl.store(weights_ptr + before * out_width + tap - before, own, there)
+        tl.store(weights_ptr + before * out_width + tap - before, weights, there)
         tap += 1
 
 
 @triton.jit
 def _reach(ints_ptr, floats_ptr, places, length, AXIS: tl.constexpr, CURVE: tl.constexpr):
-    """What the weights of some pixels of a result are made from, along one axis.
+    """Return what the weights of some pixels of a result are made from, along one axis.
 
     Returns:
         first, end: the first pixel that the filter takes and the one after the last, mirrored ones included, int32.
@@ -399,8 +399,8 @@ def _weight(pixels, places, length, first, end, shape, scale, norm, CURVE: tl.co
     if CURVE == GAUSSIAN:
         result = _weight_of_blur(pixels, places, shape, length, scale, norm).to(tl.int32, bitcast=True)
     else:
-        taken = (pixels >= first) & (pixels < end)
-        weight = tl.where(taken, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
+        inside = (pixels >= first) & (pixels < end)
+        weight = tl.where(inside, _curve(((pixels - first).to(tl.float64) + shape) * scale, CURVE), 0.0) * norm
         half = 0.5 if CURVE == BILINEAR else tl.where(weight < 0.0, -0.5, 0.5)
         result = (weight + half).to(tl.int32)  # truncated
     return result

@@ -57,9 +57,11 @@ def tables(pixels: torch.Tensor, jobs: torch.Tensor, factors: torch.Tensor, most
     counts = torch.zeros(n, 3, 256, dtype=torch.int32, device=device)
     pieces = triton.cdiv(most, BLOCK * ROUNDS)
     with device_of(pixels):
-        for own in portions(n, programs=pieces):  # one large image among many small ones has many pieces for all
-            some = jobs[own.start * JOB : own.stop * JOB]
-            _count[own.stop - own.start, pieces](pixels, some, counts[own], CHANNELS=channels, BLOCK=BLOCK)
+        for portion in portions(n, programs=pieces):  # one large image among many small ones has many pieces for all
+            portion_jobs = jobs[portion.start * JOB : portion.stop * JOB]
+            _count[portion.stop - portion.start, pieces](
+                pixels, portion_jobs, counts[portion], CHANNELS=channels, BLOCK=BLOCK
+            )
         _tabulate[n, 3](counts, jobs, factors, result, CHANNELS=channels, **OPTIONS)
     return result
 
@@ -146,8 +148,8 @@ def _contrast(counts_ptr, levels, size, factor, CHANNELS: tl.constexpr):
         total = total * _RED + greens * _GREEN + blues * _BLUE
     mean = tl.floor(total / size.to(tl.float64) + 0.5)
     factor = factor.to(tl.float32)
-    rest = 1.0 - factor.to(tl.float64)
-    added = (mean * rest + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a plain constant would be a float32
+    mean_share = 1.0 - factor.to(tl.float64)
+    added = (mean * mean_share + tl.full((), _GUARD, tl.float64)).to(tl.float32)  # a plain constant would be a float32
     blend = levels.to(tl.float32) * factor + added
     return tl.minimum(tl.maximum(blend, 0.0), 255.0).to(tl.int32)
 
@@ -161,8 +163,8 @@ def _total(counts, levels):
 def _equalize(counts, levels):
     """`points.equalize_table`."""
     last = tl.max(tl.where(counts > 0, levels, 0))
-    rest = tl.sum(tl.where(levels == last, 0, counts))
-    step = rest // 255
+    counted = tl.sum(tl.where(levels == last, 0, counts))
+    step = counted // 255
     before = tl.cumsum(counts) - counts
     table = tl.minimum((before + step // 2) // tl.maximum(step, 1), 255)
     return tl.where(step > 0, table, levels)
@@ -171,9 +173,9 @@ def _equalize(counts, levels):
 @triton.jit
 def _stretch(counts, levels):
     """`points.stretch_table`."""
-    least = tl.min(tl.where(counts > 0, levels, 255)).to(tl.float64)
-    span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - least
+    lowest = tl.min(tl.where(counts > 0, levels, 255)).to(tl.float64)
+    span = tl.max(tl.where(counts > 0, levels, 0)).to(tl.float64) - lowest
     scale = tl.full((), 255.0, tl.float64) / tl.maximum(span, 1.0)
-    stretched = levels.to(tl.float64) * scale + -least * scale
+    stretched = levels.to(tl.float64) * scale + -lowest * scale
     table = tl.minimum(tl.maximum(stretched, 0.0), 255.0).to(tl.int32)  # truncated
     return tl.where(span > 0, table, levels)

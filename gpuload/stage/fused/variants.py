@@ -65,16 +65,16 @@ class Variant:
 
     def compile(self) -> None:
         """Compile it for the current device, and load it there."""
-        made: Any = KERNELS[self.kernel].warmup(*self.args, grid=(1, 1), **dict(self.options))
+        compiled: Any = KERNELS[self.kernel].warmup(*self.args, grid=(1, 1), **dict(self.options))
         try:
-            made.run  # noqa: B018  it loads the kernel
+            compiled.run  # noqa: B018  it loads the kernel
         except BaseException:
-            made._run = None  # else Triton would take it for loaded
+            compiled._run = None  # else Triton would take it for loaded
             raise
 
 
 def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile) -> set[Variant]:
-    """What a run on levels may launch.
+    """Return the variants that a run on levels may launch.
 
     Args:
         steps: the outlines of each of its transforms.
@@ -85,21 +85,21 @@ def level_variants(steps: Sequence[Sequence[Outline]], *, form: Form, tile: Tile
     ended, going_on, counted = _passes(steps)
     operates, column = operations_in(steps), 0 if transposes_in(steps) else form.column
     pointers = (U8, I32, I64, F64, I64, F64, U8, I32, I64, F32, F32)
-    found: set[Variant] = set()
+    variants: set[Variant] = set()
     ways = [(kind, dtype, out_channels, column, dtype != U8, box) for kind in ended for box in form.erases]
     ways += [(kind, U8, channels, channels, False, False) for kind in going_on]
     for kind, written, out, step, finished, box in ways:
         constants = {"CHANNELS": channels, "OUT_CHANNELS": out, "OUT_COLUMN": step, "GEOMETRY": kind}
         constants |= {"OPERATES": operates, "FINISHED": finished, "ERASES": box}
         constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns}
-        found.add(_variant("one_pass", (*pointers, written), **constants, **options_of(kind, tile.warps)))
+        variants.add(_variant("one_pass", (*pointers, written), **constants, **options_of(kind, tile.warps)))
     for kind in (ended | going_on) & {R.RESIZE, R.BLUR}:
         constants = {"GEOMETRY": kind, "ROWS": tile.rows, "COLUMNS": COLUMNS}
-        found.add(_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
+        variants.add(_variant("weigh", (I64, F64, I32), **constants, **separable.OPTIONS))
     if counted:
-        found.add(_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
-        found.add(_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
-    return found
+        variants.add(_variant("count", (U8, I64, I32), CHANNELS=channels, BLOCK=statistics.BLOCK))
+        variants.add(_variant("tabulate", (I32, I64, F64, U8), CHANNELS=channels, **statistics.OPTIONS))
+    return variants
 
 
 def operations_in(steps: Iterable[Sequence[Outline]]) -> bool:
@@ -113,20 +113,20 @@ def transposes_in(steps: Iterable[Sequence[Outline]]) -> bool:
 
 
 def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Variant]:
-    """What a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
-    found: set[Variant] = set()
+    """Return the variants that a run on finished images, N×C×H×W, may launch; arguments as for `level_variants`."""
+    variants: set[Variant] = set()
     channels, dtype = form.channels[1], form.dtype
     for outline in (known for outlines in steps for known in outlines):
         if outline.kind is Mix:
             constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
             for whole in (False, True):
                 constants |= {"WHOLE": whole, "BLOCK": mixing.BLOCK}
-                found.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
+                variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
             args = (dtype, I64, I64, NUMBER, F32, NUMBER, NUMBER, NUMBER, NUMBER, form.column)
-            found.add(_variant("erase_images", args, **constants, **erasing.OPTIONS))
-    return found
+            variants.add(_variant("erase_images", args, **constants, **erasing.OPTIONS))
+    return variants
 
 
 def compile_all(variants: Iterable[Variant], device: torch.device) -> None:
@@ -182,12 +182,12 @@ def _passes(steps: Sequence[Sequence[Outline]]) -> tuple[set[int], set[int], boo
 
 
 def _effects(outline: Outline) -> list[tuple[int | None, bool]]:
-    """What an outline's records may do to a pass: begin one of a kind (and True), but for those that only choose pixels
-    so far; do something to it (any kind, and False); or begin one in which levels are counted (None)."""
+    """Return what an outline's records may do to a pass: begin one of a kind (and True), but for those that only choose
+    pixels so far; do something to it (any kind, and False); or begin one in which levels are counted (None)."""
     if outline.kind is Box:
         resized = outline.padding_mode is None and set(outline.filters) != {"nearest"}
-        found = [(R.RESIZE, True)] if resized else []
-        return [*found, (R.COPY, True)]
+        effects = [(R.RESIZE, True)] if resized else []
+        return [*effects, (R.COPY, True)]
     if outline.kind is Warp:
         return [(R.WARP, True), (R.COPY, True)]
     if outline.kind is Erase:

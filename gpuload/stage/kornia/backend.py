@@ -54,8 +54,8 @@ class KorniaBackend(Backend):
     def missing(cls, device: torch.device) -> str | None:
         return None if find_spec("kornia") else MISSING
 
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
-        if late and issubclass(outline.kind, CHANGES_PIXELS):
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
+        if on_finished and issubclass(outline.kind, CHANGES_PIXELS):
             return FINISHED
         if outline.kind is Box and outline.padding_mode is None:
             return NEAREST if "nearest" in outline.filters else RESIZE
@@ -70,5 +70,5 @@ class KorniaBackend(Backend):
     def levels(self, finish: Finish) -> Levels:
         return self._runner(finish, self.device)
 
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         return apply_late  # of records that change no pixels: `lacks` leaves all others to the reference

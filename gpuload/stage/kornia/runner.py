@@ -148,14 +148,14 @@ class KorniaRunner(BatchRunner):
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None = None,
+        on_finished: Program | None = None,
     ) -> Program | None:
         free_bytes = None if self._gpu is None else self._gpu.free_bytes()
         if self._gpu is None:
             self.piece = images_at_once(windows_tlhw, images.shapes, CPU_BYTES)
         elif free_bytes is not None:
             self.piece = images_at_once(windows_tlhw, images.shapes, int(free_bytes * GPU_SHARE))
-        return super().__call__(images, program, windows_tlhw, outputs, late)
+        return super().__call__(images, program, windows_tlhw, outputs, on_finished)
 
     def _finished(self, levels: torch.Tensor) -> torch.Tensor:
         numbers = levels.to(torch.float32)

@@ -26,11 +26,11 @@ class TorchBackend(Backend):
         super().__init__(device)
         self._single = device.type == "cpu" if runner is None else runner == "single"
 
-    def lacks(self, outline: Outline, *, late: bool = False) -> str | None:
+    def lacks(self, outline: Outline, *, on_finished: bool = False) -> str | None:
         return None
 
     def levels(self, finish: Finish) -> Levels:
         return SingleRunner(finish) if self._single else BatchRunner(finish, self.device)
 
-    def late(self) -> Late:
+    def on_finished(self) -> Late:
         return apply_late

@@ -73,22 +73,22 @@ class BatchRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None = None,
+        on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
         together = (images.shapes[:, 2] == images.shapes[0, 2]).all() and _go_together(program, windows_tlhw)
         step = max(1, self.piece * PIECE_CHANNELS // max(int(images.shapes[0, 2]), PIECE_CHANNELS)) if together else 1
         for start in range(0, len(images), step):
             rows = np.arange(start, min(start + step, len(images)))
             windows = tuple(window[rows] for window in windows_tlhw)
-            some = program if len(rows) == len(program) else program.take(rows)
-            results = self._run(images, some, rows, windows)
+            part = program if len(rows) == len(program) else program.take(rows)
+            results = self._run(images, part, rows, windows)
             if isinstance(outputs, torch.Tensor):
                 outputs[start : start + len(rows)].copy_(results)
             else:
                 for output, result in zip(outputs[start:], results, strict=False):
                     output.copy_(result)
-        return late
+        return on_finished
 
     def _run(
         self, images: RaggedImages, program: Program, rows: np.ndarray, windows: tuple[np.ndarray, ...]
@@ -160,19 +160,19 @@ class BatchRunner:
         """Windows of resized boxes, those with the same filter together."""
         corners, boxes_hw, sizes_hw = before[:, :2] - record.box_tlhw[:, :2], record.box_tlhw[:, 2:], record.size_hw
 
-        def resized(some: Source, rows: np.ndarray, number: int) -> Source:
-            levels = resize(some, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[number])
+        def resized(images: Source, rows: np.ndarray, number: int) -> Source:
+            levels = resize(images, corners[rows], boxes_hw[rows], sizes_hw[rows], after[rows], FILTERS[number])
             return Source.of_dense(on_grid(levels, self._top))
 
         return changed_by_key(source, filter_codes(record.filters, len(before)), resized)
 
     def _warp(self, source: Source, record: Warp, after: np.ndarray) -> Source:
-        def warped(some: Source, rows: np.ndarray, number: int) -> Source:
+        def warped(images: Source, rows: np.ndarray, number: int) -> Source:
             if number == STILL:
-                return some.cut(after[rows])
+                return images.cut(after[rows])
             coefficients, corners = record.coefficients[rows], after[rows, :2]
             return Source.of_dense(
-                self._warped(some.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
+                self._warped(images.dense(), coefficients, _size(after), FILTERS[number], record.fill, corners)
             )
 
         return changed_by_key(source, np.where(record.warped, filter_codes(record.filters, len(after)), STILL), warped)
@@ -240,25 +240,25 @@ class Branches:
         """Take the images of some rows (ascending; None means all) out of their groups, and put them back changed."""
         rows = self._everyone if rows is None else rows
         if len(rows):
-            images = change(self._taken(rows))
+            images = change(self._images_of(rows))
             self._groups.append((rows, images))
 
     def whole(self) -> Source:
         """Return the images of the batch; there are no groups after that."""
-        return self._taken(self._everyone)
+        return self._images_of(self._everyone)
 
-    def _taken(self, rows: np.ndarray) -> Source:
+    def _images_of(self, rows: np.ndarray) -> Source:
         groups, self._groups = self._groups, []
-        taken: list[tuple[np.ndarray, Source]] = []
+        parts: list[tuple[np.ndarray, Source]] = []
         for group_rows, images in groups:
             inside = np.isin(group_rows, rows, assume_unique=True)
             if inside.all():
-                taken.append((group_rows, images))
+                parts.append((group_rows, images))
             elif inside.any():
-                taken.append((group_rows[inside], images.take(np.flatnonzero(inside))))
+                parts.append((group_rows[inside], images.take(np.flatnonzero(inside))))
                 self._groups.append((group_rows[~inside], images.take(np.flatnonzero(~inside))))
             else:
                 self._groups.append((group_rows, images))
-        if len(taken) == 1:
-            return taken[0][1]
-        return Source.merged([(np.searchsorted(rows, group_rows), images) for group_rows, images in taken])
+        if len(parts) == 1:
+            return parts[0][1]
+        return Source.merged([(np.searchsorted(rows, group_rows), images) for group_rows, images in parts])

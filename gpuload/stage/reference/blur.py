@@ -53,15 +53,16 @@ def blur_weights(width: int, sigma: float) -> np.ndarray:
     density = np.exp(-0.5 * (distances / sigma) ** 2)
     weights = np.rint(density / density.sum() * WEIGHT_UNIT)
     weights[width // 2] += WEIGHT_UNIT - weights.sum()
-    found = np.flatnonzero(weights)
-    weights = weights[found[0] : found[-1] + 1]
+    above_zero = np.flatnonzero(weights)
+    weights = weights[above_zero[0] : above_zero[-1] + 1]
     weights.flags.writeable = False
     return weights
 
 
 @lru_cache(maxsize=64)
 def mirrored(length: int, radius: int) -> np.ndarray:
-    """Which pixels are read for -radius … length + radius - 1, mirrored at the last pixels as often as needed."""
+    """Return which pixels are read for -radius … length + radius - 1, mirrored at the last pixels as often as
+    needed."""
     return padded_places(np.arange(-radius, length + radius), length, "reflect")
 
 
@@ -123,7 +124,7 @@ def box_blur_image(canvas: Canvas, values: Sequence[float]) -> None:
 
 
 def box_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """The same for levels N×C×H×W, float32; `values`, float64 (N, …), begin with the radius."""
+    """Blur levels N×C×H×W, float32, by a box; `values`, float64 (N, …), begin with the radius."""
     boxes = [_box(radius) for radius in values[:, 0].tolist()]
     radius = max(whole for whole, _, _ in boxes) + 1
     weights = np.zeros((len(boxes), radius + 1))

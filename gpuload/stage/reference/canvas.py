@@ -24,7 +24,7 @@ class Floats:
 
 
 class Canvas:
-    """One image in the form that was made last: levels as H×W×C of the image's dtype, or floats."""
+    """An image in the form that was made last: levels as H×W×C of the image's dtype, or floats."""
 
     def __init__(self) -> None:
         self._image: np.ndarray | None = None

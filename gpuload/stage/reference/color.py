@@ -94,8 +94,8 @@ def contrast(levels: torch.Tensor, factor: Factor) -> None:
         sums = sums[:, :1] * LUMA[0] + sums[:, 1:2] * LUMA[1] + sums[:, 2:] * LUMA[2]
     mean = sums.div(height * width).add_(0.5).floor_()
     # The factor is a float32, as Pillow's is; the summand is computed in float64 on all devices.
-    rest = 1 - (factor.double() if isinstance(factor, torch.Tensor) else factor)
-    levels.mul_(factor).add_((mean * rest + GUARD).to(levels.dtype))
+    mean_share = 1 - (factor.double() if isinstance(factor, torch.Tensor) else factor)
+    levels.mul_(factor).add_((mean * mean_share + GUARD).to(levels.dtype))
     _to_levels(levels, factor)
 
 
@@ -114,11 +114,11 @@ def hue(levels: torch.Tensor, factor: Factor) -> None:
         return
     red, green, blue = levels.split(1, dim=1)
     value = torch.maximum(torch.maximum(red, green), blue)
-    least = torch.minimum(torch.minimum(red, green), blue)
-    chroma = value - least
+    lowest = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - lowest
     # With R, G, B in 0 … 1 between the least and the greatest channel, the hue is 1 + G + B - R sixths of the circle
     # where G ≥ B, and 5 - (G + B - R) elsewhere: 3 minus a distance with the sign of G - B.
-    distance = 2 - (green + blue - red - least) / (chroma + TINY)
+    distance = 2 - (green + blue - red - lowest) / (chroma + TINY)
     turns = torch.copysign(distance, green - blue).mul_(-255 / 6).add_(255 / 2).floor_()
     shift = torch.trunc(factor * 255).to(levels.dtype) if isinstance(factor, torch.Tensor) else int(factor * 255)
     sixths = _wrap(turns + shift, 256).mul_(6 / 255)
@@ -170,14 +170,14 @@ class _SingleHue:
             self._scratch = Floats(*levels.array.shape)
         red, green, blue = levels.array
         value, chroma, turns = self._scratch.array
-        turns_tensor, least = self._scratch.tensor[2], chroma
+        turns_tensor, lowest = self._scratch.tensor[2], chroma
         np.maximum(np.maximum(red, green, out=value), blue, out=value)
-        np.minimum(np.minimum(red, green, out=least), blue, out=least)
+        np.minimum(np.minimum(red, green, out=lowest), blue, out=lowest)
         np.add(green, blue, out=turns)  # the formulas are those of `hue`
         np.subtract(turns, red, out=turns)
-        np.subtract(turns, least, out=turns)
+        np.subtract(turns, lowest, out=turns)
         np.subtract(green, blue, out=green)
-        np.subtract(value, least, out=chroma)
+        np.subtract(value, lowest, out=chroma)
         np.add(chroma, TINY, out=red)
         np.divide(turns, red, out=turns)
         np.subtract(2.0, turns, out=turns)
@@ -255,8 +255,8 @@ def permute(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 def autocontrast(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Stretch each channel to 0 … 255: Pillow's `ImageOps.autocontrast`."""
-    least, greatest = torch.aminmax(levels.flatten(2), dim=2)
-    return _look_up(levels, stretch_table(least.to(torch.float64), greatest.to(torch.float64)))
+    lowest, highest = torch.aminmax(levels.flatten(2), dim=2)
+    return _look_up(levels, stretch_table(lowest.to(torch.float64), highest.to(torch.float64)))
 
 
 def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -279,12 +279,12 @@ POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
 }
 
 
-def stretch_table(least: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
+def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
     """The new level of each level, float64 (…, 256), from the least and the greatest, float64 (…)."""
-    ramp = torch.arange(LEVELS, dtype=torch.float64, device=least.device)
-    span = greatest - least
+    ramp = torch.arange(LEVELS, dtype=torch.float64, device=lowest.device)
+    span = highest - lowest
     scale = torch.full_like(span, 255) / span.clamp(min=1)  # torch would multiply a plain number by a reciprocal
-    offset = -least * scale
+    offset = -lowest * scale
     # Truncated, in the order of Pillow's operations, which are in float64 too.
     product = ramp * scale[..., None]
     stretched = (product + offset[..., None]).trunc_().clamp_(0, 255)
@@ -320,10 +320,10 @@ def _posterize(canvas: Canvas, values: Sequence[float]) -> None:
 
 def _solarize(canvas: Canvas, values: Sequence[float]) -> None:
     image = canvas.image()
-    least = int(np.ceil(values[0]))  # the first level that is inverted
-    if least > 255:
+    threshold = int(np.ceil(values[0]))  # the first level that is inverted
+    if threshold > 255:
         return
-    above = np.greater_equal(image, max(least, 0)).view(np.uint8)
+    above = np.greater_equal(image, max(threshold, 0)).view(np.uint8)
     canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # 255 where it was 1
 
 

@@ -47,8 +47,17 @@ class Source:
     def of_ragged(cls, images: RaggedImages, rows: np.ndarray, windows_tlhw: np.ndarray) -> Source:
         """Windows of some images of a batch."""
         assert images.steps is None
-        heights, widths, own = images.shapes[rows].T
-        whole = cls(images.pixels, images.offsets[rows], widths * own, own.copy(), 1, heights, widths, int(own[0]))
+        heights, widths, channels = images.shapes[rows].T
+        whole = cls(
+            images.pixels,
+            images.offsets[rows],
+            widths * channels,
+            channels.copy(),
+            1,
+            heights,
+            widths,
+            int(channels[0]),
+        )
         return whole.cut(windows_tlhw - np.pad(images.regions_tlhw[rows, :2], ((0, 0), (0, 2))))
 
     @classmethod
@@ -79,7 +88,7 @@ class Source:
         return cls.of_dense(result)
 
     def take(self, rows: np.ndarray) -> Source:
-        """Some of the images."""
+        """Return some of the images."""
         return replace(self, **{name: getattr(self, name)[rows] for name in PER_IMAGE})
 
     def flip(self, flipped: np.ndarray, *, horizontally: bool) -> Source:
@@ -153,8 +162,8 @@ def crop(
     at, inside = [], []
     for axis in (0, 1):
         wanted = corners[:, axis, None] + np.arange(size_hw[axis])
-        found = padded_places(wanted, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
-        at.append(upload(found, pixels.device))
+        places = padded_places(wanted, frames_hw[:, axis, None], mode) - corners[:, axis + 2, None]
+        at.append(upload(places, pixels.device))
         inside.append(upload((wanted >= 0) & (wanted < frames_hw[:, axis, None]), pixels.device))
     result = source.gather(at[0], at[1])
     if mode == "constant":

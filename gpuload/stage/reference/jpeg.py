@@ -56,7 +56,7 @@ TO_YCC: Final = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, 
 
 
 def compress_image(canvas: Canvas, values: Sequence[float]) -> None:
-    """One image at the quality that is the first value."""
+    """Compress an image at the quality that is the first value."""
     image = canvas.image()
     file = io.BytesIO()
     Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, "JPEG", quality=int(values[0]))
@@ -107,15 +107,15 @@ def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _to_ycc(rgb: torch.Tensor) -> tuple[torch.Tensor, ...]:
     red, green, blue = rgb.unbind(1)
-    found = []
+    planes = []
     for row, (r, g, b) in enumerate(TO_YCC):
         more = HALF if row == 0 else (128 << 16) + HALF - 1
-        found.append((red * r + green * g + blue * b + more) >> 16)
-    return tuple(found)
+        planes.append((red * r + green * g + blue * b + more) >> 16)
+    return tuple(planes)
 
 
 def _to_rgb(luma: torch.Tensor, blue: torch.Tensor, red: torch.Tensor) -> torch.Tensor:
-    """From whole numbers N×H×W, the last two around 0."""
+    """Convert whole numbers N×H×W, the last two around 0, to RGB."""
     return torch.stack(
         [
             luma + ((91881 * red + HALF) >> 16),

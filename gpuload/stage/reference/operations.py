@@ -126,10 +126,10 @@ def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None
 def mix_batch(
     levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
 ) -> torch.Tensor:
-    """The same for levels N×C×H×W, float32; `operate` does operations in place."""
+    """Mix levels N×C×H×W, float32; `operate` applies operations in place."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
     for chain in range(record.codes.shape[1]):
-        made = operate(levels.clone(), record.chain(chain))
-        total.add_(made.mul_(shares[:, 1 + chain]))
+        augmented = operate(levels.clone(), record.chain(chain))
+        total.add_(augmented.mul_(shares[:, 1 + chain]))
     return total.add_(GUARD).floor_()

@@ -145,6 +145,6 @@ def image_on_grid(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def on_grid(numbers: torch.Tensor, top: int | None) -> torch.Tensor:
-    """The same for a tensor, float32, which stays that, or uint8; `top` is the highest level, see
+    """Round a tensor to the grid: float32, which stays that, or uint8; `top` is the highest level, see
     `gpuload.stage.finish.TOPS`."""
     return numbers if top is None or numbers.dtype == torch.uint8 else numbers.round().clamp_(0, top)

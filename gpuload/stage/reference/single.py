@@ -66,9 +66,9 @@ class SingleRunner:
         program: Program,
         windows_tlhw: tuple[np.ndarray, ...],
         outputs: Outputs,
-        late: Program | None = None,
+        on_finished: Program | None = None,
     ) -> Program | None:
-        """Apply records, as `gpuload.stage.backend.Levels` says; all of `late` is left to be done."""
+        """Apply records, as `gpuload.stage.backend.Levels` says; all of `on_finished` is left to be done."""
         assert images.steps is None
         canvas, pixels = self._canvas, images.pixels.numpy()
         ways = self._ways(program, windows_tlhw, pixels.dtype)
@@ -86,7 +86,7 @@ class SingleRunner:
                 write(row, canvas)
         finally:
             canvas.set(None)  # let go of the ring
-        return late
+        return on_finished
 
     def _ways(
         self, program: Program, windows_tlhw: tuple[np.ndarray, ...], dtype: np.dtype
@@ -191,11 +191,13 @@ class SingleRunner:
         return write_array
 
     def _writer_channels_last(self, arrays: np.ndarray) -> Step:
-        """The same for N×H×W×C. The constants are repeated along a row: a loop over three channels takes ten times as
+        """Write N×H×W×C. The constants are repeated along a row: a loop over three channels takes ten times as
         long as one over a row."""
         n, height, width, channels = arrays.shape
         rows = arrays.reshape(n, height, width * channels)
-        scale, bias = (np.tile(np.broadcast_to(some.ravel(), channels), width) for some in (self._scale, self._bias))
+        scale, bias = (
+            np.tile(np.broadcast_to(constants.ravel(), channels), width) for constants in (self._scale, self._bias)
+        )
 
         def write(row: int, canvas: Canvas) -> None:
             image = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else contiguous(canvas.image())

@@ -56,7 +56,7 @@ def warp_image(
     interpolation: str,
     fill: float | Sequence[float],
 ) -> np.ndarray:
-    """One image through a map.
+    """Warp an image by a map.
 
     Args:
         image: H×W×C.
@@ -141,14 +141,14 @@ def warp_batch(
     if interpolation == "nearest":
         y, x = nearest_pixels(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        found = _take(flat, torch.where(inside, y * width + x, 0))
+        values = _take(flat, torch.where(inside, y * width + x, 0))
     else:
         y, x = mapped_points(levels, coefficients, size_hw, corners)
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         filtered = _bilinear if interpolation == "bilinear" else _bicubic
         # Points outside may be infinite or NaN. A plain number is no copy from the host.
-        found = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
-    return torch.where(inside[:, None], found, outside).view(n, channels, *size_hw)
+        values = filtered(flat, torch.where(inside, y, 0.5), torch.where(inside, x, 0.5), height, width)
+    return torch.where(inside[:, None], values, outside).view(n, channels, *size_hw)
 
 
 def mapped_points(
@@ -170,17 +170,17 @@ def nearest_pixels(
     groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
     if len(groups) == 1:
         return NEAREST[min(groups)](like, coefficients, size_hw, corners)
-    found = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
+    pixels = torch.empty(2, len(coefficients), size_hw[0] * size_hw[1], dtype=torch.int64, device=like.device)
     for way, rows in groups.items():
         index = upload(rows, like.device)
-        found[0, index], found[1, index] = NEAREST[way](like, coefficients[rows], size_hw, corners[rows])
-    return found[0], found[1]
+        pixels[0, index], pixels[1, index] = NEAREST[way](like, coefficients[rows], size_hw, corners[rows])
+    return pixels[0], pixels[1]
 
 
 def _scaled(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, x = (upload(found, like.device) for found in scaled_pixels(coefficients, size_hw, corners))
+    y, x = (upload(numbers, like.device) for numbers in scaled_pixels(coefficients, size_hw, corners))
     return y[:, :, None].expand(-1, -1, size_hw[1]).flatten(1), x[:, None, :].expand(-1, size_hw[0], -1).flatten(1)
 
 
@@ -188,15 +188,15 @@ def _fixed(
     like: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c, d, e, f, _, _ = coefficients.T
-    found = []
+    pixels = []
     for across, down, first in ((d, e, f), (a, b, c)):
         numbers = np.stack([first + across * 0.5 + down * 0.5, across, down])
         first, across, down = np.floor(numbers * 65536 + 0.5).astype(np.int64)
         first = first + corners[:, 1] * across + corners[:, 0] * down
         rows = upload(first[:, None] + np.arange(size_hw[0]) * down[:, None], like.device)
         columns = upload(np.arange(size_hw[1]) * across[:, None], like.device)
-        found.append((rows[:, :, None] + columns[:, None, :]).bitwise_right_shift_(16).flatten(1))
-    return found[0], found[1]
+        pixels.append((rows[:, :, None] + columns[:, None, :]).bitwise_right_shift_(16).flatten(1))
+    return pixels[0], pixels[1]
 
 
 def _floating(
@@ -215,9 +215,9 @@ def _take(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(flat: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The same for filters, as Pillow's C has them: whole numbers exact in float64, and floats as they are."""
-    found = _take(flat, indices)
-    return found if found.is_floating_point() else found.double()
+    """Read pixels for filters, as Pillow's C has them: whole numbers exact in float64, and floats as they are."""
+    pixels = _take(flat, indices)
+    return pixels if pixels.is_floating_point() else pixels.double()
 
 
 def _taps(points: torch.Tensor, length: int, first: int, count: int) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -270,13 +270,13 @@ def deform(levels: torch.Tensor, record: Elastic, rows: np.ndarray) -> torch.Ten
     inside = torch.ones((n, 1, height, width), device=levels.device)
     numbers = torch.cat([levels.to(torch.float32), inside], dim=1)
     interpolation = str(record.filters)
-    found = grid_sample(numbers, torch.stack([x, y], dim=3), interpolation, "zeros", align_corners=False)
-    found, inside = found[:, :channels], found[:, channels:]
+    moved = grid_sample(numbers, torch.stack([x, y], dim=3), interpolation, "zeros", align_corners=False)
+    moved, inside = moved[:, :channels], moved[:, channels:]
     fill = upload(np.array(record.fill, np.float32).reshape(-1, 1, 1), levels.device)
-    found = torch.where(inside < 0.5, fill, found) if interpolation == "nearest" else (found - fill) * inside + fill
+    moved = torch.where(inside < 0.5, fill, moved) if interpolation == "nearest" else (moved - fill) * inside + fill
     if levels.dtype.is_floating_point:
-        return found.to(levels.dtype)
-    return found.round_().clamp_(0, torch.iinfo(levels.dtype).max).to(levels.dtype)
+        return moved.to(levels.dtype)
+    return moved.round_().clamp_(0, torch.iinfo(levels.dtype).max).to(levels.dtype)
 
 
 def _fields(keys: torch.Tensor, record: Elastic, height: int, width: int) -> torch.Tensor:

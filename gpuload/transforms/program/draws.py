@@ -40,7 +40,7 @@ def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Program:
-    """What was drawn for the images of a batch by a line of transforms.
+    """The random draws of a line of transforms for the images of a batch.
 
     Attributes:
         records: in the order of application.

@@ -37,8 +37,8 @@ def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[n
     """Where points (…, 2) of image `at` of a record, x and y, come to lie: they have the displacement of the pixel that
     their coordinates are rounded to."""
     size_hw = record.sizes_hw[at]
-    found = points.reshape(-1, 2).astype(np.float64)
-    pixels = np.clip(rounded(found).astype(np.int64), 0, size_hw[::-1] - 1)
+    displaced_xy = points.reshape(-1, 2).astype(np.float64)
+    pixels = np.clip(rounded(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
     key = Key(*record.keys[at].tolist())
     for plane in (0, 1):
         if record.sigma[plane]:
@@ -52,8 +52,8 @@ def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[n
             amounts = np.einsum("nyx,y,x->n", noise, down, across)
         else:
             amounts = _noise(key, plane, pixels[:, 1], pixels[:, 0], size_hw)
-        found[:, plane] -= 0.5 * record.alpha[plane] * amounts
-    return found.reshape(points.shape)
+        displaced_xy[:, plane] -= 0.5 * record.alpha[plane] * amounts
+    return displaced_xy.reshape(points.shape)
 
 
 def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:

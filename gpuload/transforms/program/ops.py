@@ -63,7 +63,7 @@ def filter_codes(filters: np.ndarray | str, shape: int | tuple[int, ...]) -> np.
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Record:
-    """One step of a program.
+    """A step of a program.
 
     Attributes:
         rows: int64 (n,), the rows of the batch that it is for, ascending; None: all.
@@ -72,7 +72,7 @@ class Record:
         name: the name of that transform, for messages.
     """
 
-    told: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
+    drawn_fields: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
 
     rows: np.ndarray | None = None
     sizes_hw: np.ndarray = field(default_factory=lambda: NO_SIZES)
@@ -98,7 +98,7 @@ class Record:
         return sizes_hw
 
     def take(self, entries: np.ndarray, rows: np.ndarray | None) -> Self:
-        """Some entries of its arrays; `rows` are their row numbers in the remaining batch."""
+        """Return the record with some entries of its arrays; `rows` are their row numbers in the remaining batch."""
         changes: dict[str, Any] = {"rows": rows}
         for name in (known.name for known in fields(self) if known.name != "rows"):
             value = getattr(self, name)
@@ -127,10 +127,10 @@ class Box(Record):
         fill: levels for ``"constant"``: one, or one for each channel.
         mask_fill: the same for masks: any number.
         cuts: bounding boxes are cut to the box even where it is the whole image.
-        kept: bool (n, most bounding boxes of a sample), which ones are kept; None: all.
+        kept_boxes: bool (n, most bounding boxes of a sample), which ones are kept; None means all.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("box_tlhw", "size_hw", "filters", "kept")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("box_tlhw", "size_hw", "filters", "kept_boxes")
 
     box_tlhw: np.ndarray
     size_hw: np.ndarray
@@ -139,7 +139,7 @@ class Box(Record):
     fill: tuple[float, ...] = (0,)
     mask_fill: float = 0
     cuts: bool = True
-    kept: np.ndarray | None = None
+    kept_boxes: np.ndarray | None = None
 
     @property
     def after_hw(self) -> np.ndarray:
@@ -160,7 +160,7 @@ class Box(Record):
 class Flip(Record):
     """`flipped`: bool (n,), which images are mirrored; `axis`: 0 for upside down, 1 for left to right."""
 
-    told: ClassVar[tuple[str, ...]] = ("flipped",)
+    drawn_fields: ClassVar[tuple[str, ...]] = ("flipped",)
 
     flipped: np.ndarray
     axis: int = 1
@@ -185,7 +185,7 @@ class Turn(Record):
         flipped: bool (n, 2), which are mirrored then, upside down and left to right.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("transposed", "flipped")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("transposed", "flipped")
 
     transposed: np.ndarray
     flipped: np.ndarray
@@ -212,7 +212,7 @@ class Warp(OfWholeImages):
         filters, fill, mask_fill: as for `Box`; the fill lies outside the image.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("coefficients", "size_hw", "warped", "filters")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("coefficients", "size_hw", "warped", "filters")
 
     coefficients: np.ndarray
     size_hw: np.ndarray
@@ -238,7 +238,7 @@ class Elastic(OfWholeImages):
         fill, mask_fill: as for `Box`; the fill lies outside the image.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("keys",)
+    drawn_fields: ClassVar[tuple[str, ...]] = ("keys",)
 
     keys: np.ndarray
     alpha: tuple[float, float]
@@ -261,7 +261,7 @@ class Ops(Record):
         whole: whether each pixel of a result may depend on the whole image.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("codes", "values", "filters")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("codes", "values", "filters")
 
     codes: np.ndarray
     values: np.ndarray
@@ -285,7 +285,7 @@ class Mixture(OfWholeImages):
         fill: of warps, as in `Ops`.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("codes", "values", "weights")
 
     codes: np.ndarray
     values: np.ndarray
@@ -308,17 +308,17 @@ class Erase(Record):
         keys: uint64 (n, 2), the words of the key of the random numbers.
         kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
         numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
-        given: these as the user wrote them.
+        written: the numbers as the user wrote them.
         scaled: whether they were written for images that `ToDtype` scales to 0 … 1.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("boxes_tlhw", "keys")
 
     boxes_tlhw: np.ndarray
     keys: np.ndarray
     kind: str = "const"
     numbers: tuple[float, ...] = (0.0,)
-    given: tuple[float, ...] = (0.0,)
+    written: tuple[float, ...] = (0.0,)
     scaled: bool = False
 
     def levels(self, top: int | None) -> tuple[float, ...]:
@@ -326,7 +326,7 @@ class Erase(Record):
         if top == 255:
             return self.numbers
         unit = (top or 1) if self.scaled else 1
-        return tuple(number if top is None else float(round(number * unit)) for number in self.given)
+        return tuple(number if top is None else float(round(number * unit)) for number in self.written)
 
 
 @dataclass(eq=False, repr=False)
@@ -340,7 +340,7 @@ class Mix(Record):
         names: if several transforms drew it, the name of each image's; "" where it is not mixed.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("share", "box_tlhw")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("share", "box_tlhw")
 
     share: np.ndarray
     box_tlhw: np.ndarray
@@ -373,7 +373,7 @@ class Gather(OfWholeImages):
         covered: of a paste, where each image shows its partner: a bool tensor H×W, or None for nowhere; set likewise.
     """
 
-    told: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
+    drawn_fields: ClassVar[tuple[str, ...]] = ("gathered", "order", "centre_yx", "keys")
 
     gathered: np.ndarray
     size_hw: np.ndarray | None = None
@@ -415,12 +415,12 @@ class Call(OfWholeImages):
     there, and `gpuload.stage.user_code` calls it.
 
     Attributes:
-        own: the transform, a `gpuload.transforms.custom.Custom`.
+        transform: a `gpuload.transforms.custom.Custom`.
         params: what it drew: an array (n, …), tuples and dicts of these, or None.
         seeds: int64 (n,), of torch's generators during the call.
     """
 
-    own: Any
+    transform: Any
     params: Any = None
     seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -435,8 +435,8 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(params, dict):
         return {key: in_params(value, change) for key, value in params.items()}
     if isinstance(params, tuple):
-        found = [in_params(value, change) for value in params]
-        return type(params)(*found) if hasattr(params, "_fields") else tuple(found)
+        entries = [in_params(value, change) for value in params]
+        return type(params)(*entries) if hasattr(params, "_fields") else tuple(entries)
     return change(params)
 
 
@@ -496,7 +496,7 @@ class Reformat(Record):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Outline:
-    """What is known of a transform's records before anything is drawn.
+    """Facts about a transform's records that are known before anything is drawn.
 
     Attributes:
         kind: their class.

@@ -56,16 +56,16 @@ class Trail:
     left: np.ndarray | None = None
     valid: np.ndarray | None = None
 
-    def keep(self, kept: np.ndarray) -> None:
-        """Leave out boxes where `kept`, bool (n,), is False."""
-        if not kept.all():
-            self.left = np.flatnonzero(kept) if self.left is None else self.left[kept]
-            self.boxes = [boxes[kept] for boxes in self.boxes]
+    def keep(self, mask: np.ndarray) -> None:
+        """Drop boxes where `mask`, bool (n,), is False."""
+        if not mask.all():
+            self.left = np.flatnonzero(mask) if self.left is None else self.left[mask]
+            self.boxes = [boxes[mask] for boxes in self.boxes]
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The boxes of each sample after some records."""
-    trails = [Trail([found]) for found in boxes]
+    trails = [Trail([array]) for array in boxes]
     follow(records, trails)
     return [trail.boxes[0] for trail in trails]
 
@@ -111,30 +111,30 @@ def _step(record: Record, at: int, trail: Trail) -> None:
             for axis in np.flatnonzero(record.flipped[at]).tolist():
                 _mirror(trail, axis, size_hw)
         case Box() | Elastic() | Warp():
-            if isinstance(record, Box) and record.kept is not None and trail.boxes:
-                trail.keep(record.kept[at, : len(trail.boxes[0])])
+            if isinstance(record, Box) and record.kept_boxes is not None and trail.boxes:
+                trail.keep(record.kept_boxes[at, : len(trail.boxes[0])])
             trail.boxes = [_moved_boxes(record, at, boxes) for boxes in trail.boxes]
             trail.points = [_moved_points(record, at, points) for points in trail.points]
 
 
-def _called(record: Call, method: str, at: int, given: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _called(record: Call, method: str, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Boxes or keypoints, as a transform of the user's own moves them."""
-    if not record.own.has(method):
-        return given
+    if not record.transform.has(method):
+        return points
     height, width = size_hw.tolist()
-    found = getattr(record.own, method)(
-        given.copy(), in_params(record.params, lambda array: array[at]), (height, width)
+    moved = getattr(record.transform, method)(
+        points.copy(), in_params(record.params, lambda array: array[at]), (height, width)
     )
-    if not isinstance(found, np.ndarray) or found.shape != given.shape:
-        got = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+    if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
+        got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
         raise ValueError(
-            f"{record.name}.{method} must return a numpy array of shape {given.shape}, as given; got {got}"
+            f"{record.name}.{method} must return a numpy array of shape {points.shape}, as given; got {got}"
         )
-    return found.astype(given.dtype)
+    return moved.astype(points.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Which boxes are large enough, and within the image."""
+    """Return which boxes are large enough, and within the image."""
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)

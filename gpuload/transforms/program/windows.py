@@ -48,7 +48,7 @@ def transposed_boxes(boxes_tlhw: np.ndarray, which: np.ndarray) -> np.ndarray:
 def source_windows(
     windows_tlhw: np.ndarray, outputs_hw: np.ndarray, inputs_hw: np.ndarray, filters: np.ndarray
 ) -> np.ndarray:
-    """Which part of each image a part of its resized version depends on, with the support of the filter.
+    """Return the part of each image that a part of its resized version depends on, with the filter's support.
 
     Args:
         windows_tlhw: int64 (B, 4), in the resized images.
@@ -112,7 +112,7 @@ def filter_weights(
 
 
 def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
-    """The same for a plain filter: taps outside count for the pixel at the border."""
+    """Return taps and weights of a plain filter: taps outside count for the pixel at the border."""
     reach = int(SUPPORT[interpolation])
     wanted = np.floor(centres - 0.5).astype(np.int64)[:, :, None] + np.arange(1 - reach, 1 + reach)
     weights = _filter(np.abs(wanted + 0.5 - centres[:, :, None]), interpolation)
@@ -153,7 +153,7 @@ def rare_filter(names: Iterable[str]) -> str | None:
 
 
 def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: np.ndarray, mode: str) -> np.ndarray:
-    """Which part of each image a part of a box depends on, where the box may reach beyond the image.
+    """Return the part of each image that a part of a box depends on, where the box may reach beyond the image.
 
     Args:
         boxes_tlhw: int64 (B, 4), in the images.
@@ -217,11 +217,11 @@ def scaled_pixels(
     """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
     image, and any number after it."""
     a, _, c, _, e, f, _, _ = coefficients.T
-    found = []
+    extremes = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
         # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
         steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
         steps[:, 0] = first + step * 0.5
         sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
-        found.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
-    return found[0], found[1]
+        extremes.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return extremes[0], extremes[1]

@@ -109,9 +109,9 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> tuple[int, int]:
     heights, widths = ints.T[WHOLE]
     if kind == RESIZE:
         box, size = ints.T[BOX], ints.T[SIZE]  # both axes
-        taken = np.ceil(WIDTHS[ints[:, FILTER]] * np.maximum(box, size) / size)
-        taken[box == size] = 1
-        taps_y, taps_x = taken.astype(np.int64)
+        taps = np.ceil(WIDTHS[ints[:, FILTER]] * np.maximum(box, size) / size)
+        taps[box == size] = 1
+        taps_y, taps_x = taps.astype(np.int64)
         lines = taps_y + 1 - (1 - rows) * ints[:, BOX_H] // ints[:, SIZE_H]
     else:
         taps_x = np.minimum(ints[:, KERNEL_W], widths)
@@ -145,13 +145,13 @@ def erased_boxes(erase: Erase, channels: int) -> np.ndarray:
         channels: of the images, 1 or 3.
     """
     boxes = erase.boxes_tlhw
-    found = np.zeros(boxes.shape[:2], ERASED)
-    found["box_tlhw"], found["kind"] = boxes, KINDS.index(erase.kind)
+    entries = np.zeros(boxes.shape[:2], ERASED)
+    entries["box_tlhw"], entries["kind"] = boxes, KINDS.index(erase.kind)
     if erase.kind == "const":
-        found["numbers"] = np.array(erase.numbers, np.float32).view(np.int32)
-        return found.view(np.int64)
+        entries["numbers"] = np.array(erase.numbers, np.float32).view(np.int32)
+        return entries.view(np.int64)
     areas = boxes[:, :, 2:].prod(axis=2)
     counts = channels * (areas if erase.kind == "pixel" else areas > 0)
-    found["numbers"][:, :, 0] = np.cumsum(counts, axis=1) - counts
-    found["numbers"][:, :, 1:] = erase.keys[:, None]
-    return found.view(np.int64)
+    entries["numbers"][:, :, 0] = np.cumsum(counts, axis=1) - counts
+    entries["numbers"][:, :, 1:] = erase.keys[:, None]
+    return entries.view(np.int64)

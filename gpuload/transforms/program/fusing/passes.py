@@ -106,14 +106,18 @@ class Passes:
         self._level: int | None = 0  # the last pass of all images; None: they differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        first, given = self.jobs[0], int(images["shape"][0, 2])
+        first, stored_channels = self.jobs[0], int(images["shape"][0, 2])
         first[R.WHOLE] = images["shape"][:, :2].T
         self._steps, self._widths = steps, images["shape"][:, 1]
         if steps is None:
-            first[R.ROW_STEP], first[R.COLUMN_STEP], first[R.CHANNEL_STEP] = first[R.WIDTH] * given, given, 1
+            first[R.ROW_STEP], first[R.COLUMN_STEP], first[R.CHANNEL_STEP] = (
+                first[R.WIDTH] * stored_channels,
+                stored_channels,
+                1,
+            )
         else:
             first[R.SOURCE_STEPS] = steps.T
-        if given != channels:
+        if stored_channels != channels:
             first[R.CHANNEL_STEP] = 0
         first[R.BASE] = images["offset"]
         self._show_all(0, slice(None))
@@ -149,8 +153,8 @@ class Passes:
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
         """Set numbers of all images' last passes: which one, and int64 (B,) or one for all."""
         at, here = self._at(self._everything)
-        for column, own in numbers:
-            self.jobs[at, column, here] = own
+        for column, number in numbers:
+            self.jobs[at, column, here] = number
 
     def apply(self, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> None:
         """Add the records of a program, from window to window."""
@@ -203,12 +207,12 @@ class Passes:
         step, length, place, sign, size = AXES[axis]
         open_ = self._open[rows]
         for which, first, by, count in ((open_, R.BASE, step, length), (~open_, place, sign, size)):
-            if not len(some := _rows_where(rows, which)):
+            if not len(columns := _rows_where(rows, which)):
                 continue
-            at, some = self._at(some)
-            steps = self.jobs[at, by, some]
-            self.jobs[at, first, some] += (self.jobs[at, count, some] - 1) * steps
-            self.jobs[at, by, some] = -steps
+            at, columns = self._at(columns)
+            steps = self.jobs[at, by, columns]
+            self.jobs[at, first, columns] += (self.jobs[at, count, columns] - 1) * steps
+            self.jobs[at, by, columns] = -steps
 
     def _cut(self, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
         """Keep a part of the result: windows `after`, each inside the one of `before` that the result is."""
@@ -220,15 +224,15 @@ class Passes:
         for which, is_open in ((open_, True), (~open_, False)):
             if (entries := _entries(which)) is None:
                 continue
-            at, some = self._at(rows[entries])
+            at, columns = self._at(rows[entries])
             for axis, (step, length, place, sign, size) in enumerate(AXES):
-                corner, own = after[entries, axis] - before[entries, axis], after[entries, axis + 2]
+                corner, length_of_part = after[entries, axis] - before[entries, axis], after[entries, axis + 2]
                 if is_open:
-                    self.jobs[at, R.BASE, some] += corner * self.jobs[at, step, some]
-                    self.jobs[at, length, some] = own
+                    self.jobs[at, R.BASE, columns] += corner * self.jobs[at, step, columns]
+                    self.jobs[at, length, columns] = length_of_part
                 else:
-                    self.jobs[at, place, some] += corner * self.jobs[at, sign, some]
-                self.jobs[at, size, some] = own
+                    self.jobs[at, place, columns] += corner * self.jobs[at, sign, columns]
+                self.jobs[at, size, columns] = length_of_part
 
     def _crop(self, rows: np.ndarray, box: Box, mode: str, before: np.ndarray, after: np.ndarray) -> None:
         wanted = after.copy()
@@ -241,13 +245,13 @@ class Passes:
         if not len(outside):
             return
         at = self._opened(rows[outside])
-        for some in _of_one_size(after[outside, 2:]):
-            here, places = outside[some], []
+        for alike in _of_one_size(after[outside, 2:]):
+            here, places = outside[alike], []
             for axis in (0, 1):
                 indices = starts[here, axis, None] + np.arange(after[here[0], axis + 2])
                 length = box.sizes_hw[here, axis, None]
-                found = padded_places(indices, length, mode) - before[here, axis, None]
-                places.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), found, -1))
+                padded = padded_places(indices, length, mode) - before[here, axis, None]
+                places.append(np.where((indices >= 0) & (indices < length) | (mode != "constant"), padded, -1))
             self._table(rows[here], self.last[rows[here]], places)
         self._fill(at, rows[outside], box.fill)
 
@@ -303,23 +307,25 @@ class Passes:
             filters = np.where(nearest & fixed, R.FIXED_POINT, filters)
             nearest &= scaling
             named = nearest.nonzero()[0]
-            for some in _of_one_size(windows[named, 2:]):
-                here = named[some]
+            for alike in _of_one_size(windows[named, 2:]):
+                here = named[alike]
                 size = tuple(windows[here[0], 2:].tolist())
                 lengths = [self.jobs[at[here], length, rows[here], None] for length in (R.HEIGHT, R.WIDTH)]
                 places = _shifted(coefficients[here], size, windows[here, :2], lengths)
                 if places is None:
-                    found = scaled_pixels(coefficients[here], size, windows[here, :2])
-                    places = [np.where(own < end, own, -1) for own, end in zip(found, lengths, strict=True)]
+                    pixels = scaled_pixels(coefficients[here], size, windows[here, :2])
+                    places = [
+                        np.where(numbers < end, numbers, -1) for numbers, end in zip(pixels, lengths, strict=True)
+                    ]
                 self._table(rows[here], at[here], places)
-        if (found := _entries(~nearest)) is not None:
-            here, there = rows[found], at[found]
+        if (others := _entries(~nearest)) is not None:
+            here, there = rows[others], at[others]
             self._open[here] = False
             self.jobs[there, R.KIND, here] = R.WARP
-            self.jobs[there, R.FILTER, here] = filters[found]
-            self.floats[there, here, : coefficients.shape[1]] = coefficients[found]
-            self._set(there, R.START, here, windows[found, :2])
-            self._set(there, R.OUT, here, windows[found, 2:])
+            self.jobs[there, R.FILTER, here] = filters[others]
+            self.floats[there, here, : coefficients.shape[1]] = coefficients[others]
+            self._set(there, R.START, here, windows[others, :2])
+            self._set(there, R.OUT, here, windows[others, 2:])
 
     def _operate(self, rows: np.ndarray, ops: Ops) -> None:
         """All operations of a record at once: they leave sizes as they are, so it is known beforehand in which pass
@@ -439,7 +445,9 @@ class Passes:
             self._level += 1
         self.last[rows] += 1
         if self.count > len(self.jobs):
-            self.jobs, self.floats = (np.concatenate([own, np.zeros_like(own[:1])]) for own in (self.jobs, self.floats))
+            self.jobs, self.floats = (
+                np.concatenate([array, np.zeros_like(array[:1])]) for array in (self.jobs, self.floats)
+            )
         at, here = self._at(rows)
         self.jobs[at, R.CHANNEL_STEP, here] = 1
         self.jobs[at, R.COLUMN_STEP, here] = self.channels
@@ -494,13 +502,13 @@ def _shifted(
     places = [starts[:, axis, None] + np.arange(size_hw[axis], dtype=np.int32) for axis in (0, 1)]
     # Without a sign, what is before the image is beyond it too.
     ends = [length.astype(np.uint32) for length in lengths]
-    return [np.where(own.view(np.uint32) < end, own, -1) for own, end in zip(places, ends, strict=True)]
+    return [np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(places, ends, strict=True)]
 
 
 def _entries(which: np.ndarray) -> Any:
     """Where `which` is, as an index: all, some, or None."""
-    found = which.nonzero()[0]
-    return None if not len(found) else slice(None) if len(found) == len(which) else found
+    entries = which.nonzero()[0]
+    return None if not len(entries) else slice(None) if len(entries) == len(which) else entries
 
 
 def _of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:

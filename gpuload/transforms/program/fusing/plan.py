@@ -104,7 +104,7 @@ class Plan(NamedTuple):
         windows_tlhw: tuple[np.ndarray, ...],
         starts: np.ndarray,
         steps: Sequence[np.ndarray | int],
-        late: Sequence[Erase],
+        on_finished: Sequence[Erase],
         tile: Tile,
         source_steps: np.ndarray | None = None,
     ) -> tuple[Plan, dict[str, list[np.ndarray]]]:
@@ -115,7 +115,7 @@ class Plan(NamedTuple):
             program, windows_tlhw: as for `gpuload.stage.backend.Levels`.
             starts: where each result begins, int64 (B,), in elements from the first one.
             steps: between channels, rows and columns of a result; int64 (B,), or one for all.
-            late: what is erased of all finished images.
+            on_finished: what is erased of all finished images.
             tile: how results are divided.
             source_steps: `gpuload.stage.ragged.RaggedImages.steps`.
         """
@@ -129,13 +129,13 @@ class Plan(NamedTuple):
             down_across = [np.where(passes.transposed, *both) for both in (down_across[::-1], down_across)]
         places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
         passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
-        boxes = _place_boxes(passes, late, channels[-1])
+        boxes = _place_boxes(passes, on_finished, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
-        own = *jobs, [codes], [values], passes.tables, [boxes], *statistics
+        columns = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
         transposes = any(isinstance(record, Turn) for record in program.records)
-        plan = cls(launches, max(channels), channels[-1], operates, bool(late), transposes, scratch)
-        return plan, {name: arrays for name, arrays in zip(ARRAYS, own, strict=True) if any(map(len, arrays))}
+        plan = cls(launches, max(channels), channels[-1], operates, bool(on_finished), transposes, scratch)
+        return plan, {name: arrays for name, arrays in zip(ARRAYS, columns, strict=True) if any(map(len, arrays))}
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ class Fusing:
             ValueError: it is none that is planned here: images differ in channels or results in size, or something is
                 left to do to finished images.
         """
-        levels, late = program.split()
-        erasing = leading_erasing(late)
+        levels, on_finished = program.split()
+        erasing = leading_erasing(on_finished)
         size, count = program.results_hw[0], len(program)
-        given = images["shape"][:, 2]
-        alike = (program.results_hw == size).all() and (given == given[0]).all()
-        if not alike or int(given[0]) not in CHANNELS or (late and len(erasing) < len(late.records)):
+        channels = images["shape"][:, 2]
+        alike = (program.results_hw == size).all() and (channels == channels[0]).all()
+        if not alike or int(channels[0]) not in CHANNELS or (on_finished and len(erasing) < len(on_finished.records)):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
@@ -176,10 +176,11 @@ def channels_of(images: np.ndarray, program: Program) -> list[int]:
     return [int(images["shape"][0, 2]), *changed]
 
 
-def leading_erasing(late: Program | None) -> list[Erase]:
-    """What is erased of all images before anything else is done to finished images: the last pass does that."""
+def leading_erasing(on_finished: Program | None) -> list[Erase]:
+    """Return the records that erase parts of all images before anything else changes finished images: the last pass
+    runs them."""
     erasing = []
-    for record in () if late is None else late.records:
+    for record in () if on_finished is None else on_finished.records:
         if not isinstance(record, Erase) or record.rows is not None:
             break
         erasing.append(record)
@@ -201,22 +202,22 @@ def _place_scratch(passes: Passes) -> tuple[int, int]:
     """Set where all passes but an image's last write, and where the next ones read; the sizes of both pieces, bytes."""
     sizes = [0, 0]
     for number in range(passes.count - 1):
-        own, rows = passes.jobs[number], passes.after(number)
-        widths = own[R.OUT_WIDTH, rows] * passes.channels
-        lengths = own[R.OUT_HEIGHT, rows] * widths
+        jobs, rows = passes.jobs[number], passes.after(number)
+        widths = jobs[R.OUT_WIDTH, rows] * passes.channels
+        lengths = jobs[R.OUT_HEIGHT, rows] * widths
         ends = lengths.cumsum()
         starts = ends - lengths
-        own[R.OUT_AT, rows], own[R.OUT_CHANNEL, rows], own[R.OUT_ROW, rows] = starts, 1, widths
+        jobs[R.OUT_AT, rows], jobs[R.OUT_CHANNEL, rows], jobs[R.OUT_ROW, rows] = starts, 1, widths
         passes.jobs[number + 1, R.BASE, rows] += starts
         sizes[number % 2] = max(sizes[number % 2], int(ends[-1]))
     return sizes[0], sizes[1]
 
 
-def _place_boxes(passes: Passes, late: Sequence[Erase], channels: int) -> np.ndarray:
+def _place_boxes(passes: Passes, on_finished: Sequence[Erase], channels: int) -> np.ndarray:
     """Set what an image's last pass erases; the numbers of all boxes, int64."""
-    if not late:
+    if not on_finished:
         return np.empty(0, np.int64)
-    boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in late], axis=1)
+    boxes = np.concatenate([R.erased_boxes(erase, channels) for erase in on_finished], axis=1)
     if (transposed := passes.transposed).any():
         drawn = boxes.view(R.ERASED)
         drawn["box_tlhw"] = transposed_boxes(drawn["box_tlhw"], transposed)
@@ -237,7 +238,7 @@ def _launches(
     tables = 0
     for number in range(passes.count):
         jobs, own_floats = passes.jobs[number], passes.floats[number]
-        # Those of one launch are brought together: of one kernel, and that end here or do not.
+        # Bring together the jobs of a launch: those of one kernel that end here, or do not.
         groups = KERNELS[jobs[R.KIND]] + KINDS * (passes.last == number)
         rows, spans = passes.after(number - 1), [(int(groups[0]), 0, len(groups))]
         if not isinstance(rows, slice) or (groups != groups[0]).any():
@@ -252,25 +253,27 @@ def _launches(
         for group, start, end in spans:
             finished, kind = divmod(group, KINDS)
             most = int(tiles[start:end].max())
-            for own in portions(end - start, start, programs=most):
-                at, to = counting.searchsorted((own.start, own.stop)).tolist() if len(counting) else (0, 0)
+            for portion in portions(end - start, start, programs=most):
+                at, to = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
                 pixels = 0
                 if to > at:
                     places = jobs[R.OPERATIONS_AT, counting[at:to]]  # what needs it comes first in a pass
                     counted.append(_counted(jobs, counting[at:to], codes[places]))
                     factors.append(values[places, 0])
                     pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
-                needed = tables, to - at, pixels, *R.place_tables(jobs[:, own].T, kind, tile.rows)
-                launches.append(Launch(first, own.stop - own.start, most, number, kind, bool(finished), *needed))
-                first += own.stop - own.start
+                needed = tables, to - at, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
+                launches.append(
+                    Launch(first, portion.stop - portion.start, most, number, kind, bool(finished), *needed)
+                )
+                first += portion.stop - portion.start
                 tables += to - at
         ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), [ints, floats], [[own.view(np.int64) for own in counted], factors]
+    return tuple(launches), [ints, floats], [[portion.view(np.int64) for portion in counted], factors]
 
 
 def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """What makes the tables of some jobs of a launch, `COUNTED`; each job gets the number of its own."""
+    """Return the rows, `COUNTED`, from which tables of some jobs of a launch are made; each job gets its number."""
     jobs[R.STATISTICS_AT, these] = np.arange(len(these))
     counted = np.zeros(len(these), R.COUNTED)
     counted["base"], counted["size_hw"], counted["code"] = jobs[R.BASE, these], jobs[R.WHOLE, these].T, codes
