@@ -10,6 +10,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ __all__ = ["HDF5"]
 MOST_LINKS: Final = 64  # soft links on the way to a dataset
 LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
 SHOWN: Final = 20
-AT_ONCE: Final = 16  # rows of varying length, whose sizes are known once they are read
+AT_ONCE: Final = 16  # rows that no chunk holds; of varying length, their sizes are known once they are read
 
 
 class HDF5(Store):
@@ -88,7 +89,7 @@ class HDF5(Store):
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
         self._stamp = stamp(self.path, self._remote)
-        h5py = import_optional("h5py", "HDF5", "hdf5")
+        h5py = _h5py()
         self.labels: np.ndarray | None = None
         with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
@@ -129,20 +130,24 @@ class HDF5(Store):
             raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
 
     def _dataset(self, file: Any, name: str, argument: str) -> Any:
-        found = self._look_up(file, name)
+        dataset = self._look_up(file, name)
         # What lies elsewhere is seen before anything else is asked of it: that may open those files.
-        if isinstance(found, _h5py().Dataset):
-            if found.is_virtual or found.external:
+        if isinstance(dataset, _h5py().Dataset):
+            if dataset.is_virtual or dataset.external:
                 raise self._elsewhere(name)
-            if found.shape:
-                return found
-        names, are_all = _datasets_in(file)
-        shown = ", ".join([*map(repr, sorted(names)), *(() if are_all else ["…"])]) if names else "none"
-        shown += "" if are_all or names else f" among the {LOOKED_AT:,} objects that were looked at"
+            if dataset.shape:
+                return dataset
+        names: list[str] = []
+        more = ""
+        for number, names_there in enumerate(_objects(file)):
+            if number == LOOKED_AT or len(names) == SHOWN:
+                more = ", …" if names else f" among the {LOOKED_AT:,} objects that were looked at"
+                break
+            names += names_there
         none = ", or target=None" if argument == "target" else ""
         raise ValueError(
-            f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
-            f"which with {argument}={none}"
+            f"{self.path!r} has no dataset {name!r} with an axis of samples; it has "
+            f"{', '.join(map(repr, sorted(names))) or 'none'}{more}. Say which with {argument}={none}"
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
@@ -194,15 +199,15 @@ class HDF5(Store):
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if self._pixels is not None and self._pixels.size_hw is not None:
             check_pixels(*self._pixels.size_hw, f"an image in {self.image!r} of {self.path!r}")
-        found = dict(self._rows(handle[self.image], numbers))
-        images = [self._image(found[number], number) for number in numbers]
+        rows = self._rows(handle[self.image], numbers)
+        images = [self._image(rows[number], number) for number in numbers]
+        if self.target is None:
+            return images
         if self.labels is not None:
             targets = [value_of(self.labels, number) for number in numbers]
-        elif self.target is not None:
-            arrays = dict(self._rows(handle[self.target], numbers))
-            targets = [arrays[number] for number in numbers]
         else:
-            return images
+            arrays = self._rows(handle[self.target], numbers)
+            targets = [arrays[number] for number in numbers]
         return list(zip(images, targets, strict=True))
 
     def _image(self, value: np.ndarray, number: int) -> Any:
@@ -210,31 +215,27 @@ class HDF5(Store):
             return self._pixels.sample(value)
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
-    def _rows(self, dataset: Any, numbers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows of a dataset by their numbers, with one read for each chunk of the file, which HDF5 decompresses as a
-        whole; of bytes of varying length, whose sizes are known once they are read, with one for a few neighbours."""
-        varies = self._pixels is None and dataset.ndim == 1
-        if not varies:
+    def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
+        """Return rows of a dataset by their numbers, with one read for each chunk of the file, which HDF5 decompresses
+        as a whole; without chunks, and for bytes of varying length, with one for a few neighbours."""
+        chunk = dataset.chunks[0] if dataset.chunks else 0
+        if self._pixels is None and dataset.ndim == 1:
+            chunk = 0
+        else:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
             what = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
-        runs: list[list[int]] = []
-        for row in sorted(set(numbers)):
-            if not varies and dataset.chunks:
-                joins = runs and runs[-1][0] // dataset.chunks[0] == row // dataset.chunks[0]
-            else:
-                joins = runs and row == runs[-1][-1] + 1 and not (varies and len(runs[-1]) == AT_ONCE)
-            if joins:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-        for run in runs:
-            first, last = run[0], run[-1]
-            what = f"rows {first} to {last} of {dataset.name!r}"
+        numbers = sorted(set(numbers))
+        arrays: dict[int, np.ndarray] = {}
+        for _, run in groupby(
+            range(len(numbers)), lambda at: numbers[at] // chunk if chunk else (numbers[at] - at, at // AT_ONCE)
+        ):
+            rows = [numbers[at] for at in run]
+            what = f"rows {rows[0]} to {rows[-1]} of {dataset.name!r}"
             with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
-                block = dataset[first : last + 1]
-            for row in run:
-                yield row, np.asarray(block[row - first])
+                block = dataset[rows[0] : rows[-1] + 1]
+            arrays |= {row: np.asarray(block[row - rows[0]]) for row in rows}
+        return arrays
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"
@@ -244,21 +245,14 @@ def _h5py() -> Any:
     return import_optional("h5py", "HDF5", "hdf5")
 
 
-def _datasets_in(file: Any) -> tuple[list[str], bool]:
-    """Return names of datasets, the uppermost first, as many as are shown; and whether there are no others."""
-    names: list[str] = []
-    groups, left = deque([("", file)]), LOOKED_AT
+def _objects(file: Any) -> Iterator[list[str]]:
+    """Yield the names of a file's objects, the uppermost first: a list of one for a dataset, of none for others."""
+    h5py, groups = _h5py(), deque([("", file)])
     while groups:
         above, group = groups.popleft()
         for name in group:
-            left -= 1
-            if left < 0 or len(names) == SHOWN:
-                return names, False
-            if group.id.links.get_info(name.encode()).type != _h5py().h5l.TYPE_HARD:
-                continue
-            item = group[name]
-            if isinstance(item, _h5py().Group):
+            is_here = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
+            item = group[name] if is_here else None
+            if isinstance(item, h5py.Group):
                 groups.append((f"{above}{name}/", item))
-            elif isinstance(item, _h5py().Dataset):
-                names.append(f"{above}{name}")
-    return names, True
+            yield [f"{above}{name}"] if isinstance(item, h5py.Dataset) else []
