@@ -12,7 +12,7 @@ import functools
 import glob
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -100,10 +100,8 @@ class Parquet(Store):
         self._wanted = list(dict.fromkeys(wanted))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
-        groups = found["groups"]
-        self._file_of = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
-        self._group_of = np.concatenate([np.arange(n, dtype=np.int32) for n in groups])
-        self._ends = np.cumsum(found["rows"], dtype=np.int64)
+        self._ends = np.cumsum(found["rows"], dtype=np.int64)  # of the row groups, one file after the other
+        self._first_groups = np.cumsum([0, *found["groups"][:-1]])  # of the files
 
     def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
         """How many row groups each file has, and rows each group, by the files' ends; and whether they fit."""
@@ -113,13 +111,13 @@ class Parquet(Store):
         for path in self.files:
             problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
             with naming(path, problem), _open(path, self._remote) as file:
-                types = [_type(file.schema_arrow, name, path) for name in wanted]
-                meta = file.metadata
+                schema, meta = file.schema_arrow.empty_table(), file.metadata
+                types = [_type(schema, name, path) for name in wanted]
                 groups.append(meta.num_row_groups)
                 rows += [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
             if not first:
                 first = types
-                _check_image(types[0], self.image, path)
+                _check_image(schema, types[0], self.image, path)
             for name, mine, other in zip(wanted, types, first, strict=True):
                 if mine != other:
                     raise ValueError(
@@ -144,8 +142,9 @@ class Parquet(Store):
         samples: list[Any] = [None] * len(numbers)
         for place in sorted(set(places)):
             begin = int(self._ends[place - 1]) if place else 0
-            which, group = int(self._file_of[place]), int(self._group_of[place])
-            columns = handle.get(place, lambda which=which, group=group: self._columns(handle, which, group))
+            which = int(np.searchsorted(self._first_groups, place, "right")) - 1
+            group = place - int(self._first_groups[which])
+            columns = handle.columns(place, lambda which=which, group=group: self._columns(handle, which, group))
             path = self.files[which]
             for at, number in enumerate(numbers):
                 if places[at] == place:
@@ -157,11 +156,10 @@ class Parquet(Store):
     def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
         """The wanted columns of a row group."""
         path = self.files[which]
-        stamped: tuple[int, int] = tuple(self._stamps[which].tolist())  # pyright: ignore[reportAssignmentType]
-        file = handle.file(which, path, stamped)
+        file = handle.file(path, tuple(self._stamps[which].tolist()))
         with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
             table = self._table(file, path, group)
-            return {name: _leaf(table, name) for name in self._wanted}
+            return {name: _column(table, name) for name in self._wanted}
 
     def _table(self, file: Any, path: str, group: int) -> Any:
         """Read a row group, a few rows at a time: a dictionary may hold one value for all rows, so that a few bytes
@@ -209,12 +207,17 @@ class _Groups:
     """What a process has read lately: columns of row groups, up to a number of bytes; and open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
-        self._limit, self._remote = limit_bytes, remote
+        self._limit, self._nbytes = limit_bytes, 0
         self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._files: OrderedDict[int, Any] = OrderedDict()
-        self._nbytes = 0
 
-    def get(self, place: int, read: Any) -> Any:
+        @functools.lru_cache(OPEN_FILES)
+        def file(path: str, stamped: tuple[int, int]) -> Any:
+            check_stamp(path, stamped, remote)
+            return _open(path, remote)
+
+        self.file = file
+
+    def columns(self, place: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if place in self._groups:
             self._groups.move_to_end(place)
             return self._groups[place][0]
@@ -225,16 +228,6 @@ class _Groups:
         while self._nbytes > self._limit and len(self._groups) > 1:
             self._nbytes -= self._groups.popitem(last=False)[1][1]
         return columns
-
-    def file(self, which: int, path: str, stamped: tuple[int, int]) -> Any:
-        if which in self._files:
-            self._files.move_to_end(which)
-            return self._files[which]
-        check_stamp(path, stamped, self._remote)
-        self._files[which] = _open(path, self._remote)
-        if len(self._files) > OPEN_FILES:
-            self._files.popitem(last=False)[1].close()
-        return self._files[which]
 
 
 def _open(path: str, remote: Remote | None) -> Any:
@@ -287,46 +280,33 @@ def _files(given: list[Any], remote: Remote | None) -> list[str]:
     return found
 
 
-def _type(schema: Any, name: str, path: str) -> Any:
-    """The Arrow type of a column, or of a field within one."""
-    parts = [name] if name in schema.names else name.split(".")
-    kind: Any = schema.field(parts[0]).type if parts[0] in schema.names else None
-    for part in parts[1:]:
-        fields = {} if kind is None else {kind.field(i).name: kind.field(i).type for i in _span(kind)}
-        kind = fields.get(part)
-    if kind is None:
-        columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in schema)
+def _column(table: Any, name: str) -> Any:
+    """Return a column of a table, or the field of a struct, at any depth; None if there is none."""
+    while name not in table.column_names:
+        flat = table.flatten()
+        if flat.column_names == table.column_names:
+            return None
+        table = flat
+    return table.column(name)
+
+
+def _type(table: Any, name: str, path: str) -> Any:
+    if (column := _column(table, name)) is None:
+        columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in table.schema)
         raise ValueError(
             f"{path!r} has no column {name!r}; its columns are {columns}. Say which with image= and target="
         )
-    return kind
+    return column.type
 
 
-def _span(kind: Any) -> range:
-    """The numbers of a struct's fields; of other types none are looked up by name."""
-    return range(kind.num_fields if str(kind).startswith("struct<") else 0)
-
-
-def _check_image(kind: Any, name: str, path: str) -> None:
+def _check_image(table: Any, kind: Any, name: str, path: str) -> None:
     if str(kind) in ("binary", "large_binary", "binary_view") or str(kind).startswith("fixed_size_binary"):
         return
-    fields = [kind.field(i).name for i in _span(kind)]
-    hint = f"; did you mean image={name + '.bytes'!r}?" if "bytes" in fields else ""
+    hint = "" if _column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
     raise TypeError(
         f"column {name!r} of {path!r} is {visible(str(kind))}; expected the bytes of encoded images, of type "
         f"binary{hint}"
     )
-
-
-def _leaf(table: Any, name: str) -> Any:
-    """A column, or a field within one, of a table."""
-    if name in table.column_names:
-        return table.column(name)
-    first, *parts = name.split(".")
-    column = table.column(first)
-    for part in parts:
-        column = column.flatten()[column.type.get_field_index(part)]
-    return column
 
 
 def _plain(value: Any) -> Any:
