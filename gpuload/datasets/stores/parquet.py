@@ -13,7 +13,7 @@ import glob
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -180,24 +180,19 @@ class Parquet(Store):
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
     def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
-        values: dict[str, Any] = {}
-        for name, column in columns.items():
-            value = column[row]
+        values = {name: column[row] for name, column in columns.items()}
+        for name, value in values.items():
             if not value.is_valid and not _is_meta(value.type):
-                self._refuse_null(name, which, group, row)
-            values[name] = value
+                hint = "; a row with nothing but the path of its image has to be written again with the bytes"
+                is_nested_image = name == self.image and "." in name
+                complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
+                raise damaged(self.files[which], complaint)
         data = values[self.image].as_py()
         encoded = Encoded(data, self.mode, f"{named(self.files[which])}: row group {group}, row {row}")
         if self.columns:
             others = [name for name in self._wanted if name != self.image]
             return {self._key: encoded, **{name: _plain(values[name]) for name in others}}
         return encoded if self.target is None else (encoded, _plain(values[self.target]))
-
-    def _refuse_null(self, name: str, which: int, group: int, row: int) -> NoReturn:
-        hint = ""
-        if name == self.image and "." in name:
-            hint = "; a row with nothing but the path of its image has to be written again with the bytes"
-        raise damaged(self.files[which], f"row {row} of row group {group} has no {name!r} (null){hint}")
 
     def __repr__(self) -> str:
         return f"Parquet({self.path!r}: {len(self)} rows in {len(self.files)} files)"
