@@ -88,7 +88,6 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
 
 
 def _names_of(dataset: Any) -> dict[Any, Any]:
-    """The name of each label, where a dataset has names."""
     names, categories = (getattr(dataset, name, None) for name in ("classes", "categories"))
     if isinstance(names, list):
         return dict(enumerate(names))
