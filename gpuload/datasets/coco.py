@@ -52,9 +52,12 @@ class _CocoImages(ImageFileDataset):
     """Images with a target each, made when it is asked for."""
 
     targets: Any
+    target_transform: Callable[[Any], Any] | None = None
 
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
+        if self.target_transform is not None:
+            return image, self.target_transform(target)
         return image, as_meta(target) if type(target) is list else target
 
 
@@ -162,11 +165,8 @@ class WrappedCoco(_CocoImages):
         self.mode = mode
         self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
-        names = [
-            image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
-        ]
-        self.paths = Paths.below(os.path.abspath(dataset.root), names)
-        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
+        self.paths = Paths.below(os.path.abspath(dataset.root), [_path(image, dataset.root) for image in images])
+        self.target_transform = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
         every, known = dataset.coco.anns.values(), dataset.coco.imgs
@@ -190,11 +190,6 @@ class WrappedCoco(_CocoImages):
         for remark in filter(None, remarks):
             warnings.warn(remark, stacklevel=4)  # where the user calls `wrap`
 
-    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        if self.target_transform is None:
-            return super()._with(number, image)
-        return image, self.target_transform(self.targets[number])
-
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
 
@@ -216,7 +211,7 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
     remarks = [_unmatched(strays, len(objects), "image_id", by_image, repr(path))]
     # A URL is no path, but what goes on after it is checked like one.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
-    paths = Paths.below(folder, [image_path(image["file_name"], image["id"], folder) for image in listed])
+    paths = Paths.below(folder, [_path(image, folder) for image in listed])
     short: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
     ids, lists = list(by_image), list(by_image.values())
     arrays = {"ids": np.array(ids, np.int64), "paths": paths.data, "path_offsets": paths.offsets}
@@ -490,22 +485,19 @@ def _polygons(segmentation: list[Any]) -> list[Any]:
     return [one for one in segmentation if not isinstance(one, list | tuple) or len(one) >= CORNERS]
 
 
-def image_path(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
+def _path(image: Any, root: str | os.PathLike[str]) -> str:
     """Return the path of an image, whose name comes from a data file: ValueError if that leads out of the root."""
+    name = f"the COCO image {image['id']!r} has the file name {image['file_name']!r}"
     try:
-        usable = b"\0" not in os.fsencode(file_name)
+        is_usable = b"\0" not in os.fsencode(image["file_name"])
     except UnicodeEncodeError:  # half of a surrogate pair
-        usable = False
-    if not usable:
-        raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which no file can have; correct the file of "
-            "annotations"
-        )
-    path = os.path.abspath(os.path.join(root, file_name))
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{name}, which no file can have; correct the file of annotations")
+    path = os.path.abspath(os.path.join(root, image["file_name"]))
     if not path.startswith(os.path.join(os.path.abspath(root), "")):
         raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which leads out of {os.fspath(root)!r}; "
-            "give the dataset a root that holds all its images"
+            f"{name}, which leads out of {os.fspath(root)!r}; give the dataset a root that holds all its images"
         )
     return path
 
