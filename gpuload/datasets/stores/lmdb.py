@@ -30,8 +30,8 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, stamp, value_of
-from gpuload.errors import import_optional, visible
+from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, naming, stamp, value_of
+from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
 
@@ -123,11 +123,14 @@ class LMDB(Store):
         return _View(self._file, self.database)
 
     def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
-        samples: list[Any] = [None] * len(numbers)
-        for at in sorted(range(len(numbers)), key=numbers.__getitem__):
-            samples[at] = self._sample(handle, numbers[at])
+        samples = [self._sample(handle, number) for number in numbers]
         if (last := handle.last_number()) != self._transaction:
-            raise self._written(last)
+            raise damaged(
+                self._file,
+                f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} "
+                "now). It is read without a lock, so nobody may write meanwhile: make the dataset again when the "
+                "writer is done, or read a copy",
+            )
         return samples
 
     def _sample(self, view: _View, number: int) -> Any:
@@ -162,14 +165,6 @@ class LMDB(Store):
                 f"{hint if self.target_type == 'int' else 'text in UTF-8; decode= takes others'}",
             ) from None
 
-    def _written(self, last: int) -> Exception:
-        return damaged(
-            self._file,
-            f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} now). It "
-            "is read without a lock, so nobody may write meanwhile: make the dataset again when the writer is done, or "
-            "read a copy",
-        )
-
     def __repr__(self) -> str:
         return f"LMDB({self.path!r}: {len(self)} keys)"
 
@@ -188,49 +183,30 @@ class _View:
     """
 
     def __init__(self, path: str, database: str | None = None) -> None:
-        self._lmdb, self._path = import_optional("lmdb", "LMDB", "lmdb"), path
-        self._environment = env = self._opened()
+        self._path = path
+        self._environment = env = _environment(path)
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
         if (expected := (last_page + 1) * page_bytes) > size:
             raise ValueError(
                 f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
                 "(with mdb_copy -c if that does not help)"
             )
-        try:
+        with naming(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
             opened = None if database is None else env.open_db(database.encode(), create=False)
-        except self._lmdb.Error as error:
-            raise ValueError(f"{path!r} has no database named {database!r}: {visible(str(error))}") from error
-        try:
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
             self._transaction = env.begin(db=opened)
-        except self._lmdb.Error as error:
-            raise ValueError(f"{path!r} cannot be read as an LMDB database: {visible(str(error))}") from error
         self.number: int = self._transaction.id()
 
-    def _opened(self) -> Any:
-        """Return the file, opened once in this process, and closed when nobody uses it any more."""
-        place = os.getpid(), self._path
-        if (env := _open_here.get(place)) is None:
-            options = {"subdir": False, "lock": False, "readahead": False, "max_dbs": DATABASES}
-            try:
-                env = self._lmdb.open(self._path, readonly=True, create=False, **options)
-            except self._lmdb.Error as error:
-                problem = f"{self._path!r} cannot be opened as an LMDB database: {visible(str(error))}"
-                raise ValueError(problem) from error
-            _open_here[place] = env
-        return env
-
     def get(self, key: bytes) -> bytes:
-        """A copy of the value, since the memory that it lies in is gone when the file is closed."""
-        try:
+        """Return a copy of the value, since the memory that it lies in is gone when the file is closed."""
+        with naming(self._path, lambda text: damaged(self._path, f"the value of key {key!r} cannot be read: {text}")):
             value = self._transaction.get(key)
-        except self._lmdb.Error as error:
-            raise damaged(self._path, f"the value of key {key!r} cannot be read: {visible(str(error))}") from error
         if value is None:
             raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
         return value
 
     def last_number(self) -> int:
-        """Of the last transaction that anybody has finished by now."""
+        """Return the number of the last transaction that anybody has finished by now."""
         return self._environment.info()["last_txnid"]
 
     def each_key(self, begin: bytes = b"") -> Iterator[bytes]:
@@ -240,8 +216,19 @@ class _View:
             yield from cursor.iternext(keys=True, values=False)
 
 
+def _environment(path: str) -> Any:
+    """Return the file, opened once in this process, and closed when nobody uses it any more."""
+    place = os.getpid(), path
+    if (env := _open_here.get(place)) is None:
+        lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
+            env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
+        _open_here[place] = env
+    return env
+
+
 def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
-    """What stands before and after the ``{}`` of a pattern."""
+    """Return what stands before and after the ``{}`` of a pattern."""
     if not isinstance(text, str) or text.count("{}") != 1:
         raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
     before, _, after = text.partition("{}")
@@ -270,11 +257,11 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
 def write_keys(path: str, database: str | None, image: str | None) -> None:
     """Write the arrays of `_index`, or the error, to the standard output, in a process that may die of it."""
     try:
-        packed = _walk(_View(path, database), path, image)
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
+            packed = _walk(_View(path, database), path, image)
         arrays = {"data": packed.data, "offsets": packed.offsets}
-    except Exception as error:  # of each library; the process that asked raises it
-        text = str(error) if isinstance(error, ValueError) else f"{path!r} cannot be read: {visible(str(error))}"
-        arrays = {"error": np.frombuffer(text.encode(), np.uint8)}
+    except Exception as error:  # the process that asked raises it
+        arrays = {"error": np.frombuffer(str(error).encode(), np.uint8)}
     np.savez(sys.stdout.buffer, **arrays)  # pyright: ignore[reportArgumentType]
 
 
