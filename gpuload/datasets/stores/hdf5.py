@@ -1,7 +1,7 @@
 """`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
 
-HDF5 reads whole chunks of a dataset, and decompresses them. So the samples of one chunk that are asked for together
-are read with one call, in the file's order.
+HDF5 reads whole chunks of a dataset, decompresses them, and keeps those read last. So samples that are asked for
+together are read in the file's order, each chunk once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -40,7 +39,6 @@ __all__ = ["HDF5"]
 MOST_LINKS: Final = 64  # soft links on the way to a dataset
 LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
 SHOWN: Final = 20
-AT_ONCE: Final = 16  # rows that no chunk holds; of varying length, their sizes are known once they are read
 
 
 class HDF5(Store):
@@ -57,7 +55,8 @@ class HDF5(Store):
             each sample is read at once, at the start; arrays are read with the image.
         layout, as_dtype: of pixels, as `ArrayFile` has them.
         mode: of bytes, what the pixels become, see `Encoded`.
-        cache_bytes: how much each worker keeps of decompressed chunks, in HDF5's own cache.
+        cache_bytes: how much each worker keeps of the decompressed chunks read last, in HDF5's own cache; of the last
+            one everything.
         storage_options: of a URL, what fsspec takes, or a `Remote`. There chunks are read one after the other.
 
     Raises:
@@ -66,7 +65,7 @@ class HDF5(Store):
         ValueError: the file is no HDF5, is cut off or lacks a dataset; targets are more or fewer than images.
         ModuleNotFoundError: h5py is not installed.
 
-    While reading, DecodeError names the rows of a damaged chunk.
+    While reading, DecodeError names a row of a damaged chunk.
     """
 
     @dataset_arguments
@@ -107,6 +106,7 @@ class HDF5(Store):
                 raise ValueError(f"{what} holds encoded images; layout= and as_dtype= are for pixels")
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples that are read as one
+            self._cache_bytes = max(cache_bytes, images.dtype.itemsize * math.prod(images.chunks or ()))
             if target is not None:
                 self._take_targets(h5py, self._dataset(file, target, "target"))
 
@@ -216,26 +216,17 @@ class HDF5(Store):
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
     def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
-        """Return rows of a dataset by their numbers, with one read for each chunk of the file, which HDF5 decompresses
-        as a whole; without chunks, and for bytes of varying length, with one for a few neighbours."""
-        chunk = dataset.chunks[0] if dataset.chunks else 0
-        if self._pixels is None and dataset.ndim == 1:
-            chunk = 0
-        else:
+        """Return rows of a dataset by their numbers, read in the file's order, so that a chunk is decompressed once."""
+        if self._pixels is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
             what = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
-        numbers = sorted(set(numbers))
-        arrays: dict[int, np.ndarray] = {}
-        for _, run in groupby(
-            range(len(numbers)), lambda at: numbers[at] // chunk if chunk else (numbers[at] - at, at // AT_ONCE)
-        ):
-            rows = [numbers[at] for at in run]
-            what = f"rows {rows[0]} to {rows[-1]} of {dataset.name!r}"
-            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
-                block = dataset[rows[0] : rows[-1] + 1]
-            arrays |= {row: np.asarray(block[row - rows[0]]) for row in rows}
-        return arrays
+        rows: dict[int, np.ndarray] = {}
+        for row in sorted(set(numbers)):
+            what = f"row {row} of {dataset.name!r} cannot be read"
+            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what}: {text}")):
+                rows[row] = np.asarray(dataset[row])
+        return rows
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"
