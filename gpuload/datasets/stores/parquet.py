@@ -104,7 +104,7 @@ class Parquet(Store):
         self._first_groups = np.cumsum([0, *found["groups"][:-1]])  # of the files
 
     def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
-        """How many row groups each file has, and rows each group, by the files' ends; and whether they fit."""
+        """Return how many row groups each file has, and how many rows each group; refuse files that do not fit."""
         first: list[Any] = []
         groups: list[int] = []
         rows: list[int] = []
@@ -154,7 +154,6 @@ class Parquet(Store):
         return samples
 
     def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
-        """The wanted columns of a row group."""
         path = self.files[which]
         file = handle.file(path, tuple(self._stamps[which].tolist()))
         with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
@@ -237,42 +236,39 @@ def _open(path: str, remote: Remote | None) -> Any:
 
 
 def _columns_of(group: Any, names: list[str]) -> list[Any]:
-    """What the footer says of columns, or of the fields within them."""
+    """Return what the footer says of columns, or of the fields within them."""
     columns = [group.column(number) for number in range(group.num_columns)]
     return [one for one in columns if any((one.path_in_schema + ".").startswith(name + ".") for name in names)]
 
 
 def _range(column: Any) -> tuple[int, int]:
-    """Where the bytes of a column lie in the file."""
     begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
     return begin, begin + column.total_compressed_size
 
 
 def _files(given: list[Any], remote: Remote | None) -> list[str]:
-    """The files, as absolute paths."""
-    found: list[str] = []
+    files: list[str] = []
     for path in given:
         full = absolute(path)
+        problem = f"no files match {full!r}"
         if is_url(full):
-            own = [full]
-            if "*" in full or not full.endswith(".parquet"):
-                pattern = full if "*" in full else f"{full}/*.parquet"
-                if not (own := without_litter(client(remote).glob(pattern), pattern)):
-                    raise FileNotFoundError(f"no files match {pattern!r}")
+            pattern = full if "*" in full else f"{full}/*.parquet"
+            is_file = pattern != full and full.endswith(".parquet")
+            matches = [full] if is_file else without_litter(client(remote).glob(pattern), pattern)
+            problem = f"no files match {pattern!r}"
         elif os.path.isdir(full):
-            own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
-            if not own:
-                raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")
+            matches = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
+            problem = f"the folder {full!r} has no *.parquet in it"
         elif glob.has_magic(full) and not os.path.exists(full):
-            own = without_litter(sorted(glob.glob(full, recursive=True)), full)
-            if not own:
-                raise FileNotFoundError(f"no files match {full!r}")
+            matches = without_litter(sorted(glob.glob(full, recursive=True)), full)
         else:
-            own = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
-        found += own
-    if not found:
+            matches = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
+        if not matches:
+            raise FileNotFoundError(problem)
+        files += matches
+    if not files:
         raise FileNotFoundError("paths names no files; expected at least one Parquet file")
-    return found
+    return files
 
 
 def _column(table: Any, name: str) -> Any:
@@ -305,7 +301,7 @@ def _check_image(table: Any, kind: Any, name: str, path: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
+    """Return a value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
     found = value.as_py()
     if _is_meta(value.type):
         return as_meta(found)
