@@ -6,7 +6,7 @@ its `StackDataset` and `Subset` of such. Only these very classes: one that the u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ def _of_tensor(tensor: Any, keys: np.ndarray) -> Found | None:
     return _of_array(tensor.detach().numpy(), keys)
 
 
-def _together(parts: Sequence[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Found | None:
+def _together(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Found | None:
     """Return the rows of several datasets as a tuple, or as a dict with these names."""
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
