@@ -63,11 +63,11 @@ class Blocks:
     def open(self) -> pa.Table:
         tables = []
         for row in self.rows:
-            first, *others = [block.open() if isinstance(block, MappedTable) else block for block in row]
-            for block in others:
+            table, *side_by_side = [block.open() if isinstance(block, MappedTable) else block for block in row]
+            for block in side_by_side:
                 for name, column in zip(block.column_names, block.columns, strict=True):
-                    first = first.append_column(name, column)
-            tables.append(first.select(self.columns))
+                    table = table.append_column(name, column)
+            tables.append(table.select(self.columns))
         return pa.concat_tables(tables, promote_options="default")
 
 

@@ -174,7 +174,7 @@ class WrappedCoco(_CocoImages):
         remarks = [_unmatched(strays, len(every), "image_id", known, source)]
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
-            targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
+            targets = [[one for one in objects if not one.get("iscrowd")] for objects in targets]
         if annotations == "raw" or (annotations is None and self.target_transform is not None):
             self.targets = _if_json(targets)
         elif self.target_transform is None:
@@ -230,14 +230,15 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
     """Return images, annotations and categories of a file."""
     try:
         with open_stream(path, remote) as file:
-            found = json.loads(file.read().decode("utf-8"))
+            content = json.loads(file.read().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is no JSON, or is cut off: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("images", "annotations")):
+    lists = [content.get(name) for name in ("images", "annotations")] if isinstance(content, dict) else [None]
+    if not all(isinstance(entries, list) for entries in lists):
         raise ValueError(
             f"{path!r} has no lists of images and annotations; expected COCO's format, as in instances_val2017.json"
         )
-    for image in found["images"]:
+    for image in content["images"]:
         if (
             not isinstance(image, dict)
             or type(image.get("id")) is not int
@@ -247,18 +248,18 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
             raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {repr(image)[:200]}")
     names: dict[Any, Any] = {}
     for kind in ("annotations", "categories"):
-        for one in found.get(kind) or ():
-            is_right = isinstance(one, dict) and (
-                kind == "annotations" or (isinstance(one.get("id"), int | str) and "name" in one)
+        for entry in content.get(kind) or ():
+            is_right = isinstance(entry, dict) and (
+                kind == "annotations" or (isinstance(entry.get("id"), int | str) and "name" in entry)
             )
             if not is_right:
-                raise ValueError(f"one of the {kind} of {path!r} is {repr(one)[:200]}, which is not COCO's format")
-            if kind == "categories" and names.setdefault(one["id"], one["name"]) != one["name"]:
+                raise ValueError(f"one of the {kind} of {path!r} is {repr(entry)[:200]}, which is not COCO's format")
+            if kind == "categories" and (name := names.setdefault(entry["id"], entry["name"])) != entry["name"]:
                 raise ValueError(
-                    f"{path!r} has two categories with the id {one['id']!r}, {names[one['id']]!r} and {one['name']!r}; "
-                    "an id names one category"
+                    f"{path!r} has two categories with the id {entry['id']!r}, {name!r} and {entry['name']!r}; an id "
+                    "names one category"
                 )
-    return found["images"], found["annotations"], found.get("categories") or []
+    return content["images"], content["annotations"], content.get("categories") or []
 
 
 @dataclass(eq=False, repr=False)
@@ -350,17 +351,17 @@ def _checked(
         if field in more:
             _check(every, field, is_right, expected, raw)
     needed = ("id", "bbox", "category_id", *more, *(FIELDS[name] for name in names))
-    lists = [[{name: one[name] for name in needed if name in one} for one in own] for own in annotations]
+    lists = [[{name: one[name] for name in needed if name in one} for one in objects] for objects in annotations]
     return CocoTargets(ids, sizes_hw, lists, names, points, more, how), remarks
 
 
 def _without(name: str, names: list[str], how: str) -> str:
-    """How to leave one of the names out."""
+    """Return how to leave one of the names out."""
     return f"leave {name} out, with {how.format(tuple(other for other in names if other != name))}"
 
 
 def _size(image: Any, names: list[str], how: str) -> tuple[int, int]:
-    """What the file says of an image's height and width; 0, 0 if it says nothing."""
+    """Return what the file says of an image's height and width; 0, 0 if it says nothing."""
     size = image.get("height"), image.get("width")
     if all(type(length) is int and 0 < length < 1 << 31 for length in size):
         return size
@@ -373,20 +374,20 @@ def _size(image: Any, names: list[str], how: str) -> tuple[int, int]:
 
 
 def _count_points(annotations: Iterable[Any], remedy: str) -> int:
-    """How many keypoints each object has, those aside that have none."""
+    """Return how many keypoints each object has, those aside that have none."""
     annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
     _check(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
     counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
     if len(counts) > 1 or any(count % 3 for count in counts):
-        found = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
+        two = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
         raise ValueError(
-            f"keypoints of COCO must be x, y and visibility of as many points for each object, got {found}; {remedy}"
+            f"keypoints of COCO must be x, y and visibility of as many points for each object, got {two}; {remedy}"
         )
     return next(iter(counts), 0) // 3
 
 
 def chosen(annotations: Any, called: str = "annotations") -> Any:
-    """The argument `annotations` of `wrap`, or one `called` otherwise, checked."""
+    """Return the argument `annotations` of `wrap`, or one `called` otherwise, checked."""
     if annotations is None or annotations == "raw":
         return annotations
     text = f"{called} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
@@ -421,7 +422,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that float32 holds."""
+    """Return whether it is a number that float32 holds."""
     return isinstance(value, NUMBERS) and bool(abs(value) <= LARGEST)
 
 
@@ -507,11 +508,11 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
 
     Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
     """
-    given, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
-    if isinstance(given, list):
-        if not (given := _polygons(given)):
+    segmentation, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
+    if isinstance(segmentation, list):
+        if not (segmentation := _polygons(segmentation)):
             return np.zeros((height, width), np.uint8)
-        for polygon in given:
+        for polygon in segmentation:
             if not _is_list(polygon):
                 raise ValueError(
                     f"{name} has the polygon {_short(polygon)}, expected a list of numbers below {FARTHEST}, in a list "
@@ -530,14 +531,14 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
                 "masks of COCO's polygons need pycocotools, which is not installed: pip install pycocotools, or leave "
                 f"masks out, with {how.format(())}"
             ) from error
-        given = coco.merge(coco.frPyObjects(given, height, width))
+        segmentation = coco.merge(coco.frPyObjects(segmentation, height, width))
     try:
-        runs, size = given["counts"], list(given["size"])
+        runs, size = segmentation["counts"], list(segmentation["size"])
         lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
-            f"{name} has the segmentation {_short(given)}, expected polygons, or run lengths as counts and size: "
-            f"{error}"
+            f"{name} has the segmentation {_short(segmentation)}, expected polygons, or run lengths as counts and "
+            f"size: {error}"
         ) from error
     if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
         raise ValueError(

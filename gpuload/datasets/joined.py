@@ -74,7 +74,7 @@ class Joined(Dataset):
         return self.datasets[which][number]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Several samples; those of one dataset are asked for together."""
+        """Return several samples; those of one dataset are asked for together."""
         samples: dict[int, Any] = {}
         for dataset, rows, numbers in self._grouped(indices):
             samples |= zip(rows, fetched(dataset, numbers), strict=True)
@@ -92,14 +92,14 @@ class Joined(Dataset):
         return forget(self.datasets[which], number)
 
     def blocks(self) -> np.ndarray | None:
-        """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none
-        has any."""
-        own = [natural_blocks(dataset) for dataset in self.datasets]
-        if all(bounds is None for bounds in own):
+        """Return where the blocks of each dataset begin, and the length; None if no dataset has any. A dataset without
+        has blocks of one sample."""
+        natural = [natural_blocks(dataset) for dataset in self.datasets]
+        if all(blocks is None for blocks in natural):
             return None
         starts = [0, *self.cumulative_sizes]
         sizes = np.diff(starts)
-        bounds = [np.arange(size + 1) if blocks is None else blocks for blocks, size in zip(own, sizes, strict=True)]
+        bounds = [np.arange(size + 1) if own is None else own for own, size in zip(natural, sizes, strict=True)]
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:

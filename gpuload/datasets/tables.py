@@ -85,8 +85,8 @@ def _together(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | N
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
     for part in parts:
-        if (found := picked(part, keys)) is None:
+        if (samples := picked(part, keys)) is None:
             return None
-        children.append(found[0])
-        leaves += found[1]
+        children.append(samples[0])
+        leaves += samples[1]
     return ("tuple" if names is None else "dict", None, names, tuple(children)), leaves

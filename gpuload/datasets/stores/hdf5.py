@@ -185,8 +185,8 @@ class HDF5(Store):
         return self._count
 
     def blocks(self) -> np.ndarray | None:
-        """Where each chunk begins, and the number of samples: what is read as one, for ``shuffle="block"``; None if a
-        chunk is one sample."""
+        """Return where each chunk, which is read as one, begins, and the number of samples, for ``shuffle="block"``;
+        None if a chunk is one sample."""
         return None if self._chunk == 1 else np.append(np.arange(0, self._count, self._chunk), self._count)
 
     def _open(self) -> Any:

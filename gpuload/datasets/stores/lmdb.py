@@ -158,12 +158,11 @@ class LMDB(Store):
         try:
             return int(value) if self.target_type == "int" else value.decode()
         except ValueError:
-            hint = "a whole number; target_type='text', or decode=, takes others"
-            raise damaged(
-                self._file,
-                f"the target under key {key!r} is {value[:40]!r}, expected "
-                f"{hint if self.target_type == 'int' else 'text in UTF-8; decode= takes others'}",
-            ) from None
+            expected = {
+                "int": "a whole number; target_type='text', or decode=, takes others",
+                "text": "text in UTF-8; decode= takes others",
+            }[self.target_type]
+            raise damaged(self._file, f"the target under key {key!r} is {value[:40]!r}, expected {expected}") from None
 
     def __repr__(self) -> str:
         return f"LMDB({self.path!r}: {len(self)} keys)"
@@ -241,14 +240,14 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
     Raises:
         ValueError: there are none, or the file is damaged.
     """
-    command, given = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
-    done = subprocess.run(command, input=given.encode(), stdout=subprocess.PIPE, check=False)
+    command, arguments = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
+    done = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
     if done.returncode:
         how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
         raise ValueError(
             f"{path!r} is damaged: LMDB ended the process that read its keys ({how}); copy it again, or write it again"
         )
-    arrays = dict(np.load(io.BytesIO(done.stdout)))
+    arrays = dict(np.load(io.BytesIO(done.stdout), allow_pickle=False))
     if "error" in arrays:
         raise ValueError(arrays["error"].tobytes().decode())
     return arrays

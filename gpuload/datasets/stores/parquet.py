@@ -86,9 +86,9 @@ class Parquet(Store):
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self._remote = remote_for(given, storage_options)
-        self.files = _files(given, self._remote)
+        patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self._remote = remote_for(patterns, storage_options)
+        self.files = _files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
@@ -96,12 +96,12 @@ class Parquet(Store):
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
-        found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
+        index = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
         self._wanted = list(dict.fromkeys(wanted))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
-        self._ends = np.cumsum(found["rows"], dtype=np.int64)  # of the row groups, one file after the other
-        self._first_groups = np.cumsum([0, *found["groups"][:-1]])  # of the files
+        self._ends = np.cumsum(index["rows"], dtype=np.int64)  # of the row groups, one file after the other
+        self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # of the files
 
     def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
         """Return how many row groups each file has, and how many rows each group; refuse files that do not fit."""
@@ -118,12 +118,12 @@ class Parquet(Store):
             if not first:
                 first = types
                 _check_image(schema, types[0], self.image, path)
-            for name, mine, other in zip(wanted, types, first, strict=True):
-                if mine != other:
+            for name, kind, expected in zip(wanted, types, first, strict=True):
+                if kind != expected:
                     raise ValueError(
-                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(mine))} "
-                        f"there, {visible(str(other))} in the first; read them as two datasets, or write one of them "
-                        "anew"
+                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(kind))} "
+                        f"there, {visible(str(expected))} in the first; read them as two datasets, or write one of "
+                        "them anew"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -131,7 +131,7 @@ class Parquet(Store):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def blocks(self) -> np.ndarray:
-        """Where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
+        """Return where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
         return np.concatenate([np.zeros(1, np.int64), self._ends])
 
     def _open(self) -> _Groups:
@@ -198,7 +198,7 @@ class Parquet(Store):
 
 
 class _Groups:
-    """What a process has read lately: columns of row groups, up to a number of bytes; and open files."""
+    """What a process has read last: columns of row groups, up to a number of bytes; and open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0
@@ -246,9 +246,9 @@ def _range(column: Any) -> tuple[int, int]:
     return begin, begin + column.total_compressed_size
 
 
-def _files(given: list[Any], remote: Remote | None) -> list[str]:
+def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
     files: list[str] = []
-    for path in given:
+    for path in patterns:
         full = absolute(path)
         problem = f"no files match {full!r}"
         if is_url(full):
@@ -302,18 +302,18 @@ def _check_image(table: Any, kind: Any, name: str, path: str) -> None:
 
 def _plain(value: Any) -> Any:
     """Return a value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
-    found = value.as_py()
+    plain = value.as_py()
     if _is_meta(value.type):
-        return as_meta(found)
-    if not isinstance(found, list):
-        return found
+        return as_meta(plain)
+    if not isinstance(plain, list):
+        return plain
     dtype = np.dtype(value.type.value_type.to_pandas_dtype())
-    return as_meta(found) if None in found and dtype.kind != "f" else np.array(found, dtype)
+    return as_meta(plain) if None in plain and dtype.kind != "f" else np.array(plain, dtype)
 
 
 @functools.cache
 def _is_meta(kind: Any) -> bool:
-    """Whether values of an Arrow type are metadata: nested, and no lists of numbers."""
+    """Return whether values of an Arrow type are metadata: nested, and no lists of numbers."""
     if not kind.num_fields:
         return False
     if not hasattr(kind, "value_type"):
