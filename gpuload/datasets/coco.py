@@ -51,13 +51,13 @@ OF_COCO: Final = "gpuload.Coco(…, targets={!r})"
 class _CocoImages(ImageFileDataset):
     """Images with a target each, made when it is asked for."""
 
-    targets: Any
-    target_transform: Callable[[Any], Any] | None = None
+    if TYPE_CHECKING:
+        targets: Any
 
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
-        if self.target_transform is not None:
-            return image, self.target_transform(target)
+        if (transform := getattr(self, "target_transform", None)) is not None:
+            return image, transform(target)
         return image, as_meta(target) if type(target) is list else target
 
 
@@ -166,7 +166,7 @@ class WrappedCoco(_CocoImages):
         self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
         self.paths = Paths.below(os.path.abspath(dataset.root), [_path(image, dataset.root) for image in images])
-        self.target_transform = getattr(dataset.transforms, "target_transform", None)
+        self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
         every, known = dataset.coco.anns.values(), dataset.coco.imgs
