@@ -106,7 +106,6 @@ class HDF5(Store):
                 raise ValueError(f"{what} holds encoded images; layout= and as_dtype= are for pixels")
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples that are read as one
-            self._cache_bytes = max(cache_bytes, images.dtype.itemsize * math.prod(images.chunks or ()))
             if target is not None:
                 self._take_targets(h5py, self._dataset(file, target, "target"))
 
@@ -136,6 +135,8 @@ class HDF5(Store):
             if dataset.is_virtual or dataset.external:
                 raise self._elsewhere(name)
             if dataset.shape:
+                chunk_bytes = dataset.dtype.itemsize * math.prod(dataset.chunks or ())
+                self._cache_bytes = max(self._cache_bytes, chunk_bytes)
                 return dataset
         names: list[str] = []
         more = ""
