@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,13 +47,7 @@ class MappedTable:
     def open(self) -> pa.Table:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would keep the process from being a template
         with pa.memory_map(self.path) as file, pa.ipc.open_stream(file, options=options) as reader:
-            return self._changed(reader.read_all())
-
-    def schema(self) -> pa.Schema:
-        with pa.memory_map(self.path) as file, pa.ipc.open_stream(file) as reader:
-            return self._changed(reader.schema.empty_table()).schema
-
-    def _changed(self, table: pa.Table) -> pa.Table:
+            table = reader.read_all()
         for name, args, keywords in self.calls:
             table = getattr(table, name)(*args, **keywords)
         return table
@@ -71,9 +62,9 @@ class Blocks:
 
     def open(self) -> pa.Table:
         tables = []
-        for first, *others in self.rows:
-            table = _open(first)
-            for block in map(_open, others):
+        for row in self.rows:
+            table, *side_by_side = [block.open() if isinstance(block, MappedTable) else block for block in row]
+            for block in side_by_side:
                 for name, column in zip(block.column_names, block.columns, strict=True):
                     table = table.append_column(name, column)
             tables.append(table.select(self.columns))
@@ -113,22 +104,22 @@ class ArrowRows:
         return cls(data, None if indices is None else _blocks(indices, indices.column_names[:1], copies))
 
     @cached_property
-    def _rows(self) -> _Batches:
-        return _Batches(self._data.open())
+    def _columns(self) -> list[pa.ChunkedArray]:
+        return self._data.open().columns
 
     @cached_property
-    def _numbers(self) -> _Batches | None:
-        return None if self._indices is None else _Batches(self._indices.open())
+    def _numbers(self) -> pa.ChunkedArray | None:
+        return None if self._indices is None else self._indices.open().column(0)
 
     def __getstate__(self) -> tuple[Blocks, Blocks | None]:
         return self._data, self._indices
 
     def __setstate__(self, state: tuple[Blocks, Blocks | None]) -> None:
         self._data, self._indices = state
-        _ = self._rows, self._numbers  # once in the template of workers, not in each
+        _ = self._columns, self._numbers  # once in the template of workers, not in each
 
     def __len__(self) -> int:
-        return len(self._rows if self._numbers is None else self._numbers)
+        return len(self._columns[0] if self._numbers is None else self._numbers)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         count = len(self)
@@ -136,10 +127,9 @@ class ArrowRows:
             raise IndexError(f"Invalid key: {number} is out of bounds for size {count}")
         number %= count
         if self._numbers is not None:
-            batch, row = self._numbers.find(number)
-            number = batch.column(0)[row].as_py()
-        batch, row = self._rows.find(number)
-        return {name: batch.column(at)[row].as_py() for at, name in enumerate(self._data.columns)}
+            number = self._numbers[number].as_py()
+        columns = zip(self._data.columns, self._columns, strict=True)
+        return {name: column[number].as_py() for name, column in columns}
 
 
 class PickledDataset:
@@ -177,22 +167,6 @@ class PickledDataset:
         return Unpickler(io.BytesIO(self._pickled)).load()
 
 
-class _Batches:
-    """A table as record batches, each row found by bisection."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
-        self._ends = array("q", accumulate(batch.num_rows for batch in self._batches))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """Return the batch of a row, and the row's number in it."""
-        at = bisect_right(self._ends, row)
-        return self._batches[at], row - (self._ends[at - 1] if at else 0)
-
-
 def _is_plain(feature: Any) -> bool:
     kind = type(feature).__module__, type(feature).__name__
     if isinstance(feature, Mapping):
@@ -217,7 +191,7 @@ def _blocks(table: Any, columns: list[str], copies: dict[int, pa.Table]) -> Bloc
 
 def _block(table: Any, copies: dict[int, pa.Table]) -> MappedTable | pa.Table:
     if type(table).__name__ == "MemoryMappedTable":
-        return MappedTable(table.path, _calls(table.path, table.replays))
+        return _mapped(table)
     if not _is_in_memory(table):
         raise Unsuitable(f"its table is a {type(table).__module__}.{type(table).__name__}")
     for field in table.table.schema:
@@ -232,25 +206,27 @@ def _is_in_memory(table: Any) -> bool:
     return (type(table).__module__, type(table).__name__) == ("datasets.table", "InMemoryTable")
 
 
-def _calls(path: str, replays: Iterable[Any]) -> list[Any]:
-    """Return the changes of a memory-mapped table as calls of pyarrow's methods."""
+def _mapped(table: Any) -> MappedTable:
+    """Return a memory-mapped table of `datasets` with its changes as calls of pyarrow's methods."""
+    with pa.memory_map(table.path) as file, pa.ipc.open_stream(file) as reader:
+        rows = reader.schema.empty_table()
     calls: list[Any] = []
-    for name, args, keywords in replays:
+    for name, args, keywords in table.replays:
         if name == "replace_schema_metadata":
             continue
         if name == "cast":
             schema = args[0] if args else keywords["target_schema"]
-            before = MappedTable(path, calls).schema()
-            if sorted(before.names) != sorted(schema.names):
+            if sorted(rows.column_names) != sorted(schema.names):
                 raise Unsuitable("a cast gave its table other columns")
-            for field in before:
+            for field in rows.schema:
                 if schema.field(field.name).type != field.type:
                     raise Unsuitable(f"column {field.name!r} is {field.type} in its file, and was cast")
             name, args, keywords = "select", (schema.names,), {}  # only the order and the metadata have changed
         if name not in REPEATED:
             raise Unsuitable(f"its table was changed by {name}()")
+        rows = getattr(rows, name)(*args, **keywords)
         calls.append((name, args, keywords))
-    return calls
+    return MappedTable(table.path, calls)
 
 
 def _cut(table: pa.Table) -> pa.Table:
@@ -263,7 +239,3 @@ def _cut(table: pa.Table) -> pa.Table:
         writer.write_table(table)
     with pa.ipc.open_stream(sink.getvalue()) as reader:
         return reader.read_all()
-
-
-def _open(block: MappedTable | pa.Table) -> pa.Table:
-    return block.open() if isinstance(block, MappedTable) else block

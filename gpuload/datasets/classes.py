@@ -31,18 +31,18 @@ def class_names(classes: Classes | None) -> list[str] | None:
     """
     if classes is None:
         return None
-    given = getattr(classes, "classes", classes)
-    if given is None:
+    argument = getattr(classes, "classes", classes)
+    if argument is None:
         raise ValueError(
             f"classes={_what(classes)} has no names of classes (its targets are numbers, or it has none); leave "
             "classes out, or give a list of names"
         )
     # A set has another order in each process.
-    if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
-        inner = getattr(given, "dataset", None)
+    if isinstance(argument, str | bytes | Mapping | Set) or not isinstance(argument, Iterable):
+        inner = getattr(argument, "dataset", None)
         hint = "; give the data set inside it" if hasattr(inner, "classes") else ""
-        raise TypeError(f"{TAKEN}, got {_what(given)}{hint}")
-    names = list(given)
+        raise TypeError(f"{TAKEN}, got {_what(argument)}{hint}")
+    names = list(argument)
     if not names:
         raise ValueError(f"{TAKEN}, got none")
     for name in names:
@@ -88,7 +88,6 @@ def warn_of_other_classes(datasets: Sequence[Any]) -> None:
 
 
 def _names_of(dataset: Any) -> dict[Any, Any]:
-    """The name of each label, where a dataset has names."""
     names, categories = (getattr(dataset, name, None) for name in ("classes", "categories"))
     if isinstance(names, list):
         return dict(enumerate(names))

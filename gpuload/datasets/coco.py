@@ -8,12 +8,15 @@ becomes a mask. No torch.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import operator
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
@@ -34,12 +37,12 @@ __all__ = ["Coco", "CocoTargets", "WrappedCoco", "chosen"]
 
 INDEX: Final = 3  # which form an index has; one of another form is built anew
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
-JSON: Final = frozenset({str, int, float, bool, type(None)})
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
 NUMBERS: Final = (int, float, np.integer, np.floating)
 LARGEST: Final = float(np.finfo(np.float32).max)
 CORNERS: Final = 6  # numbers of the smallest polygon, x and y of three points
 WHOLE: Final = "a whole number that fits into 64 bits"
+BOX: Final = "left, top, width and height, neither of them negative"
 # How a user chooses targets.
 OF_WRAP: Final = "gpuload.wrap(dataset, annotations={!r})"
 OF_COCO: Final = "gpuload.Coco(…, targets={!r})"
@@ -53,6 +56,8 @@ class _CocoImages(ImageFileDataset):
 
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
         target = self.targets[number]
+        if (transform := getattr(self, "target_transform", None)) is not None:
+            return image, transform(target)
         return image, as_meta(target) if type(target) is list else target
 
 
@@ -122,13 +127,14 @@ class Coco(_CocoImages):
         short = json.loads(arrays["short"].tobytes())
         self.ids = arrays["ids"]
         self.paths = Paths(root, arrays["paths"], arrays["path_offsets"])
-        self.categories: dict[int, str] = dict(short.pop("categories"))
-        for remark in short.pop("remarks"):
+        self.categories: dict[int, str] = dict(short["categories"])
+        for remark in short["remarks"]:
             warnings.warn(remark, stacklevel=3)
-        self.targets = JsonLists(arrays["lists"], arrays["list_offsets"])
+        self.targets = JsonLists("", arrays["lists"], arrays["list_offsets"])
         if names != "raw":
             sizes = arrays["sizes_hw"].reshape(-1, 2)
-            self.targets = CocoTargets.again(ids=self.ids, sizes_hw=sizes, lists=self.targets, how=OF_COCO, **short)
+            parts = short["names"], short["points"], short["more"]
+            self.targets = CocoTargets(self.ids, sizes, self.targets, *parts, OF_COCO)
 
     def __getitem__(self, index: SupportsIndex) -> tuple[Encoded, Any]:
         try:
@@ -159,22 +165,23 @@ class WrappedCoco(_CocoImages):
         self.mode = mode
         self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
-        names = [
-            image_path(image["file_name"], key, dataset.root) for image, key in zip(images, dataset.ids, strict=True)
-        ]
-        self.paths = Paths.below(os.path.abspath(dataset.root), names)
+        self.paths = Paths.below(os.path.abspath(dataset.root), [_path(image, dataset.root) for image in images])
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
-        remarks = [unmatched(dataset.coco.anns.values(), "image_id", dataset.coco.imgs, source)]
+        every, known = dataset.coco.anns.values(), dataset.coco.imgs
+        strays = [annotation for annotation in every if not _is_in(annotation.get("image_id"), known)]
+        remarks = [_unmatched(strays, len(every), "image_id", known, source)]
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
-            targets = [[one for one in own if not one.get("iscrowd")] for own in targets]
+            targets = [[one for one in objects if not one.get("iscrowd")] for objects in targets]
         if annotations == "raw" or (annotations is None and self.target_transform is not None):
-            self.targets = as_lists(targets)
+            self.targets = _if_json(targets)
         elif self.target_transform is None:
-            self.targets = CocoTargets(targets, self.ids, images, annotations)
-            remarks += self.targets.remarks(targets, dataset.coco.cats.values(), source)
+            categories = dataset.coco.cats.values()
+            self.targets, more = _checked(targets, self.ids, images, categories, annotations, source, OF_WRAP)
+            self.targets.lists = _if_json(self.targets.lists)
+            remarks += more
         else:
             raise TypeError(
                 f"annotations={annotations!r} makes targets of the annotations, but the dataset's target_transform "
@@ -182,11 +189,6 @@ class WrappedCoco(_CocoImages):
             )
         for remark in filter(None, remarks):
             warnings.warn(remark, stacklevel=4)  # where the user calls `wrap`
-
-    def _with(self, number: int, image: Encoded) -> tuple[Encoded, Any]:
-        if self.target_transform is None:
-            return super()._with(number, image)
-        return image, self.target_transform(self.targets[number])
 
     def __repr__(self) -> str:
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
@@ -196,29 +198,31 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
     """Return what a file says, checked, in arrays; what is short as JSON."""
     listed, objects, categories = _parts(path, remote)
     listed.sort(key=lambda image: image["id"])
-    own: dict[int, list[Any]] = {image["id"]: [] for image in listed}
-    if len(own) < len(listed):
+    by_image: dict[int, list[Any]] = {image["id"]: [] for image in listed}
+    if len(by_image) < len(listed):
         twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
         raise ValueError(f"{path!r} lists two images with the id {twice!r}; an id names one image")
-    remarks = [unmatched(objects, "image_id", own, repr(path))]
+    strays = []
     for one in objects:
-        if is_in(one.get("image_id"), own) and (crowds or not one.get("iscrowd")):
-            own[one["image_id"]].append(one)
+        if not _is_in(one.get("image_id"), by_image):
+            strays.append(one)
+        elif crowds or not one.get("iscrowd"):
+            by_image[one["image_id"]].append(one)
+    remarks = [_unmatched(strays, len(objects), "image_id", by_image, repr(path))]
     # A URL is no path, but what goes on after it is checked like one.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
-    paths = Paths.below(folder, [image_path(image["file_name"], image["id"], folder) for image in listed])
+    paths = Paths.below(folder, [_path(image, folder) for image in listed])
     short: dict[str, Any] = {"categories": [(one["id"], one["name"]) for one in categories]}
-    arrays = {"ids": np.array(list(own), np.int64), "paths": paths.data, "path_offsets": paths.offsets}
-    if names == "raw":
-        lists: Any = as_lists(own.values())
-    else:
-        targets = CocoTargets(list(own.values()), list(own), listed, names, how=OF_COCO)
-        remarks += targets.remarks(list(own.values()), categories, repr(path))
-        lists = targets.lists
+    ids, lists = list(by_image), list(by_image.values())
+    arrays = {"ids": np.array(ids, np.int64), "paths": paths.data, "path_offsets": paths.offsets}
+    if names != "raw":
+        targets, more = _checked(lists, ids, listed, categories, names, repr(path), OF_COCO)
+        lists, remarks = targets.lists, [*remarks, *more]
         short |= {"names": targets.names, "points": targets.points, "more": targets.more}
         arrays["sizes_hw"] = targets.sizes_hw.ravel()
     short["remarks"] = list(filter(None, remarks))
-    arrays |= {"lists": lists.data, "list_offsets": lists.offsets}
+    packed = _as_json(lists)
+    arrays |= {"lists": packed.data, "list_offsets": packed.offsets}
     return {**arrays, "short": np.frombuffer(json.dumps(short).encode(), np.uint8)}
 
 
@@ -226,100 +230,50 @@ def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list
     """Return images, annotations and categories of a file."""
     try:
         with open_stream(path, remote) as file:
-            found = json.loads(file.read().decode("utf-8"))
+            content = json.loads(file.read().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is no JSON, or is cut off: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in ("images", "annotations")):
+    lists = [content.get(name) for name in ("images", "annotations")] if isinstance(content, dict) else [None]
+    if not all(isinstance(entries, list) for entries in lists):
         raise ValueError(
             f"{path!r} has no lists of images and annotations; expected COCO's format, as in instances_val2017.json"
         )
-    for image in found["images"]:
+    for image in content["images"]:
         if (
             not isinstance(image, dict)
             or type(image.get("id")) is not int
-            or not is_whole(image["id"])  # more than 64 bits
+            or not _is_whole(image["id"])  # more than 64 bits
             or not isinstance(image.get("file_name"), str)
         ):
             raise ValueError(f"an image of {path!r} lacks an integer id or a file_name: {repr(image)[:200]}")
-    for kind in ("annotations", "categories"):
-        for one in found.get(kind) or ():
-            if not isinstance(one, dict) or (kind == "categories" and not _is_category(one)):
-                raise ValueError(f"one of the {kind} of {path!r} is {repr(one)[:200]}, which is not COCO's format")
-    categories = found.get("categories") or []
     names: dict[Any, Any] = {}
-    for one in categories:
-        if names.setdefault(one["id"], one["name"]) != one["name"]:
-            raise ValueError(
-                f"{path!r} has two categories with the id {one['id']!r}, {names[one['id']]!r} and {one['name']!r}; an "
-                "id names one category"
+    for kind in ("annotations", "categories"):
+        for entry in content.get(kind) or ():
+            is_right = isinstance(entry, dict) and (
+                kind == "annotations" or (isinstance(entry.get("id"), int | str) and "name" in entry)
             )
-    return found["images"], found["annotations"], categories
+            if not is_right:
+                raise ValueError(f"one of the {kind} of {path!r} is {repr(entry)[:200]}, which is not COCO's format")
+            if kind == "categories" and (name := names.setdefault(entry["id"], entry["name"])) != entry["name"]:
+                raise ValueError(
+                    f"{path!r} has two categories with the id {entry['id']!r}, {name!r} and {entry['name']!r}; an id "
+                    "names one category"
+                )
+    return content["images"], content["annotations"], content.get("categories") or []
 
 
-def _is_category(one: dict[str, Any]) -> bool:
-    return isinstance(one.get("id"), int | str) and "name" in one
-
-
+@dataclass(eq=False, repr=False)
 class CocoTargets(Lazy[Any]):
-    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`.
-
-    Args:
-        annotations: of each image, as the file has them.
-        ids: of each image.
-        images: the file's entry for each image.
-        names: which of masks and keypoints; None: those that the annotations have.
-        how: what a user writes to choose other names, for messages.
-
-    Raises:
-        ValueError: an annotation or image lacks something, or a box has a negative size; the message names it, and
-            says what to do.
-    """
+    """The target of each image, a dict; see `gpuload.datasets.wrap.wrap`."""
 
     _entries = "targets"
-
-    def __init__(
-        self,
-        annotations: Sequence[Any],
-        ids: Sequence[Any],
-        images: Iterable[Any],
-        names: Collection[str] | None,
-        *,
-        how: str = OF_WRAP,
-    ) -> None:
-        self.how = how
-        every = [annotation for own in annotations for annotation in own]
-        had = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in every)]
-        self.names = had if names is None else [name for name in FIELDS if name in names]
-        for field in ("bbox", "category_id"):
-            _check_there(every, field, self._raw())
-        _check_boxes(every, self._raw())
-        _check(every, "category_id", is_whole, WHOLE, self._raw())
-        if "masks" in self.names:
-            _check_there(every, "segmentation", self._without("masks"))
-        self.ids = ids
-        self.sizes_hw = np.array([self._size(image) for image in images], np.int32).reshape(-1, 2)
-        self.points = self._count_points(every) if "keypoints" in self.names else 0
-        # A file may lack these two for all objects or for some (or have null there): then no target has them.
-        self.more = [name for name in ("area", "iscrowd") if all(one.get(name) is not None for one in every)]
-        for field, is_right, expected in (("area", _is_number, "a number"), ("iscrowd", is_whole, WHOLE)):
-            if field in self.more:
-                _check(every, field, is_right, expected, self._raw())
-        kept = ("id", "bbox", "category_id", *self.more, *(FIELDS[name] for name in self.names))
-        self.lists = as_lists([{name: it[name] for name in kept if name in it} for it in own] for own in annotations)
-
-    @classmethod
-    def again(cls, **parts: Any) -> CocoTargets:
-        """Make those with these attributes, which were checked when they were made first."""
-        targets = cls.__new__(cls)
-        vars(targets).update(parts)
-        return targets
-
-    def remarks(self, annotations: Sequence[Any], categories: Iterable[Any], source: str) -> list[str]:
-        """Return what to warn of: categories that are not there, polygons that cover nothing."""
-        every = [annotation for own in annotations for annotation in own]
-        ids = {label: None for one in categories if (label := whole(one.get("id"))) is not None}
-        unknown = unmatched(every, "category_id", ids, source, key=whole) if ids else ""
-        return [unknown, _small_polygons(every, source) if "masks" in self.names else ""]
+    ids: Any  # of the images
+    sizes_hw: np.ndarray  # by the file; 0, 0 where it says none
+    lists: Sequence[Any]  # of each image, the fields of its objects' annotations that a target is made of
+    names: list[str]  # which of masks and keypoints are made
+    points: int  # how many keypoints each object has
+    more: list[str]  # which of area and iscrowd there are
+    how: str  # what a user writes to choose other names, for messages
 
     def __len__(self) -> int:
         return len(self.lists)
@@ -349,7 +303,7 @@ class CocoTargets(Lazy[Any]):
 
     def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
         """Return the masks of an image, n×H×W. Height and width are what a file says, so they are limited."""
-        name, remedy = f"the COCO image {image_id!r}", f", or {self._without('masks')}"
+        name, remedy = f"the COCO image {image_id!r}", f", or {_without('masks', self.names, self.how)}"
         check_pixels(height, width, f"{name}, by the size in its file of annotations,", remedy)
         check_expanded(len(objects) * height * width, f"the array of the {len(objects)} masks of {name}", remedy)
         masks = np.zeros((len(objects), height, width), np.uint8)
@@ -357,48 +311,83 @@ class CocoTargets(Lazy[Any]):
             mask[...] = _mask(one, height, width, self.how)
         return masks
 
-    def _without(self, name: str) -> str:
-        """How to leave one of the names out."""
-        others = tuple(other for other in self.names if other != name)
-        return f"leave {name} out, with {self.how.format(others)}"
 
-    def _raw(self) -> str:
-        """How to have no targets made."""
-        return f"keep the annotations as they are, with {self.how.format('raw')}"
+def _checked(
+    annotations: Sequence[list[Any]],
+    ids: Sequence[Any],
+    images: Sequence[Any],
+    categories: Iterable[Any],
+    names: Collection[str] | None,
+    source: str,
+    how: str,
+) -> tuple[CocoTargets, list[str]]:
+    """Return the targets of images, with `lists` that are not packed yet, and what to warn of.
 
-    def _size(self, image: Any) -> tuple[int, int]:
-        """What the file says of an image's height and width; 0, 0 if it says nothing."""
-        size = image.get("height"), image.get("width")
-        if not all(type(length) is int and 0 < length < 1 << 31 for length in size):
-            if "masks" not in self.names:
-                return 0, 0
-            raise ValueError(
-                f"the COCO image {image['id']!r} has the height {size[0]!r} and the width {size[1]!r}, but its masks "
-                f"need both; {self._without('masks')}"
-            )
+    `annotations` are those of each image, `names` which of masks and keypoints to make (None: those that annotations
+    have), `source` the file as messages name it, `how` as in `CocoTargets`.
+
+    Raises:
+        ValueError: an annotation or image lacks something, or holds something else; the message names it.
+    """
+    every = list(chain.from_iterable(annotations))
+    had = [name for name, field in FIELDS.items() if any(annotation.get(field) for annotation in every)]
+    names = had if names is None else [name for name in FIELDS if name in names]
+    raw = f"keep the annotations as they are, with {how.format('raw')}"
+    _check(every, "bbox", _is_box, BOX, f"fix the file, or {raw}")
+    _check(every, "category_id", _is_whole, WHOLE, raw)
+    remarks, points = [], 0
+    if labels := {label: None for one in categories if (label := _whole(one.get("id"))) is not None}:
+        strays = [annotation for annotation in every if _whole(annotation["category_id"]) not in labels]
+        remarks.append(_unmatched(strays, len(every), "category_id", labels, source))
+    if "masks" in names:
+        _check(every, "segmentation", lambda value: True, "", _without("masks", names, how))
+        remarks.append(_small_polygons(every, source))
+    if "keypoints" in names:
+        points = _count_points(every, f"{_without('keypoints', names, how)}, or {raw}")
+    sizes_hw = np.array([_size(image, names, how) for image in images], np.int32).reshape(-1, 2)
+    # A file may lack these two for all objects or for some (or have null there): then no target has them.
+    more = [name for name in ("area", "iscrowd") if all(one.get(name) is not None for one in every)]
+    for field, is_right, expected in (("area", _is_number, "a number"), ("iscrowd", _is_whole, WHOLE)):
+        if field in more:
+            _check(every, field, is_right, expected, raw)
+    needed = ("id", "bbox", "category_id", *more, *(FIELDS[name] for name in names))
+    lists = [[{name: one[name] for name in needed if name in one} for one in objects] for objects in annotations]
+    return CocoTargets(ids, sizes_hw, lists, names, points, more, how), remarks
+
+
+def _without(name: str, names: list[str], how: str) -> str:
+    """Return how to leave one of the names out."""
+    return f"leave {name} out, with {how.format(tuple(other for other in names if other != name))}"
+
+
+def _size(image: Any, names: list[str], how: str) -> tuple[int, int]:
+    """Return what the file says of an image's height and width; 0, 0 if it says nothing."""
+    size = image.get("height"), image.get("width")
+    if all(type(length) is int and 0 < length < 1 << 31 for length in size):
         return size
+    if "masks" not in names:
+        return 0, 0
+    raise ValueError(
+        f"the COCO image {image['id']!r} has the height {size[0]!r} and the width {size[1]!r}, but its masks need "
+        f"both; {_without('masks', names, how)}"
+    )
 
-    def _count_points(self, annotations: Iterable[Any]) -> int:
-        """How many keypoints each object has, those aside that have none."""
-        annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
-        for annotation in annotations:
-            if not _are_numbers(own := annotation["keypoints"]):
-                raise ValueError(
-                    f"the COCO annotation {annotation.get('id')!r} has the keypoints {_short(own)}, expected a list of "
-                    f"numbers; {self._without('keypoints')}, or {self._raw()}"
-                )
-        counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
-        if len(counts) > 1 or any(count % 3 for count in counts):
-            found = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
-            raise ValueError(
-                f"keypoints of COCO must be x, y and visibility of as many points for each object, got {found}; "
-                f"{self._without('keypoints')}, or {self._raw()}"
-            )
-        return next(iter(counts), 0) // 3
+
+def _count_points(annotations: Iterable[Any], remedy: str) -> int:
+    """Return how many keypoints each object has, those aside that have none."""
+    annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
+    _check(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
+    counts = {len(annotation["keypoints"]): annotation for annotation in annotations}
+    if len(counts) > 1 or any(count % 3 for count in counts):
+        two = " and ".join(f"{n} numbers (annotation {one.get('id')!r})" for n, one in list(counts.items())[:2])
+        raise ValueError(
+            f"keypoints of COCO must be x, y and visibility of as many points for each object, got {two}; {remedy}"
+        )
+    return next(iter(counts), 0) // 3
 
 
 def chosen(annotations: Any, called: str = "annotations") -> Any:
-    """The argument `annotations` of `wrap`, or one `called` otherwise, checked."""
+    """Return the argument `annotations` of `wrap`, or one `called` otherwise, checked."""
     if annotations is None or annotations == "raw":
         return annotations
     text = f"{called} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
@@ -409,57 +398,31 @@ def chosen(annotations: Any, called: str = "annotations") -> Any:
     return tuple(annotations)
 
 
-def _check_there(annotations: Iterable[Any], field: str, remedy: str) -> None:
-    for annotation in annotations:
-        if annotation.get(field) in (None, [], ""):
-            raise ValueError(f"the COCO annotation {annotation.get('id')!r} has no {field}; {remedy}")
-
-
 def _check(annotations: Iterable[Any], field: str, is_right: Callable[[Any], bool], expected: str, remedy: str) -> None:
     for annotation in annotations:
-        if not is_right(annotation[field]):
-            raise ValueError(
-                f"the COCO annotation {annotation.get('id')!r} has the {field} {_short(annotation[field])}, expected "
-                f"{expected}; {remedy}"
-            )
+        value, name = annotation.get(field), f"the COCO annotation {annotation.get('id')!r}"
+        if value in (None, [], ""):
+            raise ValueError(f"{name} has no {field}; {remedy}")
+        if not is_right(value):
+            raise ValueError(f"{name} has the {field} {_short(value)}, expected {expected}; {remedy}")
 
 
-def _check_boxes(annotations: Sequence[Any], remedy: str) -> None:
-    try:
-        boxes = np.array([annotation["bbox"] for annotation in annotations])
-    except (ValueError, TypeError):  # of several lengths
-        boxes = np.empty(0, object)
-    plain = boxes.dtype.kind in "iuf" and boxes.shape[1:] == (4,)
-    if plain and (np.abs(boxes) <= LARGEST).all() and (boxes[:, 2:] >= 0).all():
-        return
-    for annotation in annotations:
-        box = annotation["bbox"]
-        if not _are_numbers(box) or len(box) != 4 or not (box[2] >= 0 and box[3] >= 0):
-            raise ValueError(
-                f"the COCO annotation {annotation.get('id')!r} of image {annotation.get('image_id')!r} has the box "
-                f"{_short(box)}, expected left, top, width and height, neither of them negative; mend the file, or "
-                f"{remedy}"
-            )
+def _is_whole(value: Any) -> bool:
+    return _whole(value) is not None
 
 
-def is_whole(value: Any) -> bool:
-    """Return whether `whole` takes a value."""
-    return whole(value) is not None
-
-
-def whole(value: Any) -> int | None:
+def _whole(value: Any) -> int | None:
     """Return a whole number of at most 64 bits, also one that is written as text or as 3.0; None for others."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    if not -(1 << 63) <= number < 1 << 63 or (not isinstance(value, str) and number != value):
-        return None
-    return number
+    is_whole = -(1 << 63) <= number < 1 << 63 and (isinstance(value, str) or number == value)
+    return number if is_whole else None
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that float32 holds."""
+    """Return whether it is a number that float32 holds."""
     return isinstance(value, NUMBERS) and bool(abs(value) <= LARGEST)
 
 
@@ -471,33 +434,23 @@ def _are_numbers(values: Any) -> bool:
     return _is_list(values) and all(map(_is_number, values))
 
 
+def _is_box(value: Any) -> bool:
+    return _are_numbers(value) and len(value) == 4 and value[2] >= 0 and value[3] >= 0
+
+
 def _short(value: Any) -> str:
     return one_line(repr(value), 100)
 
 
-def unmatched(
-    annotations: Collection[Any],
-    field: str,
-    ids: Collection[Any],
-    source: str,
-    *,
-    key: Callable[[Any], Any] = lambda value: value,
-) -> str:
-    """Return what to warn of if some annotations have an id in this field that nothing has; else nothing.
-
-    Args:
-        annotations: as the file has them.
-        field: ``"image_id"`` or ``"category_id"``.
-        ids: of the images or categories; `key` makes one of what an annotation has.
-        source: the file, as the message names it.
+def _unmatched(strays: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
+    """Return what to warn of if annotations (`strays`, of `count`) have an id in a field that is not among `ids`.
 
     Raises:
         ValueError: none of the annotations has an id that is there.
     """
-    strays = [annotation for annotation in annotations if not is_in(key(annotation.get(field)), ids)]
     if not strays:
         return ""
-    count, kinds = len(annotations), {"image_id": "images", "category_id": "categories"}[field]
+    kinds = {"image_id": "images", "category_id": "categories"}[field]
     known = ", ".join([_short(one) for one in list(ids)[:3]] + ["…"] * (len(ids) > 3))
     first = (
         f"annotation {_short(strays[0].get('id'))} has the {field} {_short(strays[0].get(field))}, but "
@@ -510,12 +463,17 @@ def unmatched(
     return f"{len(strays):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
 
 
+def _is_in(value: Any, ids: Collection[Any]) -> bool:
+    return isinstance(value, Hashable) and value in ids  # a file may have a list there
+
+
 def _small_polygons(annotations: Collection[Any], source: str) -> str:
     """Return what to warn of if polygons have fewer than three points; else nothing."""
-    small = [annotation for annotation in annotations if _polygons(annotation["segmentation"])[1]]
+    lists = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
+    small = [one for one in lists if len(_polygons(one["segmentation"])) < len(one["segmentation"])]
     if not small:
         return ""
-    empty = sum(not _polygons(annotation["segmentation"])[0] for annotation in small)
+    empty = sum(not _polygons(annotation["segmentation"]) for annotation in small)
     return (
         f"{len(small):,} of the {len(annotations):,} annotations of {source} have polygons of fewer than three points, "
         f"which cover nothing and are left out; {empty:,} of them have no other, and an empty mask: the first is "
@@ -523,43 +481,24 @@ def _small_polygons(annotations: Collection[Any], source: str) -> str:
     )
 
 
-def _polygons(segmentation: Any) -> tuple[Any, bool]:
-    """Return the polygons that may have an area, and whether there are others, of fewer than three points; anything
-    else than a list as it is."""
-    if not isinstance(segmentation, list):
-        return segmentation, False
-    polygons = [one for one in segmentation if not isinstance(one, list | tuple) or len(one) >= CORNERS]
-    return polygons, len(polygons) < len(segmentation)
+def _polygons(segmentation: list[Any]) -> list[Any]:
+    """Return the polygons that may have an area, which is none of fewer than three points."""
+    return [one for one in segmentation if not isinstance(one, list | tuple) or len(one) >= CORNERS]
 
 
-def is_in(value: Any, ids: Collection[Any]) -> bool:
-    """Whether there is this id, which a file may have as anything."""
+def _path(image: Any, root: str | os.PathLike[str]) -> str:
+    """Return the path of an image, whose name comes from a data file: ValueError if that leads out of the root."""
+    name = f"the COCO image {image['id']!r} has the file name {image['file_name']!r}"
     try:
-        return value in ids
-    except TypeError:  # a list, say
-        return False
-
-
-def image_path(file_name: str, key: Any, root: str | os.PathLike[str]) -> str:
-    """Return the path of an image. Its name comes from a data file.
-
-    Raises:
-        ValueError: it is no name of a file, or leads out of the root.
-    """
-    try:
-        usable = b"\0" not in os.fsencode(file_name)
+        is_usable = b"\0" not in os.fsencode(image["file_name"])
     except UnicodeEncodeError:  # half of a surrogate pair
-        usable = False
-    if not usable:
-        raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which no file can have; correct the file of "
-            "annotations"
-        )
-    path = os.path.abspath(os.path.join(root, file_name))
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{name}, which no file can have; correct the file of annotations")
+    path = os.path.abspath(os.path.join(root, image["file_name"]))
     if not path.startswith(os.path.join(os.path.abspath(root), "")):
         raise ValueError(
-            f"the COCO image {key!r} has the file name {file_name!r}, which leads out of {os.fspath(root)!r}; "
-            "give the dataset a root that holds all its images"
+            f"{name}, which leads out of {os.fspath(root)!r}; give the dataset a root that holds all its images"
         )
     return path
 
@@ -569,11 +508,11 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
 
     Where run lengths are too few, pycocotools' own `decode` returns memory that nothing was written to.
     """
-    given, name = _polygons(annotation["segmentation"])[0], f"the COCO annotation {annotation.get('id')!r}"
-    if given == []:
-        return np.zeros((height, width), np.uint8)
-    if isinstance(given, list):
-        for polygon in given:
+    segmentation, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
+    if isinstance(segmentation, list):
+        if not (segmentation := _polygons(segmentation)):
+            return np.zeros((height, width), np.uint8)
+        for polygon in segmentation:
             if not _is_list(polygon):
                 raise ValueError(
                     f"{name} has the polygon {_short(polygon)}, expected a list of numbers below {FARTHEST}, in a list "
@@ -592,14 +531,14 @@ def _mask(annotation: Any, height: int, width: int, how: str) -> np.ndarray:
                 "masks of COCO's polygons need pycocotools, which is not installed: pip install pycocotools, or leave "
                 f"masks out, with {how.format(())}"
             ) from error
-        given = coco.merge(coco.frPyObjects(given, height, width))
+        segmentation = coco.merge(coco.frPyObjects(segmentation, height, width))
     try:
-        runs, size = given["counts"], list(given["size"])
+        runs, size = segmentation["counts"], list(segmentation["size"])
         lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
-            f"{name} has the segmentation {_short(given)}, expected polygons, or run lengths as counts and size: "
-            f"{error}"
+            f"{name} has the segmentation {_short(segmentation)}, expected polygons, or run lengths as counts and "
+            f"size: {error}"
         ) from error
     if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
         raise ValueError(
@@ -628,44 +567,24 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class JsonLists(Lazy[Any]):
-    """Values in one buffer, each as JSON, parsed anew each time it is asked for."""
+class JsonLists(Paths):
+    """Values as JSON texts in one buffer, each parsed anew when it is asked for."""
 
     _entries = "targets"
 
-    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
-        self.data, self.offsets = data, offsets
-
-    @classmethod
-    def pack(cls, texts: Iterable[bytes]) -> JsonLists:
-        texts = list(texts)
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) for text in texts], out=offsets[1:])
-        return cls(np.frombuffer(bytearray().join(texts), np.uint8), offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
     def _entry(self, number: int) -> Any:
-        start, end = self.offsets[number : number + 2].tolist()
-        return json.loads(self.data[start:end].tobytes())
+        return json.loads(super()._entry(number))
 
 
-def as_lists(targets: Iterable[Any]) -> Sequence[Any]:
-    """Return values as JSON if that gives them back as they are; else (the user put other things there) as a list."""
-    targets = list(targets)
-    if not _is_json(targets):
-        return targets
-    return JsonLists.pack(json.dumps(target, separators=(",", ":")).encode() for target in targets)
+def _as_json(values: Iterable[Any]) -> JsonLists:
+    texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
+    return JsonLists.pack("", [(b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))])  # pyright: ignore[reportReturnType]
 
 
-def _is_json(values: Collection[Any]) -> bool:
-    """Return whether JSON gives values back as they are. (Reading them back and comparing took 2.4 times as long.)"""
-    kinds = set(map(type, values))
-    if kinds <= JSON:
-        return True
-    if not kinds <= JSON | {list, dict}:
-        return False
-    lists = all(_is_json(value) for value in values if type(value) is list)
-    dicts = [value for value in values if type(value) is dict]
-    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)
+def _if_json(values: list[Any]) -> Sequence[Any]:
+    """Return values as JSON if that gives them back; else (the user put other things there) as they are."""
+    with contextlib.suppress(TypeError, ValueError):
+        lists = _as_json(values)
+        if all(map(operator.eq, lists, values)):
+            return lists
+    return values

@@ -7,7 +7,7 @@ Made in the main process, copied to workers. No torch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, SupportsIndex
 
@@ -74,20 +74,17 @@ class Joined(Dataset):
         return self.datasets[which][number]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Several samples; those of one dataset are asked for together."""
-        places = [self._place(index) for index in indices]
-        samples: list[Any] = [None] * len(places)
-        for which in sorted({which for which, _ in places}):
-            rows = [row for row, (its, _) in enumerate(places) if its == which]
-            for row, sample in zip(rows, fetched(self.datasets[which], [places[row][1] for row in rows]), strict=True):
-                samples[row] = sample
-        return samples
+        """Return several samples; those of one dataset are asked for together."""
+        samples: dict[int, Any] = {}
+        for dataset, rows, numbers in self._grouped(indices):
+            samples |= zip(rows, fetched(dataset, numbers), strict=True)
+        return [samples[row] for row in range(len(samples))]
 
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
         """Let each dataset that can have the kernel read these samples, which are asked for soon."""
-        for which, number in map(self._place, indices):
-            if (will_need := getattr(self.datasets[which], "will_need", None)) is not None:
-                will_need([number])
+        for dataset, _, numbers in self._grouped(indices):
+            if (will_need := getattr(dataset, "will_need", None)) is not None:
+                will_need(numbers)
 
     def _forget(self, index: int) -> list[str]:
         """See `gpuload.datasets.kinds.forget`."""
@@ -95,36 +92,38 @@ class Joined(Dataset):
         return forget(self.datasets[which], number)
 
     def blocks(self) -> np.ndarray | None:
-        """Where the blocks of each dataset begin, and the length; single samples of one that has none. None if none
-        has any."""
-        own = [natural_blocks(dataset) for dataset in self.datasets]
-        if all(bounds is None for bounds in own):
+        """Return where the blocks of each dataset begin, and the length; None if no dataset has any. A dataset without
+        has blocks of one sample."""
+        natural = [natural_blocks(dataset) for dataset in self.datasets]
+        if all(blocks is None for blocks in natural):
             return None
-        sizes = np.diff([0, *self.cumulative_sizes])
-        whole = [np.arange(size + 1) if bounds is None else bounds for bounds, size in zip(own, sizes, strict=True)]
-        starts = [0, *self.cumulative_sizes[:-1]]
-        return np.concatenate([bounds + start for bounds, start in zip(whole, starts, strict=True)])
+        starts = [0, *self.cumulative_sizes]
+        sizes = np.diff(starts)
+        bounds = [np.arange(size + 1) if own is None else own for own, size in zip(natural, sizes, strict=True)]
+        return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:
-        """The number of its dataset, and its number in there."""
+        """Return the number of a sample's dataset, and its own number in there."""
         number = from_start(index, len(self), f"the joined datasets have {len(self)} samples")
         which = bisect_right(self.cumulative_sizes, number)
         return which, number - (self.cumulative_sizes[which - 1] if which else 0)
+
+    def _grouped(self, indices: Iterable[SupportsIndex]) -> Iterator[tuple[Any, list[int], list[int]]]:
+        """Yield each dataset that samples are of, with their rows in `indices`, and their numbers in the dataset."""
+        places = [self._place(index) for index in indices]
+        for which in sorted({which for which, _ in places}):
+            rows = [row for row, place in enumerate(places) if place[0] == which]
+            yield self.datasets[which], rows, [places[row][1] for row in rows]
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
         """Return a function that gives the sample of a row, if samples are mapped: all are fetched now, each is mapped
         when it is asked for. None: `__getitems__` does all at once."""
         if not maps_samples(self):
             return None
-        places = [self._place(index) for index in indices]
-        readers: list[Any] = [None] * len(places)
-        for which in sorted({which for which, _ in places}):
-            part = self.datasets[which]
-            rows = [row for row, (its, _) in enumerate(places) if its == which]
-            numbers = [places[row][1] for row in rows]
-            reader = each_of(part, numbers) or fetched(part, numbers).__getitem__
-            for number, row in enumerate(rows):
-                readers[row] = partial(reader, number)
+        readers: dict[int, Callable[[], Any]] = {}
+        for dataset, rows, numbers in self._grouped(indices):
+            read = each_of(dataset, numbers) or fetched(dataset, numbers).__getitem__
+            readers |= {row: partial(read, number) for number, row in enumerate(rows)}
         return lambda row: readers[row]()
 
     def __add__(self, other: Any) -> Joined:
@@ -178,15 +177,12 @@ class Mapped(Dataset):
         return getattr(self.dataset, name)
 
     def __repr__(self) -> str:
-        return f"{self.dataset!r}{''.join(f'.map({_name(fn)})' for fn in self.fns)}"
-
-
-def _name(fn: Any) -> str:
-    return getattr(fn, "__qualname__", None) or repr(fn)
+        names = [getattr(fn, "__qualname__", None) or repr(fn) for fn in self.fns]
+        return repr(self.dataset) + "".join(f".map({name})" for name in names)
 
 
 def from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """An index that may count from the end, as one from 0."""
+    """Return an index that may count from the end as one from 0."""
     try:
         number = index.__index__()
     except AttributeError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from gpuload.datasets.joined import Joined, Mapped, has_samples
+from gpuload.datasets.joined import Dataset, Joined, Mapped, has_samples
 from gpuload.datasets.kinds import check_dataset, draws_nothing, is_iterable
 from gpuload.datasets.resident import DeviceCached, datasets_in
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
@@ -71,7 +71,7 @@ class Mix(Joined):
         datasets = _checked(datasets)
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
-        self.weights = [_weight(number, weight) for number, weight in enumerate(_listed(weights, len(datasets)))]
+        self.weights = _numbers(weights, len(datasets))
         self.parts = _whole_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
             raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
@@ -84,8 +84,7 @@ class Mix(Joined):
         """Return this mix with each sample changed by a function, in the workers."""
         return Mix([Mapped(dataset, fn) for dataset in self.datasets], self.weights, length=self.length)
 
-    def __add__(self, other: Any) -> Joined:
-        return Joined([self, other]) if has_samples(other) else NotImplemented
+    __add__ = Dataset.__add__  # a Mix is not taken apart
 
     def __repr__(self) -> str:
         return f"Mix({self.datasets!r}, weights={self.weights!r}, length={self.length})"
@@ -134,27 +133,25 @@ def _checked(datasets: Iterable[Any]) -> list[Any]:
     return datasets
 
 
-def _listed(weights: Any, count: int) -> list[Any]:
+def _numbers(weights: Any, count: int) -> list[float]:
     try:
-        listed = [*weights]
+        weights = [*weights]
     except TypeError:
         raise TypeError(f"Mix(weights=…) must be a list of numbers, one for each data set, got {weights!r}") from None
-    if len(listed) != count:
-        raise ValueError(f"Mix(weights=…) must be one number for each of the {count} data sets, got {len(listed)}")
-    return listed
-
-
-def _weight(number: int, weight: Any) -> float:
-    try:
-        value = float(weight)
-    except (TypeError, ValueError):
-        raise TypeError(f"Mix(weights=…) must be numbers, but weights[{number}] is {weight!r}") from None
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"Mix(weights=…) must be finite and greater than 0, but weights[{number}] is {value}; leave out a data set "
-            "that is not to be read"
-        )
-    return value
+    if len(weights) != count:
+        raise ValueError(f"Mix(weights=…) must be one number for each of the {count} data sets, got {len(weights)}")
+    numbers: list[float] = []
+    for at, weight in enumerate(weights):
+        try:
+            numbers.append(float(weight))
+        except (TypeError, ValueError):
+            raise TypeError(f"Mix(weights=…) must be numbers, but weights[{at}] is {weight!r}") from None
+        if not 0 < numbers[at] < math.inf:
+            raise ValueError(
+                f"Mix(weights=…) must be finite and greater than 0, but weights[{at}] is {numbers[at]}; leave out a "
+                "data set that is not to be read"
+            )
+    return numbers
 
 
 def _whole_parts(weights: list[float]) -> tuple[int, ...]:
@@ -177,7 +174,7 @@ def _simple(share: Fraction) -> Fraction:
 def _check_forms(datasets: list[Any]) -> None:
     """Refuse data sets whose first samples have different forms. Only gpuload's own are looked at, whose files this
     process may open: a data set of the user's may open a file that workers could then not be sent."""
-    first: tuple[Any, str] | None = None
+    first: tuple[list[Any], str] | None = None
     for number, dataset in enumerate(datasets):
         if not draws_nothing(dataset, stored=True):
             continue
@@ -186,32 +183,30 @@ def _check_forms(datasets: list[Any]) -> None:
             form = flatten(dataset[0], leaves)
         except Exception:  # a damaged file: its sample fails when it comes
             continue
-        kinds = _kinds(form, iter(leaves))
+        parts = _parts(form, iter(leaves))
         name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
         if first is None:
-            first = kinds, name
-        elif not _alike(kinds, first[0]):
+            first = parts, name
+        elif not _alike(parts, first[0]):
             raise TypeError(
                 f"Mix() takes data sets whose samples have one form, but {first[1]}, and {name}; bring them into one "
                 "with .map(fn)"
             )
 
 
-def _kinds(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """Return a structure with the kind of each leaf, "" if unknown. Lists may have any length, so they hold nothing."""
-    if structure == LEAF:
+def _parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
+    """Return the containers of a sample, depth first, and the kind of each leaf, "" if unknown. A list may have any
+    length, so what is in one does not count."""
+    if node == LEAF:
         leaf = next(leaves)
-        return next((kind for types, kind in KINDS if isinstance(leaf, types)), "")
-    kind, cls, keys, children = structure
-    inner = tuple([_kinds(child, leaves) for child in children])
-    return (kind, cls, keys, None if kind == "list" else inner)
+        return [next((kind for types, kind in KINDS if isinstance(leaf, types)), "")]
+    kind, cls, keys, children = node
+    inside = [part for child in children for part in _parts(child, leaves)]
+    return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *inside]
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Return whether samples of these kinds may be in one batch."""
-    if isinstance(one, str) and isinstance(other, str):
-        return one == other or "" in (one, other)
-    if isinstance(one, str) or isinstance(other, str) or one[:3] != other[:3]:
-        return False
-    mine, theirs = one[3] or (), other[3] or ()
-    return len(mine) == len(theirs) and all(map(_alike, mine, theirs))
+def _alike(one: list[Any], other: list[Any]) -> bool:
+    """Return whether samples of these parts may be in one batch."""
+    return len(one) == len(other) and all(
+        a == b or ("" in (a, b) and isinstance(a, str) and isinstance(b, str)) for a, b in zip(one, other, strict=True)
+    )

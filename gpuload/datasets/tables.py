@@ -6,9 +6,9 @@ its `StackDataset` and `Subset` of such. Only these very classes: one that the u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,14 +16,7 @@ from gpuload.datasets.tree import LEAF, Structure, is_plain_tensor, sorted_keys,
 
 __all__ = ["NUMBERS", "Picked", "picked"]
 
-# numpy's names of the types that torch has too.
-NUMBERS = frozenset(
-    {
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    }
-)
-
+NUMBERS: Final = frozenset(np.dtype(code).name for code in "?bhiqBHIQefdFD")  # numpy's types that torch has too
 
 Found = tuple[Structure, Sequence[Sequence[Any]]]
 
@@ -61,14 +54,10 @@ def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Found | None:
     if kind.__module__ != "torch.utils.data.dataset":
         return None
     name = kind.__name__
-    if name == "TensorDataset":
-        return _together(dataset.tensors, keys, None)
-    if name == "StackDataset":
-        parts = dataset.datasets
-        if isinstance(parts, dict):
-            names = sorted_keys(parts)
-            return _together([parts[name] for name in names], keys, names)
-        return _together(parts, keys, None)
+    if name in ("TensorDataset", "StackDataset"):
+        parts: Any = dataset.tensors if name == "TensorDataset" else dataset.datasets
+        names = sorted_keys(parts) if isinstance(parts, dict) else None
+        return _together(parts if names is None else [parts[name] for name in names], keys, names)
     if name == "Subset" and keys.min() >= 0 and keys.max() < len(dataset.indices):
         indices = dataset.indices
         return picked(dataset.dataset, np.array([indices[key] for key in keys.tolist()]))
@@ -91,13 +80,13 @@ def _of_tensor(tensor: Any, keys: np.ndarray) -> Found | None:
     return _of_array(tensor.detach().numpy(), keys)
 
 
-def _together(parts: Sequence[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Found | None:
+def _together(parts: Iterable[Any], keys: np.ndarray, names: tuple[Any, ...] | None) -> Found | None:
     """Return the rows of several datasets as a tuple, or as a dict with these names."""
     children: list[Structure] = []
     leaves: list[Sequence[Any]] = []
     for part in parts:
-        if (found := picked(part, keys)) is None:
+        if (samples := picked(part, keys)) is None:
             return None
-        children.append(found[0])
-        leaves += found[1]
+        children.append(samples[0])
+        leaves += samples[1]
     return ("tuple" if names is None else "dict", None, names, tuple(children)), leaves

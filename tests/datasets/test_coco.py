@@ -206,6 +206,13 @@ def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
     assert type(annotations[0]) is list
 
 
+def test_what_json_would_change_is_kept_as_it_is(made: Make) -> None:
+    theirs = made()
+    for annotation in theirs.coco.anns.values():
+        annotation["tags"] = ("a", 1)
+    assert gl.wrap(theirs, annotations="raw").targets[0] == theirs._load_target(IDS[0])
+
+
 def test_crowds_can_be_left_out(made: Make) -> None:
     theirs = made()
     assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
@@ -229,7 +236,7 @@ NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints'
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 has no bbox; {RAW}"),
+        (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 has no bbox; fix the file, or {RAW}"),
         (lambda found: found[1].update(segmentation=[]), f"the COCO annotation 101 has no segmentation; {NO_MASKS}"),
         (
             lambda found: found[3].update(keypoints=[1, 2, 2]),
@@ -532,8 +539,8 @@ RAW_COCO = "keep the annotations as they are, with gpuload.Coco(…, targets='ra
 @pytest.mark.parametrize("box", [[3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5]])
 def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[float]) -> None:
     message = (
-        f"the COCO annotation 101 of image 3 has the box {box}, expected left, top, width and height, neither of them "
-        f"negative; mend the file, or {RAW_COCO}"
+        f"the COCO annotation 101 has the bbox {box}, expected left, top, width and height, neither of them "
+        f"negative; fix the file, or {RAW_COCO}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         coco(lambda found: found["annotations"][1].update(bbox=box))
@@ -608,7 +615,10 @@ def twice(found: dict) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found["annotations"][1].pop("bbox"), f"the COCO annotation 101 has no bbox; {RAW_COCO}"),
+        (
+            lambda found: found["annotations"][1].pop("bbox"),
+            f"the COCO annotation 101 has no bbox; fix the file, or {RAW_COCO}",
+        ),
         (
             lambda found: found["annotations"][1].pop("segmentation"),
             "the COCO annotation 101 has no segmentation; leave masks out, with gpuload.Coco(…, targets=('keypoints',",
@@ -732,10 +742,10 @@ def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> No
             change_of("annotations", 1, area="large"),
             f"annotation 101 has the area 'large', expected a number; {RAW_COCO}",
         ),
-        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has the box ['1', '2', '3', '4'], e"),
-        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has the box 5, expected left, top"),
-        (change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]), "annotation 101 of image 3 has the box [nan, 1, 2"),
-        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has the box [1e+300, 1, 2"),
+        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 has the bbox ['1', '2', '3', '4'], e"),
+        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 has the bbox 5, expected left, top"),
+        (change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]), "annotation 101 has the bbox [nan, 1, 2"),
+        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 has the bbox [1e+300, 1, 2"),
         (change_of("annotations", 1, keypoints=["a"] * 6), "the COCO annotation 101 has the keypoints ['a', 'a', 'a',"),
         (
             change_of("annotations", 1, keypoints=5),
@@ -772,6 +782,18 @@ def test_masks_of_something_else_are_named(coco: Callable[..., Coco], segmentati
     dataset = coco(change_of("annotations", 1, segmentation=segmentation))
     with pytest.raises(ValueError, match=f"^{re.escape(f'the COCO annotation 101 {message}')}"):
         dataset[1]
+
+
+@pytest.mark.parametrize("targets", [None, "raw"])
+def test_nan_in_a_file_is_read_where_it_is_not_used(coco: Callable[..., Coco], targets: Any) -> None:
+    change = change_of("annotations", 1, segmentation={"counts": [float("nan")], "size": [24, 32]})
+    dataset = coco(change, targets=targets)
+    assert len(dataset[0][1]) > 1
+    if targets == "raw":
+        assert np.isnan(dataset[1][1][0]["segmentation"]["counts"][0])
+    else:
+        with pytest.raises(ValueError, match="has the segmentation"):
+            dataset[1]
 
 
 def test_null_is_as_if_the_field_were_not_there(coco: Callable[..., Coco]) -> None:

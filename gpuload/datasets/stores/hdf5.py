@@ -1,7 +1,7 @@
 """`HDF5`: images in a dataset of an HDF5 file, as encoded bytes of varying length or as pixels.
 
-HDF5 reads whole chunks of a dataset, and decompresses them. So the samples of one chunk that are asked for together
-are read with one call, in the file's order.
+HDF5 reads whole chunks of a dataset, decompresses them, and keeps those read last. So samples that are asked for
+together are read in the file's order, each chunk once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ __all__ = ["HDF5"]
 MOST_LINKS: Final = 64  # soft links on the way to a dataset
 LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
 SHOWN: Final = 20
-AT_ONCE: Final = 16  # rows of varying length, whose sizes are known once they are read
 
 
 class HDF5(Store):
@@ -56,7 +55,8 @@ class HDF5(Store):
             each sample is read at once, at the start; arrays are read with the image.
         layout, as_dtype: of pixels, as `ArrayFile` has them.
         mode: of bytes, what the pixels become, see `Encoded`.
-        cache_bytes: how much each worker keeps of decompressed chunks, in HDF5's own cache.
+        cache_bytes: how much each worker keeps of the decompressed chunks read last, in HDF5's own cache; of the last
+            one everything.
         storage_options: of a URL, what fsspec takes, or a `Remote`. There chunks are read one after the other.
 
     Raises:
@@ -65,7 +65,7 @@ class HDF5(Store):
         ValueError: the file is no HDF5, is cut off or lacks a dataset; targets are more or fewer than images.
         ModuleNotFoundError: h5py is not installed.
 
-    While reading, DecodeError names the rows of a damaged chunk.
+    While reading, DecodeError names a row of a damaged chunk.
     """
 
     @dataset_arguments
@@ -88,7 +88,7 @@ class HDF5(Store):
         self.path = existing_file(path, "an HDF5 file")
         self.image, self.target, self._cache_bytes = image, target, cache_bytes
         self._stamp = stamp(self.path, self._remote)
-        h5py = import_optional("h5py", "HDF5", "hdf5")
+        h5py = _h5py()
         self.labels: np.ndarray | None = None
         with naming(self.path, self._unreadable), self._open() as file:
             images = self._dataset(file, image, "image")
@@ -129,20 +129,26 @@ class HDF5(Store):
             raise TypeError(f"targets in {self.target!r} of {self.path!r} are {targets.dtype}; expected numbers")
 
     def _dataset(self, file: Any, name: str, argument: str) -> Any:
-        found = self._look_up(file, name)
+        dataset = self._look_up(file, name)
         # What lies elsewhere is seen before anything else is asked of it: that may open those files.
-        if isinstance(found, _h5py().Dataset):
-            if found.is_virtual or found.external:
+        if isinstance(dataset, _h5py().Dataset):
+            if dataset.is_virtual or dataset.external:
                 raise self._elsewhere(name)
-            if found.shape:
-                return found
-        names, are_all = _datasets_in(file)
-        shown = ", ".join([*map(repr, sorted(names)), *(() if are_all else ["…"])]) if names else "none"
-        shown += "" if are_all or names else f" among the {LOOKED_AT:,} objects that were looked at"
+            if dataset.shape:
+                chunk_bytes = dataset.dtype.itemsize * math.prod(dataset.chunks or ())
+                self._cache_bytes = max(self._cache_bytes, chunk_bytes)
+                return dataset
+        names: list[str] = []
+        more = ""
+        for number, names_there in enumerate(_objects(file)):
+            if number == LOOKED_AT or len(names) == SHOWN:
+                more = ", …" if names else f" among the {LOOKED_AT:,} objects that were looked at"
+                break
+            names += names_there
         none = ", or target=None" if argument == "target" else ""
         raise ValueError(
-            f"{self.path!r} has no dataset {name!r} with an axis of samples; it has {shown}. Say "
-            f"which with {argument}={none}"
+            f"{self.path!r} has no dataset {name!r} with an axis of samples; it has "
+            f"{', '.join(map(repr, sorted(names))) or 'none'}{more}. Say which with {argument}={none}"
         )
 
     def _look_up(self, file: Any, name: str) -> Any:
@@ -180,8 +186,8 @@ class HDF5(Store):
         return self._count
 
     def blocks(self) -> np.ndarray | None:
-        """Where each chunk begins, and the number of samples: what is read as one, for ``shuffle="block"``; None if a
-        chunk is one sample."""
+        """Return where each chunk, which is read as one, begins, and the number of samples, for ``shuffle="block"``;
+        None if a chunk is one sample."""
         return None if self._chunk == 1 else np.append(np.arange(0, self._count, self._chunk), self._count)
 
     def _open(self) -> Any:
@@ -194,15 +200,15 @@ class HDF5(Store):
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if self._pixels is not None and self._pixels.size_hw is not None:
             check_pixels(*self._pixels.size_hw, f"an image in {self.image!r} of {self.path!r}")
-        found = dict(self._rows(handle[self.image], numbers))
-        images = [self._image(found[number], number) for number in numbers]
+        rows = self._rows(handle[self.image], numbers)
+        images = [self._image(rows[number], number) for number in numbers]
+        if self.target is None:
+            return images
         if self.labels is not None:
             targets = [value_of(self.labels, number) for number in numbers]
-        elif self.target is not None:
-            arrays = dict(self._rows(handle[self.target], numbers))
-            targets = [arrays[number] for number in numbers]
         else:
-            return images
+            arrays = self._rows(handle[self.target], numbers)
+            targets = [arrays[number] for number in numbers]
         return list(zip(images, targets, strict=True))
 
     def _image(self, value: np.ndarray, number: int) -> Any:
@@ -210,31 +216,18 @@ class HDF5(Store):
             return self._pixels.sample(value)
         return Encoded(value.tobytes(), self.mode, f"{named(self.path)}: {self.image!r}, row {number}")
 
-    def _rows(self, dataset: Any, numbers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows of a dataset by their numbers, with one read for each chunk of the file, which HDF5 decompresses as a
-        whole; of bytes of varying length, whose sizes are known once they are read, with one for a few neighbours."""
-        varies = self._pixels is None and dataset.ndim == 1
-        if not varies:
+    def _rows(self, dataset: Any, numbers: list[int]) -> dict[int, np.ndarray]:
+        """Return rows of a dataset by their numbers, read in the file's order, so that a chunk is decompressed once."""
+        if self._pixels is not None or dataset.ndim > 1:
             elements = max(math.prod(dataset.chunks or ()), math.prod(dataset.shape[1:]))
             what = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
-        runs: list[list[int]] = []
+        rows: dict[int, np.ndarray] = {}
         for row in sorted(set(numbers)):
-            if not varies and dataset.chunks:
-                joins = runs and runs[-1][0] // dataset.chunks[0] == row // dataset.chunks[0]
-            else:
-                joins = runs and row == runs[-1][-1] + 1 and not (varies and len(runs[-1]) == AT_ONCE)
-            if joins:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-        for run in runs:
-            first, last = run[0], run[-1]
-            what = f"rows {first} to {last} of {dataset.name!r}"
-            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what} cannot be read: {text}")):
-                block = dataset[first : last + 1]
-            for row in run:
-                yield row, np.asarray(block[row - first])
+            what = f"row {row} of {dataset.name!r} cannot be read"
+            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what}: {text}")):
+                rows[row] = np.asarray(dataset[row])
+        return rows
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"
@@ -244,21 +237,14 @@ def _h5py() -> Any:
     return import_optional("h5py", "HDF5", "hdf5")
 
 
-def _datasets_in(file: Any) -> tuple[list[str], bool]:
-    """Return names of datasets, the uppermost first, as many as are shown; and whether there are no others."""
-    names: list[str] = []
-    groups, left = deque([("", file)]), LOOKED_AT
+def _objects(file: Any) -> Iterator[list[str]]:
+    """Yield the names of a file's objects, the uppermost first: a list of one for a dataset, of none for others."""
+    h5py, groups = _h5py(), deque([("", file)])
     while groups:
         above, group = groups.popleft()
         for name in group:
-            left -= 1
-            if left < 0 or len(names) == SHOWN:
-                return names, False
-            if group.id.links.get_info(name.encode()).type != _h5py().h5l.TYPE_HARD:
-                continue
-            item = group[name]
-            if isinstance(item, _h5py().Group):
+            is_here = group.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
+            item = group[name] if is_here else None
+            if isinstance(item, h5py.Group):
                 groups.append((f"{above}{name}/", item))
-            elif isinstance(item, _h5py().Dataset):
-                names.append(f"{above}{name}")
-    return names, True
+            yield [f"{above}{name}"] if isinstance(item, h5py.Dataset) else []

@@ -12,13 +12,14 @@ with one or two changed bytes 35). So the keys are walked in a process of their 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 from weakref import WeakValueDictionary
 
@@ -29,8 +30,8 @@ from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cached
 from gpuload.datasets.stores.opening import is_url
-from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, stamp, value_of
-from gpuload.errors import import_optional, visible
+from gpuload.datasets.stores.store import Store, absolute, damaged, labels_array, naming, stamp, value_of
+from gpuload.errors import import_optional
 
 __all__ = ["LMDB"]
 
@@ -39,10 +40,9 @@ PICKLES: Final = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))  # w
 PROGRAM: Final = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-given = json.load(sys.stdin)
-sys.path[:] = given["path"]
+sys.path[:], arguments = json.load(sys.stdin)
 from gpuload.datasets.stores.lmdb import write_keys
-write_keys(*given["asked"])
+write_keys(*arguments)
 """
 
 
@@ -123,11 +123,14 @@ class LMDB(Store):
         return _View(self._file, self.database)
 
     def _read(self, handle: _View, numbers: list[int]) -> list[Any]:
-        samples: list[Any] = [None] * len(numbers)
-        for at in sorted(range(len(numbers)), key=numbers.__getitem__):
-            samples[at] = self._sample(handle, numbers[at])
+        samples = [self._sample(handle, number) for number in numbers]
         if (last := handle.last_number()) != self._transaction:
-            raise self._written(last)
+            raise damaged(
+                self._file,
+                f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} "
+                "now). It is read without a lock, so nobody may write meanwhile: make the dataset again when the "
+                "writer is done, or read a copy",
+            )
         return samples
 
     def _sample(self, view: _View, number: int) -> Any:
@@ -155,36 +158,17 @@ class LMDB(Store):
         try:
             return int(value) if self.target_type == "int" else value.decode()
         except ValueError:
-            hint = "a whole number; target_type='text', or decode=, takes others"
-            raise damaged(
-                self._file,
-                f"the target under key {key!r} is {value[:40]!r}, expected "
-                f"{hint if self.target_type == 'int' else 'text in UTF-8; decode= takes others'}",
-            ) from None
-
-    def _written(self, last: int) -> Exception:
-        return damaged(
-            self._file,
-            f"it has been written to since the dataset was made (transaction {self._transaction} then, {last} now). It "
-            "is read without a lock, so nobody may write meanwhile: make the dataset again when the writer is done, or "
-            "read a copy",
-        )
+            expected = {
+                "int": "a whole number; target_type='text', or decode=, takes others",
+                "text": "text in UTF-8; decode= takes others",
+            }[self.target_type]
+            raise damaged(self._file, f"the target under key {key!r} is {value[:40]!r}, expected {expected}") from None
 
     def __repr__(self) -> str:
         return f"LMDB({self.path!r}: {len(self)} keys)"
 
 
-class _Environment:
-    """An open file; closed when nobody holds it any more."""
-
-    def __init__(self, lmdb: Any, env: Any) -> None:
-        self.lmdb, self.env = lmdb, env
-
-    def __del__(self) -> None:
-        self.env.close()
-
-
-_open_here: WeakValueDictionary[tuple[int, str], _Environment] = WeakValueDictionary()  # by process and path
+_open_here: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()  # by process and path
 
 
 class _View:
@@ -198,63 +182,52 @@ class _View:
     """
 
     def __init__(self, path: str, database: str | None = None) -> None:
-        self._environment, self._path = _environment(path), path
-        lmdb, env = self._environment.lmdb, self._environment.env
+        self._path = path
+        self._environment = env = _environment(path)
         last_page, page_bytes, size = env.info()["last_pgno"], env.stat()["psize"], os.path.getsize(path)
         if (expected := (last_page + 1) * page_bytes) > size:
             raise ValueError(
                 f"{path!r} is cut off: its last page ends at {expected:,} bytes, but it has {size:,}; copy it again "
                 "(with mdb_copy -c if that does not help)"
             )
-        try:
-            self._database = None if database is None else env.open_db(database.encode(), create=False)
-        except lmdb.Error as error:
-            raise ValueError(f"{path!r} has no database named {database!r}: {visible(str(error))}") from error
-        try:
-            self._transaction = env.begin(db=self._database)
-        except lmdb.Error as error:
-            raise ValueError(f"{path!r} cannot be read as an LMDB database: {visible(str(error))}") from error
+        with naming(path, lambda text: ValueError(f"{path!r} has no database named {database!r}: {text}")):
+            opened = None if database is None else env.open_db(database.encode(), create=False)
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be read as an LMDB database: {text}")):
+            self._transaction = env.begin(db=opened)
         self.number: int = self._transaction.id()
 
     def get(self, key: bytes) -> bytes:
-        """A copy of the value, since the memory that it lies in is gone when the file is closed."""
-        try:
+        """Return a copy of the value, since the memory that it lies in is gone when the file is closed."""
+        with naming(self._path, lambda text: damaged(self._path, f"the value of key {key!r} cannot be read: {text}")):
             value = self._transaction.get(key)
-        except self._environment.lmdb.Error as error:
-            raise damaged(self._path, f"the value of key {key!r} cannot be read: {visible(str(error))}") from error
         if value is None:
             raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
         return value
 
     def last_number(self) -> int:
-        """Of the last transaction that anybody has finished by now."""
-        return self._environment.env.info()["last_txnid"]
+        """Return the number of the last transaction that anybody has finished by now."""
+        return self._environment.info()["last_txnid"]
 
-    def each_key(self, begin: bytes = b"") -> Any:
-        """The keys in order, from one on."""
+    def each_key(self, begin: bytes = b"") -> Iterator[bytes]:
+        """Yield the keys in order, from `begin` on."""
         cursor = self._transaction.cursor()
         if cursor.set_range(begin):
             yield from cursor.iternext(keys=True, values=False)
 
 
-def _environment(path: str) -> _Environment:
-    """The file, opened once in this process."""
+def _environment(path: str) -> Any:
+    """Return the file, opened once in this process, and closed when nobody uses it any more."""
     place = os.getpid(), path
-    found = _open_here.get(place)
-    if found is None:
-        lmdb = import_optional("lmdb", "LMDB", "lmdb")
-        try:
-            env = lmdb.open(
-                path, subdir=False, readonly=True, create=False, lock=False, readahead=False, max_dbs=DATABASES
-            )
-        except lmdb.Error as error:
-            raise ValueError(f"{path!r} cannot be opened as an LMDB database: {visible(str(error))}") from error
-        found = _open_here[place] = _Environment(lmdb, env)
-    return found
+    if (env := _open_here.get(place)) is None:
+        lmdb, options = import_optional("lmdb", "LMDB", "lmdb"), {"lock": False, "readahead": False}
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be opened as an LMDB database: {text}")):
+            env = lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=DATABASES, **options)
+        _open_here[place] = env
+    return env
 
 
 def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
-    """What stands before and after the ``{}`` of a pattern."""
+    """Return what stands before and after the ``{}`` of a pattern."""
     if not isinstance(text, str) or text.count("{}") != 1:
         raise ValueError(f"{name} must be a pattern of keys with one {{}} in it, as in '{{}}.jpg', got {text!r}")
     before, _, after = text.partition("{}")
@@ -262,45 +235,36 @@ def _pattern(name: str, text: str) -> tuple[bytes, bytes]:
 
 
 def _index(path: str, database: str | None, image: str | None) -> dict[str, np.ndarray]:
-    """The keys of samples, one after the other, and where each begins; found by another process.
+    """Return the keys of samples as `Paths` packs them, found by another process.
 
     Raises:
         ValueError: there are none, or the file is damaged.
     """
-    command, asked = [sys.executable, "-P", "-c", PROGRAM], [path, database, image]
-    given = json.dumps({"path": sys.path, "asked": asked}).encode()
-    made = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=False)
-    line, _, content = made.stdout.partition(b"\n")
-    if made.returncode:
-        how = signal.Signals(-made.returncode).name if made.returncode < 0 else f"exit status {made.returncode}"
+    command, arguments = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
+    done = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
         raise ValueError(
             f"{path!r} is damaged: LMDB ended the process that read its keys ({how}); copy it again, or write it again"
         )
-    found = json.loads(line)
-    if "error" in found:
-        raise ValueError(found["error"])
-    lengths = np.frombuffer(content, np.uint32, found["count"])
-    packed = Paths.pack("", [(content[lengths.nbytes :], lengths)])
-    return {"data": packed.data, "offsets": packed.offsets}
+    arrays = dict(np.load(io.BytesIO(done.stdout), allow_pickle=False))
+    if "error" in arrays:
+        raise ValueError(arrays["error"].tobytes().decode())
+    return arrays
 
 
 def write_keys(path: str, database: str | None, image: str | None) -> None:
-    """Write the keys of samples to the standard output: their number as JSON in a line, or an error, in a process that
-    may die of it; then the length of each, as uint32, and they.
-    """
-    out = sys.stdout.buffer
+    """Write the arrays of `_index`, or the error, to the standard output, in a process that may die of it."""
     try:
-        lengths, joined = _walk(_View(path, database), path, image)
-    except Exception as error:  # of each library; the process that asked tells it
-        text = str(error) if isinstance(error, ValueError) else f"{path!r} cannot be read: {visible(str(error))}"
-        out.write(json.dumps({"error": text}).encode() + b"\n")
-        return
-    out.write(json.dumps({"count": len(lengths)}).encode() + b"\n")
-    out.write(lengths.tobytes())
-    out.write(joined)
+        with naming(path, lambda text: ValueError(f"{path!r} cannot be read: {text}")):
+            packed = _walk(_View(path, database), path, image)
+        arrays = {"data": packed.data, "offsets": packed.offsets}
+    except Exception as error:  # the process that asked raises it
+        arrays = {"error": np.frombuffer(str(error).encode(), np.uint8)}
+    np.savez(sys.stdout.buffer, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def _walk(view: _View, path: str, image: str | None) -> tuple[array[int], bytearray]:
+def _walk(view: _View, path: str, image: str | None) -> Paths:
     begin, end = (b"", b"") if image is None else _pattern("image", image)
     joined, lengths = bytearray(), array("I")
     for key in view.each_key(begin):
@@ -312,7 +276,7 @@ def _walk(view: _View, path: str, image: str | None) -> tuple[array[int], bytear
             joined += key
             lengths.append(len(key))
     if not lengths:
-        found = f"no keys like {image!r}" if image is not None else "no keys"
+        missing = f"no keys like {image!r}" if image is not None else "no keys"
         first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none at all"
-        raise ValueError(f"{path!r} has {found} in it; its first are {first}")
-    return lengths, joined
+        raise ValueError(f"{path!r} has {missing} in it; its first are {first}")
+    return Paths.pack("", [(bytes(joined), np.frombuffer(lengths, np.uint32))])

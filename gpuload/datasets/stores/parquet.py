@@ -12,8 +12,8 @@ import functools
 import glob
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -86,9 +86,9 @@ class Parquet(Store):
         if type(cache_bytes) is not int or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, 0 or more, got {cache_bytes!r}")
         self.mode: Mode = check_mode(mode)
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self._remote = remote_for(given, storage_options)
-        self.files = _files(given, self._remote)
+        patterns = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self._remote = remote_for(patterns, storage_options)
+        self.files = _files(patterns, self._remote)
         self.path = self.files[0] if len(self.files) == 1 or self._remote else os.path.commonpath(self.files)
         self.image, self.target, self.columns = image, target, tuple(columns)
         self._cache_bytes = cache_bytes
@@ -96,36 +96,34 @@ class Parquet(Store):
         import_optional("pyarrow.parquet", "Parquet", "parquet")
         stamps = [stamp(path, self._remote) for path in self.files]
         identity = ["parquet", self.files, stamps, wanted, *scope_of(self._remote)]
-        found = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
+        index = cached(self.path, identity, lambda: self._look(wanted), least_bytes=LEAST_BYTES)
         self._wanted = list(dict.fromkeys(wanted))
         self._key = image.removesuffix(".bytes")
         self._stamps = np.array(stamps, np.int64).reshape(-1, 2)
-        groups = found["groups"]
-        self._file_of = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
-        self._group_of = np.concatenate([np.arange(n, dtype=np.int32) for n in groups])
-        self._ends = np.cumsum(found["rows"], dtype=np.int64)
+        self._ends = np.cumsum(index["rows"], dtype=np.int64)  # of the row groups, one file after the other
+        self._first_groups = np.cumsum([0, *index["groups"][:-1]])  # of the files
 
     def _look(self, wanted: list[str]) -> dict[str, np.ndarray]:
-        """How many row groups each file has, and rows each group, by the files' ends; and whether they fit."""
+        """Return how many row groups each file has, and how many rows each group; refuse files that do not fit."""
         first: list[Any] = []
         groups: list[int] = []
         rows: list[int] = []
         for path in self.files:
             problem = lambda text, path=path: ValueError(f"{path!r} cannot be read as Parquet: {text}")  # noqa: E731
             with naming(path, problem), _open(path, self._remote) as file:
-                types = [_type(file.schema_arrow, name, path) for name in wanted]
-                meta = file.metadata
+                schema, meta = file.schema_arrow.empty_table(), file.metadata
+                types = [_type(schema, name, path) for name in wanted]
                 groups.append(meta.num_row_groups)
                 rows += [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
             if not first:
                 first = types
-                _check_image(types[0], self.image, path)
-            for name, mine, other in zip(wanted, types, first, strict=True):
-                if mine != other:
+                _check_image(schema, types[0], self.image, path)
+            for name, kind, expected in zip(wanted, types, first, strict=True):
+                if kind != expected:
                     raise ValueError(
-                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(mine))} "
-                        f"there, {visible(str(other))} in the first; read them as two datasets, or write one of them "
-                        "anew"
+                        f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(kind))} "
+                        f"there, {visible(str(expected))} in the first; read them as two datasets, or write one of "
+                        "them anew"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 
@@ -133,7 +131,7 @@ class Parquet(Store):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def blocks(self) -> np.ndarray:
-        """Where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
+        """Return where each row group begins, and the number of rows: what is read as one, for ``shuffle="block"``."""
         return np.concatenate([np.zeros(1, np.int64), self._ends])
 
     def _open(self) -> _Groups:
@@ -144,8 +142,9 @@ class Parquet(Store):
         samples: list[Any] = [None] * len(numbers)
         for place in sorted(set(places)):
             begin = int(self._ends[place - 1]) if place else 0
-            which, group = int(self._file_of[place]), int(self._group_of[place])
-            columns = handle.get(place, lambda which=which, group=group: self._columns(handle, which, group))
+            which = int(np.searchsorted(self._first_groups, place, "right")) - 1
+            group = place - int(self._first_groups[which])
+            columns = handle.columns(place, lambda which=which, group=group: self._columns(handle, which, group))
             path = self.files[which]
             for at, number in enumerate(numbers):
                 if places[at] == place:
@@ -155,13 +154,11 @@ class Parquet(Store):
         return samples
 
     def _columns(self, handle: _Groups, which: int, group: int) -> dict[str, Any]:
-        """The wanted columns of a row group."""
         path = self.files[which]
-        stamped: tuple[int, int] = tuple(self._stamps[which].tolist())  # pyright: ignore[reportAssignmentType]
-        file = handle.file(which, path, stamped)
+        file = handle.file(path, tuple(self._stamps[which].tolist()))
         with naming(path, lambda text: damaged(path, f"row group {group} cannot be read: {text}")):
             table = self._table(file, path, group)
-            return {name: _leaf(table, name) for name in self._wanted}
+            return {name: _column(table, name) for name in self._wanted}
 
     def _table(self, file: Any, path: str, group: int) -> Any:
         """Read a row group, a few rows at a time: a dictionary may hold one value for all rows, so that a few bytes
@@ -182,12 +179,13 @@ class Parquet(Store):
         return import_optional("pyarrow", "Parquet", "parquet").Table.from_batches(batches)
 
     def _sample(self, columns: dict[str, Any], which: int, group: int, row: int) -> Any:
-        values: dict[str, Any] = {}
-        for name, column in columns.items():
-            value = column[row]
+        values = {name: column[row] for name, column in columns.items()}
+        for name, value in values.items():
             if not value.is_valid and not _is_meta(value.type):
-                self._refuse_null(name, which, group, row)
-            values[name] = value
+                hint = "; a row with nothing but the path of its image has to be written again with the bytes"
+                is_nested_image = name == self.image and "." in name
+                complaint = f"row {row} of row group {group} has no {name!r} (null){hint if is_nested_image else ''}"
+                raise damaged(self.files[which], complaint)
         data = values[self.image].as_py()
         encoded = Encoded(data, self.mode, f"{named(self.files[which])}: row group {group}, row {row}")
         if self.columns:
@@ -195,26 +193,25 @@ class Parquet(Store):
             return {self._key: encoded, **{name: _plain(values[name]) for name in others}}
         return encoded if self.target is None else (encoded, _plain(values[self.target]))
 
-    def _refuse_null(self, name: str, which: int, group: int, row: int) -> NoReturn:
-        hint = ""
-        if name == self.image and "." in name:
-            hint = "; a row with nothing but the path of its image has to be written again with the bytes"
-        raise damaged(self.files[which], f"row {row} of row group {group} has no {name!r} (null){hint}")
-
     def __repr__(self) -> str:
         return f"Parquet({self.path!r}: {len(self)} rows in {len(self.files)} files)"
 
 
 class _Groups:
-    """What a process has read lately: columns of row groups, up to a number of bytes; and open files."""
+    """What a process has read last: columns of row groups, up to a number of bytes; and open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
-        self._limit, self._remote = limit_bytes, remote
+        self._limit, self._nbytes = limit_bytes, 0
         self._groups: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._files: OrderedDict[int, Any] = OrderedDict()
-        self._nbytes = 0
 
-    def get(self, place: int, read: Any) -> Any:
+        @functools.lru_cache(OPEN_FILES)
+        def file(path: str, stamped: tuple[int, int]) -> Any:
+            check_stamp(path, stamped, remote)
+            return _open(path, remote)
+
+        self.file = file
+
+    def columns(self, place: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if place in self._groups:
             self._groups.move_to_end(place)
             return self._groups[place][0]
@@ -225,16 +222,6 @@ class _Groups:
         while self._nbytes > self._limit and len(self._groups) > 1:
             self._nbytes -= self._groups.popitem(last=False)[1][1]
         return columns
-
-    def file(self, which: int, path: str, stamped: tuple[int, int]) -> Any:
-        if which in self._files:
-            self._files.move_to_end(which)
-            return self._files[which]
-        check_stamp(path, stamped, self._remote)
-        self._files[which] = _open(path, self._remote)
-        if len(self._files) > OPEN_FILES:
-            self._files.popitem(last=False)[1].close()
-        return self._files[which]
 
 
 def _open(path: str, remote: Remote | None) -> Any:
@@ -249,100 +236,84 @@ def _open(path: str, remote: Remote | None) -> Any:
 
 
 def _columns_of(group: Any, names: list[str]) -> list[Any]:
-    """What the footer says of columns, or of the fields within them."""
+    """Return what the footer says of columns, or of the fields within them."""
     columns = [group.column(number) for number in range(group.num_columns)]
     return [one for one in columns if any((one.path_in_schema + ".").startswith(name + ".") for name in names)]
 
 
 def _range(column: Any) -> tuple[int, int]:
-    """Where the bytes of a column lie in the file."""
     begin = min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
     return begin, begin + column.total_compressed_size
 
 
-def _files(given: list[Any], remote: Remote | None) -> list[str]:
-    """The files, as absolute paths."""
-    found: list[str] = []
-    for path in given:
+def _files(patterns: list[Any], remote: Remote | None) -> list[str]:
+    files: list[str] = []
+    for path in patterns:
         full = absolute(path)
+        problem = f"no files match {full!r}"
         if is_url(full):
-            own = [full]
-            if "*" in full or not full.endswith(".parquet"):
-                pattern = full if "*" in full else f"{full}/*.parquet"
-                if not (own := without_litter(client(remote).glob(pattern), pattern)):
-                    raise FileNotFoundError(f"no files match {pattern!r}")
+            pattern = full if "*" in full else f"{full}/*.parquet"
+            is_file = pattern != full and full.endswith(".parquet")
+            matches = [full] if is_file else without_litter(client(remote).glob(pattern), pattern)
+            problem = f"no files match {pattern!r}"
         elif os.path.isdir(full):
-            own = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
-            if not own:
-                raise FileNotFoundError(f"the folder {full!r} has no *.parquet in it")
+            matches = sorted(glob.glob(os.path.join(glob.escape(full), "*.parquet")))
+            problem = f"the folder {full!r} has no *.parquet in it"
         elif glob.has_magic(full) and not os.path.exists(full):
-            own = without_litter(sorted(glob.glob(full, recursive=True)), full)
-            if not own:
-                raise FileNotFoundError(f"no files match {full!r}")
+            matches = without_litter(sorted(glob.glob(full, recursive=True)), full)
         else:
-            own = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
-        found += own
-    if not found:
+            matches = [existing_file(path, "a Parquet file, a folder of them, or a pattern")]
+        if not matches:
+            raise FileNotFoundError(problem)
+        files += matches
+    if not files:
         raise FileNotFoundError("paths names no files; expected at least one Parquet file")
-    return found
+    return files
 
 
-def _type(schema: Any, name: str, path: str) -> Any:
-    """The Arrow type of a column, or of a field within one."""
-    parts = [name] if name in schema.names else name.split(".")
-    kind: Any = schema.field(parts[0]).type if parts[0] in schema.names else None
-    for part in parts[1:]:
-        fields = {} if kind is None else {kind.field(i).name: kind.field(i).type for i in _span(kind)}
-        kind = fields.get(part)
-    if kind is None:
-        columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in schema)
+def _column(table: Any, name: str) -> Any:
+    """Return a column of a table, or the field of a struct, at any depth; None if there is none."""
+    while name not in table.column_names:
+        flat = table.flatten()
+        if flat.column_names == table.column_names:
+            return None
+        table = flat
+    return table.column(name)
+
+
+def _type(table: Any, name: str, path: str) -> Any:
+    if (column := _column(table, name)) is None:
+        columns = ", ".join(f"{field.name!r}: {visible(str(field.type))}" for field in table.schema)
         raise ValueError(
             f"{path!r} has no column {name!r}; its columns are {columns}. Say which with image= and target="
         )
-    return kind
+    return column.type
 
 
-def _span(kind: Any) -> range:
-    """The numbers of a struct's fields; of other types none are looked up by name."""
-    return range(kind.num_fields if str(kind).startswith("struct<") else 0)
-
-
-def _check_image(kind: Any, name: str, path: str) -> None:
+def _check_image(table: Any, kind: Any, name: str, path: str) -> None:
     if str(kind) in ("binary", "large_binary", "binary_view") or str(kind).startswith("fixed_size_binary"):
         return
-    fields = [kind.field(i).name for i in _span(kind)]
-    hint = f"; did you mean image={name + '.bytes'!r}?" if "bytes" in fields else ""
+    hint = "" if _column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
     raise TypeError(
         f"column {name!r} of {path!r} is {visible(str(kind))}; expected the bytes of encoded images, of type "
         f"binary{hint}"
     )
 
 
-def _leaf(table: Any, name: str) -> Any:
-    """A column, or a field within one, of a table."""
-    if name in table.column_names:
-        return table.column(name)
-    first, *parts = name.split(".")
-    column = table.column(first)
-    for part in parts:
-        column = column.flatten()[column.type.get_field_index(part)]
-    return column
-
-
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
-    found = value.as_py()
+    """Return a value of Arrow's as a sample has it: lists of numbers as arrays, other nested values as metadata."""
+    plain = value.as_py()
     if _is_meta(value.type):
-        return as_meta(found)
-    if not isinstance(found, list):
-        return found
+        return as_meta(plain)
+    if not isinstance(plain, list):
+        return plain
     dtype = np.dtype(value.type.value_type.to_pandas_dtype())
-    return as_meta(found) if None in found and dtype.kind != "f" else np.array(found, dtype)
+    return as_meta(plain) if None in plain and dtype.kind != "f" else np.array(plain, dtype)
 
 
 @functools.cache
 def _is_meta(kind: Any) -> bool:
-    """Whether values of an Arrow type are metadata: nested, and no lists of numbers."""
+    """Return whether values of an Arrow type are metadata: nested, and no lists of numbers."""
     if not kind.num_fields:
         return False
     if not hasattr(kind, "value_type"):

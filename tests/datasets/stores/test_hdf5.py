@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
@@ -72,23 +73,28 @@ def test_other_targets_and_layouts(tmp_path: Path) -> None:
     assert HDF5(path, layout="data")[1][0].tolist() == PIXELS[1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("chunks", "spans"),
-    [((5, 24, 32, 3), [(1, 4), (7, 8), (11, 12)]), (None, [(1, 2), (3, 4), (7, 8), (11, 12)])],
-)
-def test_one_read_for_each_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: Any, spans: list) -> None:
-    dataset = HDF5(written(tmp_path / "a.h5", pixels=True, chunks=chunks))
-    reads: list[tuple[int, int]] = []
-    real = h5py.Dataset.__getitem__
+@pytest.mark.parametrize("cache_bytes", [0, 32 << 20])
+def test_a_chunk_is_read_once_for_all_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
+) -> None:
+    path = written(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
+    with h5py.File(path) as file:
+        offsets = [file["images"].id.get_chunk_info(chunk).byte_offset for chunk in range(3)]
+    read: list[int] = []
 
-    def watched(self: Any, place: Any, *more: Any) -> Any:
-        if isinstance(place, slice):
-            reads.append((place.start, place.stop))
-        return real(self, place, *more)
+    class Watched(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            read.append(self.tell())
+            return super().readinto(buffer)
 
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", watched)
-    dataset.__getitems__([7, 3, 1, 11, 7])
-    assert reads == spans
+    real, watched = h5py.File, Watched(path.read_bytes())
+    monkeypatch.setattr(h5py, "File", lambda _, mode, locking, **more: real(watched, mode, **more))
+    dataset = HDF5(path, cache_bytes=cache_bytes)
+    read.clear()
+    samples = dataset.__getitems__([7, 3, 11, 1, 7, 9])
+    assert [read.count(offset) for offset in offsets] == [1, 1, 1]
+    for (image, _), number in zip(samples, [7, 3, 11, 1, 7, 9], strict=True):
+        assert (image.hwc == PIXELS[number]).all()
 
 
 def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
         file.seek(where + 100)
         file.write(bytes(500))
     dataset = HDF5(path)
-    message = f"^{re.escape(repr(str(path)))}: rows 5 to 6 of '/images' cannot be read: "
+    message = f"^{re.escape(repr(str(path)))}: row 5 of '/images' cannot be read: "
     with pytest.raises(gl.DecodeError, match=message) as caught:
         dataset.__getitems__([6, 0, 5])
     assert caught.value.filename == str(path)
