@@ -37,7 +37,7 @@ from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import Chunk
 
-__all__ = ["WINDOW", "CacheEngine", "CachedSamples", "copy_windows", "cut", "span_of"]
+__all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
 POINTER_BYTES: Final = 8
@@ -60,17 +60,12 @@ class CachedSamples:
 
     def __init__(self, count: int, memory: Any) -> None:
         self.count, self.memory = count, memory
-        self.errors: dict[int, ErrorRecord] = {}
+        self.errors: dict[Any, ErrorRecord] = {}
         self.host_bytes = 0
         self._chunks: list[Columns] = []
         self._starts: list[int] = []  # of each chunk in the memory
         self._row = np.full(count, -1)  # of each sample in the columns
         self._added = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Return how many bytes all of it takes, about."""
-        return self.memory.nbytes + self.host_bytes
 
     def add(self, columns: Columns, numbers: Any, data: np.ndarray) -> None:
         """Cache the samples of a chunk, whose images are whole. `numbers` are those of the chunk's rows; `data` are its
@@ -115,7 +110,7 @@ class CacheEngine(InlineEngine):
     def __init__(self, job: Job, ring: Ring, cached: CachedSamples) -> None:
         super().__init__(ring, Counters())
         self._job, self._cached = job, cached
-        self._numbers = numbers_of(job.dataset, np.arange(len(job.dataset)))
+        self._numbers = numbers_of(job.dataset)
         self.hits = 0
 
     def close(self) -> None:
@@ -133,7 +128,7 @@ class CacheEngine(InlineEngine):
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
                 return chunk.refusal(Status.TOO_LARGE, nbytes)
-            self._cached.memory.write(columns.windows, slot[:nbytes])
+            self._cached.memory.copy(columns.windows, slot[:nbytes])
             columns.windows = None
         counters = self._counters
         counters.chunks += 1
@@ -221,14 +216,6 @@ def span_of(windows: np.ndarray) -> int:
         return 0
     last = windows[-1]
     return align(int(last["at"] + last["rows"] * last["row_bytes"]), ALIGN)
-
-
-def copy_windows(memory: np.ndarray, windows: np.ndarray, out: np.ndarray) -> None:
-    """Copy windows out of a memory, on the host."""
-    for start, rows, row_bytes, step, at in windows.tolist():
-        # Each view takes part of a microsecond; slices, reshaped, would take twice as long.
-        window = np.ndarray((rows, row_bytes), np.uint8, memory, start, (step, 1))
-        np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window
 
 
 def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
