@@ -185,11 +185,10 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(given, leaves)
-        declared, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
+        structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
         if self._frames:
             structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
-        if clips:
-            structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
