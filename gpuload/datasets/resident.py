@@ -22,16 +22,13 @@ DEPTH: Final = 8  # how deep is looked into datasets of datasets
 class DeviceCached(View):
     """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
 
-    The first `iter()` of a `Loader` reads and decodes every sample once, by its workers and in the dataset's order.
-    Then the workers end: from the first batch on no file is read, and each batch is cut out of that memory. Images and
-    masks are kept whole, as they were decoded; labels, boxes and all other leaves in the main process's memory. With
-    ``device="cpu"`` all of it is there. Batches have the same bits as without, and a state of the one resumes in the
-    other.
+    The first `iter()` of a `Loader` reads and decodes every sample once; from the first batch on no file is read and no
+    worker runs. Images and masks are kept whole; labels, boxes and all other leaves in the main process's memory, as
+    all is with ``device="cpu"``. Batches have the same bits as without, and a state of the one resumes in the other.
 
-    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Samples that fail
-    are not tried again; they fail in each epoch, as `on_error` says. Each rank keeps the whole dataset. Loaders that
-    read samples alike (device, `decode`, kinds of transforms) share what is kept. The views of torch's `Subset` and
-    `random_split` may stand between this and the `Loader`; other datasets of datasets go inside.
+    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Each rank keeps
+    the whole dataset; loaders that read samples alike share what is kept. Torch's `Subset` and `random_split` may stand
+    between this and the `Loader`; other datasets of datasets go inside. More is in docs/reading.md.
 
     Args:
         dataset: what to keep.
