@@ -185,15 +185,15 @@ class Entries:
         entry is dropped."""
         head = self._head
         head.clock += 1  # another process may do so at the same time: a sample more or less
-        now, before, word = head.clock, int(self._used[number]), int(self._words[number])
+        now, before = head.clock, int(self._used[number])
         self._used[number] = now
-        if word:
-            packed = self._read(number, word)
+        if self._words[number]:
+            packed = self._read(number)
             sample = None if packed is None else read(packed)
             if sample is not None:
                 self._count("hits")
                 return sample
-            self.drop(number, word)
+            self.drop(number)
         self._count("again" if before else "first")
         if before and (now - before) * head.used <= self._place.limit_bytes * max(1, head.entries):
             self._count("near")
@@ -229,14 +229,12 @@ class Entries:
                 self._recover()  # what was written of it
                 head.allowed = max(PAGE, head.used // 8 * 7)
 
-    def drop(self, number: int, word: int | None = None) -> bool:
-        """Drop the entry of a sample, if there is one and a given `word` of the table still leads to it; returns
-        whether it did."""
+    def drop(self, number: int) -> bool:
+        """Drop the entry of a sample; returns whether there was one."""
         with self._locked():
-            now = int(self._words[number])
-            if not now or word not in (None, now):
+            if not self._words[number]:
                 return False
-            if self._read(number, now) is None:  # the word itself may be damaged
+            if self._read(number) is None:  # its word in the table may be damaged
                 self._words[number] = 0
                 self._recover()
             else:
@@ -244,10 +242,11 @@ class Entries:
             return True
 
     def totals(self) -> dict[str, int]:
-        """Return what all processes together have counted, and what the cache has."""
+        """Return what all processes together have counted, and what the cache has, as `CacheStatistics` calls it."""
         with self._locked():
-            counted = dict(zip(COUNTERS, self._slots.sum(axis=0).tolist(), strict=False))
-            return counted | {name: getattr(self._head, name) for name in ("entries", "used", "allowed", "evicted")}
+            head, (hits, first, again, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
+            done = {"hits": hits, "misses": first + again, "evicted": head.evicted, "too_large": too_large}
+            return {**done, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
 
     def _count(self, name: str) -> None:
         self._counters[COUNTERS.index(name)] += np.uint64(1)
@@ -270,9 +269,9 @@ class Entries:
         """The first page behind all entries."""
         return -(-max(0, os.fstat(self._fd).st_size - self._place.data_at) // PAGE)
 
-    def _read(self, number: int, word: int) -> memoryview | None:
-        """Return the packed sample that a word of the table leads to; None if it is not that of this number, whole."""
-        page, pages = word >> PAGES_BITS, word & PAGES_MASK
+    def _read(self, number: int) -> memoryview | None:
+        """Return the packed sample that the table leads to; None if it is not that of this number, whole."""
+        page, pages = self._pages(number)
         if page + pages > self._end:  # no memory for what a damaged file says
             return None
         at, room = self._place.data_at + page * PAGE, pages * PAGE - ENTRY.size
@@ -285,10 +284,14 @@ class Entries:
         packed = os.pread(self._fd, nbytes, at + ENTRY.size)
         return memoryview(packed) if len(packed) == nbytes and zlib.crc32(packed) == checksum else None
 
+    def _pages(self, number: int) -> tuple[int, int]:
+        """Return the first page of a sample's entry, and their number."""
+        word = int(self._words[number])
+        return word >> PAGES_BITS, word & PAGES_MASK
+
     def _remove(self, numbers: list[int]) -> None:
         for number in numbers:
-            word = int(self._words[number])
-            page, pages = word >> PAGES_BITS, word & PAGES_MASK
+            page, pages = self._pages(number)
             self._words[number] = 0
             _give_back(self._fd, self._place.data_at + page * PAGE, pages * PAGE)
             self._head.used -= pages * PAGE

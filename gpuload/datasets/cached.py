@@ -145,18 +145,9 @@ class Cached(View):
 
     def statistics(self) -> CacheStatistics:
         """What all processes together have done since this was made, and what is in the cache."""
-        now, before = self._entries.totals(), self._before
-        done = {name: now[name] - before[name] for name in now}
-        return CacheStatistics(
-            hits=done["hits"],
-            misses=done["first"] + done["again"],
-            entries=now["entries"],
-            bytes_used=now["used"],
-            bytes_allowed=now["allowed"],
-            bytes_limit=self._place.limit_bytes,
-            evicted=done["evicted"],
-            too_large=done["too_large"],
-        )
+        now = self._entries.totals()
+        since = {name: now[name] - self._before[name] for name in ("hits", "misses", "evicted", "too_large")}
+        return CacheStatistics(**(now | since), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
         """See `gpuload.datasets.kinds.forget`."""

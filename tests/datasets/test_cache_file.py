@@ -42,8 +42,8 @@ def test_what_was_put_is_there() -> None:
     assert [found(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
     assert found(cache, 4) is None
     totals = cache.totals()
-    assert {name: totals[name] for name in ("hits", "first", "again", "entries", "used")} == {
-        "hits": 3, "first": 4, "again": 0, "entries": 3, "used": 6 * PAGE,
+    assert {name: totals[name] for name in ("hits", "misses", "entries", "bytes_used")} == {
+        "hits": 3, "misses": 4, "entries": 3, "bytes_used": 6 * PAGE,
     }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_what_was_used_last_stays_and_the_limit_holds() -> None:
         assert found(cache, number) is None  # as a dataset asks for it first
         cache.put(number, content(number))
         found(cache, 7)
-        assert cache.totals()["used"] <= MIB
+        assert cache.totals()["bytes_used"] <= MIB
         assert disk_bytes(cache) <= MIB + PAGE
     kept = [number for number in range(400) if cache._words[number]]
     assert kept[0] == 7
@@ -100,7 +100,7 @@ def test_a_damaged_table_takes_no_memory_and_no_other_entry(word: int, monkeypat
     assert max(asked, default=0) < 2 * PAGE
     assert [found(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
     totals = cache.totals()
-    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
 def test_the_first_process_of_a_run_gives_back_what_no_word_leads_to(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_first_process_of_a_run_gives_back_what_no_word_leads_to(tmp_path: P
     del cache
     cache = Entries(Place(*place))
     totals = cache.totals()
-    assert (totals["entries"], totals["used"]) == (3, 6 * PAGE)
+    assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
     assert disk_bytes(cache) <= 6 * PAGE + PAGE
     assert found(cache, 3) == content(3)
 
@@ -128,12 +128,12 @@ def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happ
     if happens == "a machine stops":
         cache._head.dirty = 1
         totals = cache.totals()
-        assert (totals["entries"], totals["used"]) == (80, 160 * PAGE)
+        assert (totals["entries"], totals["bytes_used"]) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
     totals = cache.totals()
-    assert totals["used"] == totals["entries"] * 2 * PAGE <= MIB
+    assert totals["bytes_used"] == totals["entries"] * 2 * PAGE <= MIB
     assert found(cache, 399) == content(399)
 
 
@@ -173,11 +173,11 @@ def test_size_follows_the_hit_rate() -> None:
                 cache.put(number, bytes(5000))
 
     read(range(600), 2)
-    assert cache.totals()["allowed"] == limit // 2
+    assert cache.totals()["bytes_allowed"] == limit // 2
     read(range(600), 4)
-    assert cache.totals()["allowed"] == limit // 16
+    assert cache.totals()["bytes_allowed"] == limit // 16
     read(range(fit), 100)  # more than a 16th, less than the whole
-    assert cache.totals()["allowed"] == limit
+    assert cache.totals()["bytes_allowed"] == limit
     before = cache.totals()["hits"]
     read(range(fit), 1)
     assert cache.totals()["hits"] - before == fit
@@ -190,7 +190,7 @@ def test_a_cache_that_holds_all_stays_as_large() -> None:
             if found(cache, number) is None:
                 cache.put(number, content(number))
     totals = cache.totals()
-    assert (totals["allowed"], totals["hits"], totals["first"]) == (MIB, 450, 50)
+    assert (totals["bytes_allowed"], totals["hits"], totals["misses"]) == (MIB, 450, 50)
 
 
 def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +206,8 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_write", full)
     cache.put(3, content(3))
     totals = cache.totals()
-    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
-    assert totals["allowed"] < 4 * PAGE
+    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert totals["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
     assert found(cache, 3) is not None
@@ -245,7 +245,7 @@ def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
     totals = cache.totals()
-    assert (totals["entries"], totals["used"]) == (expected, expected * 2 * PAGE)
+    assert (totals["entries"], totals["bytes_used"]) == (expected, expected * 2 * PAGE)
     assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system keeps a block for its own list
     assert found(cache, 50) is None
     for number in range(10):
