@@ -31,6 +31,7 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.base import DrawError
 from gpuload.workers.counters import Counters
 from gpuload.workers.inline import InlineEngine
 from gpuload.workers.job import Job
@@ -140,13 +141,16 @@ class CacheEngine(InlineEngine):
     def _columns(self, chunk: Chunk) -> Columns:
         numbers = self._look_up(chunk)
         rows = np.flatnonzero(numbers >= 0)
-        columns = self._cached.take(numbers[rows])
-        try:
-            regions = self._regions(chunk.request, rows, columns)
-        except ValueError:
-            rows = self._accepted(chunk, rows, numbers)
+        while True:
             columns = self._cached.take(numbers[rows])
-            regions = self._regions(chunk.request, rows, columns)
+            try:
+                regions = self._regions(chunk.request, rows, columns)
+                break
+            except DrawError as error:
+                refused = columns.take(np.array([error.row]))
+                place = any_of(refused.structure(0), [column.leaves[0] for column in refused.images])
+                chunk.fail(int(rows[error.row]), error, refused.names[0], place)
+                rows = np.delete(rows, error.row)
         if columns.images:
             cut(columns, regions)
         columns.rows, columns.errors = rows.tolist(), sorted(chunk.errors, key=itemgetter(0))
@@ -187,27 +191,17 @@ class CacheEngine(InlineEngine):
         """Return for each column of images their regions.
 
         Raises:
-            ValueError: a transform refuses an image.
+            DrawError: a transform refuses an image; its `row` is that of the columns.
         """
         chain, key, regions = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch), []
         for column in columns.images:
             having = column.row_numbers
             boxes = columns.boxes(having.tolist()) if chain.reads_boxes else None
-            regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
-        return regions
-
-    def _accepted(self, chunk: Chunk, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the rows whose images no transform refuses, found one by one; record the others."""
-        accepted = []
-        for row in rows.tolist():
-            columns = self._cached.take(numbers[[row]])
             try:
-                self._regions(chunk.request, np.array([row]), columns)
-                accepted.append(row)
-            except ValueError as error:
-                place = any_of(columns.structure(0), [column.leaves[0] for column in columns.images])
-                chunk.fail(row, error, columns.names[0], place)
-        return np.array(accepted, np.int64)
+                regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
+            except DrawError as error:
+                raise DrawError(error.message, int(having[error.row])) from None
+        return regions
 
 
 def span_of(windows: np.ndarray) -> int:
