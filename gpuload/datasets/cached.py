@@ -108,7 +108,8 @@ class Cached(View):
         version: str | None = None,
     ) -> None:
         _check(dataset, bytes_limit, where, path, version)
-        self.dataset, self.where = dataset, where
+        super().__init__(dataset)
+        self.where = where
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
         self._place = Place(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None

@@ -141,7 +141,8 @@ class View(Dataset):
         dataset: the other one.
     """
 
-    dataset: Any
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -169,7 +170,7 @@ class Mapped(View):
         if not callable(fn):
             raise TypeError(f"map() takes a function of a sample, which returns the new one, got {fn!r}")
         mapped = isinstance(dataset, Mapped)
-        self.dataset: Any = dataset.dataset if mapped else dataset
+        super().__init__(dataset.dataset if mapped else dataset)
         self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if mapped else (fn,)
 
     def __getitem__(self, index: SupportsIndex) -> Any:

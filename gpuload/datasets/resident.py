@@ -59,7 +59,8 @@ class DeviceCached(View):
                 raise TypeError(f"bytes_limit must be a number of bytes, such as 8 << 30, or None, got {bytes_limit!r}")
             if bytes_limit < 1:
                 raise ValueError(f"bytes_limit must be at least 1 byte, got {bytes_limit}")
-        self.dataset, self.bytes_limit = dataset, bytes_limit
+        super().__init__(dataset)
+        self.bytes_limit = bytes_limit
         self.kept: dict[Any, Any] = {}
 
     def clear(self) -> None:
