@@ -55,6 +55,7 @@ LEAST_SHARE: Final = 16
 WORTH: Final = 0.01
 END: Final = 1 << 43  # a file longer than that begins anew: ext4 ends at 2**44
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
 PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
@@ -319,9 +320,10 @@ class Entries:
         words = np.sort(self._words[self._live()])
         firsts = (words >> np.uint64(PAGES_BITS)).astype(np.int64)
         lasts = np.maximum.accumulate(firsts + (words & np.uint64(PAGES_MASK)).astype(np.int64))
-        for first, last in zip([0, *lasts.tolist()], [*firsts.tolist(), self._end], strict=True):
-            if last > first:
-                _give_back(self._fd, self._place.data_at + first * PAGE, (last - first) * PAGE)
+        begins, ends = np.append(0, lasts), np.append(firsts, self._end)
+        gaps = np.flatnonzero(begins < ends)
+        for begin, pages in zip(begins[gaps].tolist(), (ends - begins)[gaps].tolist(), strict=True):
+            _give_back(self._fd, self._place.data_at + begin * PAGE, pages * PAGE)
 
     def _adapt(self) -> None:
         """Halve or double the bytes that are allowed, see above."""
@@ -352,7 +354,6 @@ def _give_back(fd: int, offset: int, nbytes: int) -> None:
     Raises:
         OSError: the file system has no holes.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
+    if LIBC.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot give back parts of a file: {os.strerror(code)}")
