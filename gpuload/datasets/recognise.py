@@ -32,11 +32,11 @@ POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
 MOST_STRAYS: Final = 3  # that are named
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 NEVER_SAY_SO = NEVER_IMAGES | META | {np.ndarray}  # leaves that are no image by their type
-Found = dict[int, Encoded | Image]
+Images = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 
 
-def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Found, Targets]:
+def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Images, Targets]:
     """Return the leaves that are images, and those that are targets, by their number.
 
     Args:
@@ -48,36 +48,36 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
         DecodeError: a PIL image holds more than 8 bits.
         TypeError: the transforms need an image, and it cannot be told which leaf it is; the message names the leaf.
     """
-    found: Found = {}
+    images: Images = {}
     targets: Targets = {}
     for number, leaf in enumerate(leaves):
         kind = type(leaf)
         if kind is Encoded or kind is Image:
-            found[number] = leaf
+            images[number] = leaf
         elif kind is Mask or kind is Boxes or kind is Keypoints:
             targets[number] = leaf
         elif kind not in NEVER_SAY_SO:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                found[number] = _from_pil(leaf, places_of(structure)[number])
+                images[number] = _from_pil(leaf, places_of(structure)[number])
             elif module.startswith("torchvision.tv_tensors"):
                 try:
                     if kind.__name__ in ("Image", "Video"):
                         if not plain or is_image_array(leaf):
-                            found[number] = Image(leaf.numpy(), layout="CHW")
+                            images[number] = Image(leaf.numpy(), layout="CHW")
                     elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
                         targets[number] = target
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"{places_of(structure)[number]}: {error}") from None
-    if plain and not found:  # nothing that torchvision's targets could move with
+    if plain and not images:  # nothing that torchvision's targets could move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
-    elif not found:
-        found = {**_the_array(structure, leaves, targets)}
-    return found, targets
+    elif not images:
+        images = {**_the_array(structure, leaves, targets)}
+    return images, targets
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
-    """Whether it is a uint8 array H×W×C or a tensor C×H×W, of one to four channels; with 4 `axes` a clip of them."""
+    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes` a clip."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
     return (
@@ -90,32 +90,32 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 
 
 def unfold_clips(
-    structure: Structure, leaves: list[Any], found: Found, targets: Targets
-) -> tuple[Structure, list[Any], Found, Targets]:
+    structure: Structure, leaves: list[Any], images: Images, targets: Targets
+) -> tuple[Structure, list[Any], Images, Targets]:
     """Return the sample with each frame of its clips as a leaf of its own: an image like others."""
-    clips = {number: image.array for number, image in found.items() if type(image) is Image and image.array.ndim == 4}
+    clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
-        return structure, leaves, found, targets
+        return structure, leaves, images, targets
     unfolded: list[Any] = []
-    images: Found = {}
+    frames_and_images: Images = {}
     others: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
             frames = [Image(frame, "HWC") for frame in clips[number]]
-            images |= enumerate(frames, len(unfolded))
+            frames_and_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
-        if number in found:
-            images[len(unfolded)] = found[number]
+        if number in images:
+            frames_and_images[len(unfolded)] = images[number]
         elif number in targets:
             others[len(unfolded)] = targets[number]
         unfolded.append(leaf)
-    return unfold(structure, {number: len(clip) for number, clip in clips.items()}), unfolded, images, others
+    return unfold(structure, {number: len(clip) for number, clip in clips.items()}), unfolded, frames_and_images, others
 
 
 def fewer_frames(
-    counts: Sequence[int], structure: Structure, leaves: list[Any], found: Found, targets: Targets
-) -> tuple[Structure, list[Any], Found, Targets]:
+    counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
+) -> tuple[Structure, list[Any], Images, Targets]:
     """Return the sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
     several counts one after the other. A clip is one of `unfold_clips`, or a list of images.
 
@@ -131,7 +131,7 @@ def fewer_frames(
             return LEAF
         kind, cls, keys, children = node
         frames = range(at, at + len(children))
-        if kind in ("list", "clip") and children and set(children) == {LEAF} and found.keys() >= set(frames):
+        if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
             clips.append(frames)
             chosen = [frames[number] for number in _spread(counts, len(frames))]
             left.extend(chosen)
@@ -148,14 +148,14 @@ def fewer_frames(
             "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
             "a list of images, but this sample has none; leave it out, or return one"
         )
-    images = {number: found[leaf] for number, leaf in enumerate(left) if leaf in found}
+    left_images = {number: images[leaf] for number, leaf in enumerate(left) if leaf in images}
     others = {number: targets[leaf] for number, leaf in enumerate(left) if leaf in targets}
-    return structure, [leaves[leaf] for leaf in left], images, others
+    return structure, [leaves[leaf] for leaf in left], left_images, others
 
 
 def _spread(counts: Sequence[int], length: int) -> list[int]:
-    """Which of so many frames are kept. The arithmetic is that of ``torch.linspace`` and its fused multiplication: in
-    single precision, from both ends, rounded once."""
+    """Return which frames stay of a clip of this length. The arithmetic is that of ``torch.linspace`` and its fused
+    multiplication: in single precision, from both ends, rounded once."""
     frames = np.arange(length)
     for count in counts:
         last, steps = np.float32(len(frames) - 1), np.arange(count)
@@ -167,7 +167,7 @@ def _spread(counts: Sequence[int], length: int) -> list[int]:
 
 
 def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
-    """The array that is the image, or the list of them; empty if none can be.
+    """Return the array that is the image, or the list of them; empty if none can be.
 
     Raises:
         TypeError: it cannot be told which.
@@ -193,7 +193,7 @@ def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) ->
 
 
 def _has_its_size(leaf: Any, image: Any) -> bool:
-    """Whether a leaf is floats, or uint16, of an image's height and width, with one to four channels on either side."""
+    """Return whether a leaf is floats, or uint16, of an image's height and width and of one to four channels."""
     if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
         return False
     shape, size_hw = tuple(leaf.shape), tuple(image.shape[-2:] if is_tensor(image) else image.shape[-3:-1])
@@ -211,7 +211,7 @@ def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
 
 @functools.lru_cache(64)
 def _names_of(structure: Structure) -> list[str]:
-    """Of each leaf the innermost name where it is."""
+    """Return the innermost name at the place of each leaf."""
     return [name for node, _, name in located(structure) if node == LEAF]
 
 
@@ -237,7 +237,7 @@ def _from_pil(image: Any, place: str) -> Image:
 
 
 def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """A target of torchvision's as one of ours; `plain`: None, instead of an error, for boxes that cannot be moved."""
+    """Return torchvision's target as one of ours; None if `plain`, and boxes could not be moved."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":
