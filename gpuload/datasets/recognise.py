@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -253,25 +253,23 @@ def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 
 
 def find_strays(
-    structure: Structure,
-    leaves: Sequence[Any],
-    sizes_hw: Mapping[int, tuple[int, int]],
-    files: Mapping[int, tuple[str | None, str]],
-    targets: Mapping[int, Any],
-    *,
-    moves: bool,
+    structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
 ) -> str:
     """Return what to tell the user; "" if there is nothing.
 
     Args:
         structure, leaves: the sample, taken apart.
-        sizes_hw: of its images, by leaf.
-        files: format and Pillow's mode of those images that are files to be decoded to RGB, by leaf.
+        pictures: its images as workers have them (`gpuload.workers.sample.Picture`), by leaf.
         targets: the leaves that are targets.
         moves: whether what is applied moves pixels.
     """
-    pillow = {leaf: leaves[leaf] for leaf in sizes_hw if hasattr(leaves[leaf], "getbands")}
-    files = {**files, **{leaf: (getattr(own, "format", None), own.mode) for leaf, own in pillow.items()}}
+    sizes_hw = {leaf: (picture.height, picture.width) for leaf, picture in pictures.items()}
+    files = {}  # format and Pillow's mode of images that are files to be decoded to RGB
+    for leaf, picture in pictures.items():
+        if hasattr(image := leaves[leaf], "getbands"):
+            files[leaf] = getattr(image, "format", None), image.mode
+        elif isinstance(picture.leaf, Encoded) and picture.leaf.mode == "RGB":
+            files[leaf] = picture.header.format, picture.header.mode
     grey = {leaf for leaf, (kind, mode) in files.items() if mode in ("1", "P") or (mode == "L" and kind != "JPEG")}
     coloured = {size for leaf, size in sizes_hw.items() if leaf not in grey}
     numbers = itertools.count()
