@@ -33,7 +33,7 @@ from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
 from gpuload.cli.processes import cpu_seconds
 from gpuload.datasets.kinds import row_bytes
-from gpuload.datasets.worker import be_replaceable
+from gpuload.datasets.worker import THIS_PROCESS
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
 
@@ -194,7 +194,7 @@ def run(task: Task) -> dict[str, Any]:
         reader = NATIVES[task.reader](Path(task.base))
         reader.write()
     if task.level == "raw":
-        be_replaceable()  # as a worker is
+        THIS_PROCESS.is_worker = True
         epoch, count_of, cpu_s = reader.raw(task.random), lambda nbytes: 1, time.process_time
     else:
         loader = reader.loader(task.random, task.workers, task.batch_size)

@@ -8,36 +8,42 @@ packed sample raise a ValueError. Runs in workers; torch is imported where a sam
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import pickle
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.cache_file import Entries, Folder, Memory, Shape
+from gpuload.datasets.cache_file import Entries, Place
 from gpuload.datasets.files import is_complete
-from gpuload.datasets.joined import Dataset, from_start
-from gpuload.datasets.kinds import check_dataset, draws_nothing, fetched, forget, is_iterable, natural_blocks
+from gpuload.datasets.joined import View, from_start
+from gpuload.datasets.kinds import check_map_style, draws_nothing, fetched, forget
 from gpuload.datasets.names import dataset_arguments
-from gpuload.datasets.sample import META, Boxes, Encoded, Image, Keypoints, Mask, as_meta, plain_meta
+from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
 from gpuload.datasets.scan import full_path
 from gpuload.datasets.stores.store import Store
-from gpuload.datasets.tree import dtype_of, flatten
+from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 
 __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
+FORM: Final = "gpuload3"  # of the bytes on disk
 LEAST_BYTES: Final = 1 << 20
 SETTLED_NS: Final = 100_000_000  # a file changed so shortly before it was read may have been changed while it was
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
-DECLARED: Final[dict[str, type]] = {"image": Image, "mask": Mask, "boxes": Boxes, "keypoints": Keypoints}
-DETAILS: Final = {"image": ("layout",), "boxes": ("format", "canvas_hw")}  # what they hold in addition to an array
+MAKERS: Final[dict[str, Callable[..., Any]]] = {  # what is made of parts, by the name of its kind
+    "tuple": lambda *parts: parts,
+    "list": lambda *parts: [*parts],
+    "dict": lambda keys, values: dict(zip(keys, values, strict=True)),
+    "meta": as_meta,
+    **{leaf.__name__: leaf for leaf in LEAVES},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class CacheStatistics:
         return self.hits / max(1, self.hits + self.misses)
 
 
-class Cached(Dataset):
+class Cached(View):
     """The samples of a map-style dataset, kept as encoded bytes that all workers of a loader share.
 
     A sample may be nested tuples, lists and dicts of `Encoded`, `Image`, `Mask`, `Boxes`, `Keypoints`, numbers, str,
@@ -102,23 +108,21 @@ class Cached(Dataset):
         version: str | None = None,
     ) -> None:
         _check(dataset, bytes_limit, where, path, version)
-        self.dataset, self.where = dataset, where
-        if where == "memory":
-            self._backing: Any = Memory(Shape(len(dataset), bytes_limit, os.urandom(16)))
-        else:
-            shape = Shape(len(dataset), bytes_limit, _identity(dataset, version))
-            self._backing = Folder(full_path(path or ""), shape)
+        super().__init__(dataset)
+        self.where = where
+        key = os.urandom(16) if where == "memory" else _identity(dataset, version)
+        self._place = Place(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
         self._before = self._entries.totals()
 
     @property
     def _entries(self) -> Entries:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), Entries(self._backing)
+            self._opened = os.getpid(), Entries(self._place)
         return self._opened[1]
 
     def __len__(self) -> int:
-        return self._backing.shape.samples
+        return self._place.samples
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.__getitems__([index])[0]
@@ -127,69 +131,39 @@ class Cached(Dataset):
         """Several samples; those that are not kept are asked for together."""
         numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
-        found: dict[int, Any] = {}
-        missing = []
-        for number in dict.fromkeys(numbers):
-            if not entries.get(number, lambda packed, number=number: _unpacked(number, packed, found)):
-                missing.append(number)
-        if missing:
+        kept = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
+        if missing := [number for number, entry in kept.items() if entry is None]:
             began = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
-                found[number] = sample
                 images = _images(sample)
-                stamps = _stamps(images)
-                packed = pack((stamps, sample))
+                stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
+                kept[number] = stamps, sample
+                packed = pack(kept[number])
                 # A page to log in, or half of a file, that a server gave once is not kept.
                 if all(max(changed) < began for _, _, *changed in stamps) and all(is_complete(i.data) for i in images):
                     entries.put(number, packed)
-        return [found[number] for number in numbers]
+        return [kept[number][1] for number in numbers]
 
     def statistics(self) -> CacheStatistics:
         """What all processes together have done since this was made, and what is in the cache."""
-        now, before = self._entries.totals(), self._before
-        done = {name: now[name] - before[name] for name in now}
-        return CacheStatistics(
-            hits=done["hits"],
-            misses=done["first"] + done["again"],
-            entries=now["entries"],
-            bytes_used=now["used"],
-            bytes_allowed=now["allowed"],
-            bytes_limit=self._backing.shape.limit_bytes,
-            evicted=done["evicted"],
-            too_large=done["too_large"],
-        )
-
-    def blocks(self) -> np.ndarray | None:
-        """Those of the dataset."""
-        return natural_blocks(self.dataset)
+        now = self._entries.totals()
+        since = {name: now[name] - self._before[name] for name in ("hits", "misses", "evicted", "too_large")}
+        return CacheStatistics(**(now | since), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:
         """See `gpuload.datasets.kinds.forget`."""
-        name = f"the cache in {self._backing.path!r}" if self.where == "disk" else "the cache in memory"
+        name = f"the cache in {self._place.folder!r}" if self._place.folder else "the cache in memory"
         return [name] * self._entries.drop(index) + forget(self.dataset, index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
-
     def __repr__(self) -> str:
-        return f"Cached({self.dataset!r}, bytes_limit={self._backing.shape.limit_bytes}, where={self.where!r})"
+        return f"Cached({self.dataset!r}, bytes_limit={self._place.limit_bytes}, where={self.where!r})"
 
 
 def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) -> None:
-    check_dataset(dataset)
-    name = type(dataset).__name__
-    if is_iterable(dataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(f"Cached() takes a map-style dataset, with a length and an index for each sample, got {name}")
-    if callable(getattr(dataset, "set_epoch", None)):
-        raise TypeError(
-            f"{name} has set_epoch(), so its samples change from epoch to epoch, and kept ones would not; cache what "
-            "it reads from instead"
-        )
+    check_map_style(dataset, "Cached", ("set_epoch",))
     if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
         raise TypeError(f"bytes_limit must be a number of bytes, such as 64 << 30, got {bytes_limit!r}")
     if bytes_limit < LEAST_BYTES:
@@ -210,15 +184,15 @@ def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) 
 
 def _identity(dataset: Any, version: str | None) -> bytes:
     """Return a key of what the dataset's samples depend on."""
-    digest = hashlib.blake2b(f"{type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{FORM} {type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
     if version is not None:
         digest.update(str(version).encode())
     elif draws_nothing(dataset):
-        file, buffers = io.BytesIO(), []
-        pickler = _Identity(file, 5, buffer_callback=buffers.append)
+        file: Any = SimpleNamespace(write=digest.update)
+        pickler = _Identity(file, 5)
+        pickler.stamps = []
         pickler.dump(dataset)
-        for part in (file.getbuffer(), *(buffer.raw() for buffer in buffers), repr(pickler.stamps).encode()):
-            digest.update(part)
+        digest.update(repr(pickler.stamps).encode())
     else:
         raise TypeError(
             f"a cache on disk outlives the program, and nothing tells whether a {type(dataset).__name__} gives the "
@@ -231,9 +205,7 @@ class _Identity(pickle.Pickler):
     """Pickles a dataset to be compared, not to be loaded: with size and time of the files of all stores in it, and
     without where other caches in it are."""
 
-    def __init__(self, file: Any, protocol: int, *, buffer_callback: Any) -> None:
-        super().__init__(file, protocol, buffer_callback=buffer_callback)
-        self.stamps: list[Any] = []
+    stamps: list[Any]
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Cached):
@@ -245,16 +217,13 @@ class _Identity(pickle.Pickler):
         return NotImplemented
 
 
-def _unpacked(number: int, packed: memoryview, found: dict[int, Any]) -> bool:
-    """Return whether an entry is of the files as they are now; its sample goes to `found`."""
+def _unpack_current(packed: memoryview) -> tuple[list[Any], Any] | None:
+    """Return the stamps of an entry and its sample; None if files have changed since."""
     try:
         stamps, sample = unpack(packed)
-        if any(_stamp(stamp[0]) != stamp for stamp in stamps):
-            return False
+        return None if any(_stamp(stamp[0]) != stamp for stamp in stamps) else (stamps, sample)
     except (ValueError, TypeError, LookupError):
-        return False
-    found[number] = sample
-    return True
+        return None
 
 
 def _images(sample: Any) -> list[Encoded]:
@@ -264,13 +233,8 @@ def _images(sample: Any) -> list[Encoded]:
     return [image for image in images if isinstance(image, Encoded)]
 
 
-def _stamps(images: list[Encoded]) -> list[list[Any]]:
-    """Return the files that images are of: path, size, and when content and file were changed."""
-    paths = sorted({image.source for image in images if image.source})
-    return [stamp for path in paths if (stamp := _stamp(path)) is not None]
-
-
 def _stamp(path: str) -> list[Any] | None:
+    """Return a file's path, its size, and when its content and itself were changed; None if there is no such file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -300,8 +264,12 @@ def unpack(data: memoryview) -> Any:
         described, lengths = json.loads(bytes(data[4:end]))
         if sum(lengths) != len(data) - end or min(lengths, default=0) < 0:
             raise ValueError("its parts are longer or shorter than it says")
-        return _made(described, (data[begin:end] for begin, end in pairwise(accumulate(lengths, initial=end))))
-    except (ValueError, TypeError, LookupError, StopIteration, RecursionError, OverflowError) as error:
+        blobs = (data[begin:end] for begin, end in pairwise(accumulate(lengths, initial=end)))
+        sample = _made(described, blobs)
+        if next(blobs, None) is not None:
+            raise ValueError("it has more parts than it says")
+        return sample
+    except (ValueError, TypeError, LookupError, StopIteration, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a packed sample: {error}") from error
 
 
@@ -313,31 +281,27 @@ def _described(value: Any, where: str, blobs: list[Any]) -> Any:
     if kind in META:
         return ["meta", _described(plain_meta(value), where, blobs)]
     if kind is tuple or kind is list:
-        return [kind.__name__, [_described(part, f"{where}[{i}]", blobs) for i, part in enumerate(value)]]
+        return [kind.__name__, *(_described(part, f"{where}[{i}]", blobs) for i, part in enumerate(value))]
     if kind is dict:
         for key in value:
             if type(key) not in PLAIN:
                 raise TypeError(f"{where or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_KEPT}")
         parts = [_described(part, f"{where}[{key!r}]", blobs) for key, part in value.items()]
-        return ["dict", list(value), parts]
-    if kind is Encoded:
-        blobs.append(value.data)
-        return ["encoded", value.mode, value.source]
+        return ["dict", ["list", *value], ["list", *parts]]
+    if kind in LEAVES:
+        return [kind.__name__, *(_described(getattr(value, part.name), where, blobs) for part in fields(kind))]
     if kind is bytes:
         blobs.append(value)
         return ["bytes"]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMPY_KINDS:
-        array = np.ascontiguousarray(value)
-        blobs.append(array.tobytes())
+        blobs.append(value.tobytes())
         return ["array" if isinstance(value, np.ndarray) else "number", value.dtype.str, list(np.shape(value))]
-    if (kind.__module__, kind.__name__) == ("torch", "Tensor") and _is_plain(value):
-        blobs.append(_bytes_of(value))
-        return ["tensor", dtype_of(value), list(value.shape)]
-    for name, declared in DECLARED.items():
-        if kind is declared:
-            inner: Any = value
-            more = [getattr(inner, attribute) for attribute in DETAILS.get(name, ())]
-            return [name, _described(inner.array, where, blobs), *more]
+    if is_plain_tensor(kind) and _is_kept(value):
+        import torch
+
+        tensor: Any = value
+        blobs.append(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        return ["tensor", dtype_of(tensor), list(tensor.shape)]
     place = f"{where} of the sample" if where else "the sample"
     raise TypeError(f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not keep; {_KEPT}")
 
@@ -348,51 +312,27 @@ _KEPT = (
 )
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_kept(tensor: Any) -> bool:
     """Return whether a tensor is numbers in this machine's memory, and no more than that."""
     special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
-def _bytes_of(tensor: Any) -> bytes:
-    import torch
-
-    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _made(described: Any, parts: Iterator[memoryview]) -> Any:
+def _made(described: Any, blobs: Iterator[memoryview]) -> Any:
     if not isinstance(described, list):
         return described
-    kind, *rest = described
-    if kind in ("tuple", "list"):
-        made = [_made(part, parts) for part in rest[0]]
-        return tuple(made) if kind == "tuple" else made
-    if kind == "dict":
-        return dict(zip(rest[0], [_made(part, parts) for part in rest[1]], strict=True))
-    if kind == "meta":
-        return as_meta(_made(rest[0], parts))
-    if kind == "encoded":
-        return Encoded(bytes(next(parts)), *rest)
+    kind, *parts = described
     if kind == "bytes":
-        return bytes(next(parts))
+        return bytes(next(blobs))
     if kind in ("array", "number"):
-        dtype = np.dtype(rest[0])
+        dtype = np.dtype(parts[0])
         if dtype.kind not in NUMPY_KINDS:
             raise ValueError(f"an array of {dtype}")
-        array = np.frombuffer(bytearray(next(parts)), dtype).reshape(rest[1])
+        array = np.frombuffer(bytearray(next(blobs)), dtype).reshape(parts[1])
         return array if kind == "array" else array[()]
     if kind == "tensor":
-        return _tensor(bytearray(next(parts)), *rest)
-    return DECLARED[kind](_made(rest[0], parts), *rest[1:])
+        import torch
 
-
-def _tensor(data: bytearray, name: str, shape: list[int]) -> Any:
-    import torch
-
-    dtype = vars(torch).get(name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"a tensor of {name!r}")
-    try:
-        return torch.from_numpy(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
-    except RuntimeError as error:
-        raise ValueError(f"a tensor of shape {shape}: {error}") from error
+        bits = torch.from_numpy(np.frombuffer(bytearray(next(blobs)), np.uint8))
+        return bits.view(vars(torch)[parts[0]]).reshape(parts[1])
+    return MAKERS[kind](*(_made(part, blobs) for part in parts))

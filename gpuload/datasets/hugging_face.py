@@ -86,7 +86,7 @@ class WrappedRows(Dataset):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedRows:
         twin = copy.copy(self)
-        vars(twin).update((name, copy.deepcopy(value, memo)) for name, value in vars(self).items())
+        vars(twin).update(copy.deepcopy(vars(self), memo))
         return twin
 
     def __getattr__(self, name: str) -> Any:

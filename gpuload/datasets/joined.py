@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.kinds import each_of, fetched, forget, maps_samples, natural_blocks
 
-__all__ = ["Dataset", "Joined", "Mapped", "from_start", "has_samples"]
+__all__ = ["Dataset", "Joined", "Mapped", "View", "from_start", "has_samples"]
 
 
 class Dataset:
@@ -133,7 +133,30 @@ class Joined(Dataset):
         return " + ".join(map(repr, self.datasets))
 
 
-class Mapped(Dataset):
+class View(Dataset):
+    """Base of datasets that pass another one on, all of it but its samples.
+
+    Attributes:
+        dataset: the other one.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def blocks(self) -> np.ndarray | None:
+        """Those of the dataset."""
+        return natural_blocks(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+
+class Mapped(View):
     """A dataset whose samples functions have changed, which is what ``map()`` makes. Its other attributes are those of
     the dataset.
 
@@ -146,11 +169,8 @@ class Mapped(Dataset):
         if not callable(fn):
             raise TypeError(f"map() takes a function of a sample, which returns the new one, got {fn!r}")
         mapped = isinstance(dataset, Mapped)
-        self.dataset: Any = dataset.dataset if mapped else dataset
+        super().__init__(dataset.dataset if mapped else dataset)
         self.fns: tuple[Callable[[Any], Any], ...] = (*dataset.fns, fn) if mapped else (fn,)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self._map(self.dataset[index])
@@ -170,11 +190,6 @@ class Mapped(Dataset):
         for fn in self.fns:
             sample = fn(sample)
         return sample
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
 
     def __repr__(self) -> str:
         names = [getattr(fn, "__qualname__", None) or repr(fn) for fn in self.fns]

@@ -11,6 +11,7 @@ from gpuload.datasets.tree import is_plain_tensor
 
 __all__ = [
     "check_dataset",
+    "check_map_style",
     "draws_nothing",
     "each_of",
     "fetched",
@@ -56,6 +57,25 @@ def check_dataset(dataset: Any) -> None:
         raise TypeError(
             f"the dataset is a {name}, which holds several; pass one of them: {', '.join(map(repr, dataset))}"
         )
+
+
+def check_map_style(dataset: Any, taker: str, changing: tuple[str, ...]) -> None:
+    """Refuse a dataset whose samples cannot be cached.
+
+    Raises:
+        TypeError: it is no map-style dataset, or has a method, one of `changing`, by which its samples change; the
+            message names the `taker`.
+    """
+    check_dataset(dataset)
+    name = type(dataset).__name__
+    if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"{taker}() takes a map-style dataset, with a length and an index for each sample, got {name}")
+    for method in changing:
+        if callable(getattr(dataset, method, None)):
+            raise TypeError(
+                f"{name} has {method}(), so its samples change while it is used, and kept ones would not; cache what "
+                "it reads from instead"
+            )
 
 
 def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:

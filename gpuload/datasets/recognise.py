@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeGuard
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -32,12 +32,12 @@ POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
 MOST_STRAYS: Final = 3  # that are named
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 NEVER_SAY_SO = NEVER_IMAGES | META | {np.ndarray}  # leaves that are no image by their type
-Found = dict[int, Encoded | Image]
+Images = dict[int, Encoded | Image]
 Targets = dict[int, Target]
 
 
-def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Found, Targets, bool]:
-    """The leaves that are images, and those that are targets, by their number; and whether any image is a clip.
+def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> tuple[Images, Targets]:
+    """Return the leaves that are images, and those that are targets, by their number.
 
     Args:
         structure, leaves: the sample, taken apart.
@@ -48,42 +48,36 @@ def find_leaves(structure: Structure, leaves: Sequence[Any], *, plain: bool) -> 
         DecodeError: a PIL image holds more than 8 bits.
         TypeError: the transforms need an image, and it cannot be told which leaf it is; the message names the leaf.
     """
-    found: Found = {}
+    images: Images = {}
     targets: Targets = {}
-    clips = False
     for number, leaf in enumerate(leaves):
         kind = type(leaf)
-        if kind is Encoded:
-            found[number] = leaf
-        elif kind is Image:
-            found[number] = leaf
-            clips = clips or leaf.array.ndim == 4
+        if kind is Encoded or kind is Image:
+            images[number] = leaf
         elif kind is Mask or kind is Boxes or kind is Keypoints:
             targets[number] = leaf
         elif kind not in NEVER_SAY_SO:
             module = kind.__module__
             if module.startswith("PIL.") and hasattr(leaf, "getbands"):
-                found[number] = _from_pil(leaf, places_of(structure)[number])
+                images[number] = _from_pil(leaf, places_of(structure)[number])
             elif module.startswith("torchvision.tv_tensors"):
                 try:
                     if kind.__name__ in ("Image", "Video"):
                         if not plain or is_image_array(leaf):
-                            found[number] = Image(leaf.numpy(), layout="CHW")
-                            clips = clips or leaf.dim() == 4
-                    elif (target := tv_target(kind.__name__, leaf, plain)) is not None:
+                            images[number] = Image(leaf.numpy(), layout="CHW")
+                    elif (target := _tv_target(kind.__name__, leaf, plain)) is not None:
                         targets[number] = target
                 except (TypeError, ValueError) as error:
                     raise type(error)(f"{places_of(structure)[number]}: {error}") from None
-    if plain and not found:  # nothing that torchvision's targets could move with
+    if plain and not images:  # nothing that torchvision's targets could move with
         targets = {number: target for number, target in targets.items() if target is leaves[number]}
-    elif not found:
-        arrays = _the_array(structure, leaves, targets)
-        return {**arrays}, targets, any(image.array.ndim == 4 for image in arrays.values())
-    return found, targets, clips
+    elif not images:
+        images = {**_the_array(structure, leaves, targets)}
+    return images, targets
 
 
 def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
-    """Whether it is a uint8 array H×W×C or a tensor C×H×W, of one to four channels; with 4 `axes` a clip of them."""
+    """Return whether a leaf is a uint8 array H×W×C or tensor C×H×W of one to four channels; with 4 `axes` a clip."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == np.uint8 and leaf.ndim == axes and leaf.size > 0 and 1 <= leaf.shape[-1] <= 4
     return (
@@ -96,53 +90,52 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 
 
 def unfold_clips(
-    structure: Structure, leaves: Sequence[Any], found: Found, targets: Targets
-) -> tuple[Structure, list[Any], Found, Targets]:
-    """The sample with each frame of its clips as a leaf of its own: an image like others."""
-    lengths: dict[int, int] = {}
+    structure: Structure, leaves: list[Any], images: Images, targets: Targets
+) -> tuple[Structure, list[Any], Images, Targets]:
+    """Return the sample with each frame of its clips as a leaf of its own: an image like others."""
+    clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
+    if not clips:
+        return structure, leaves, images, targets
     unfolded: list[Any] = []
-    images: Found = {}
+    frames_and_images: Images = {}
     others: Targets = {}
     for number, leaf in enumerate(leaves):
-        image = found.get(number)
-        if isinstance(image, Image) and image.array.ndim == 4:
-            lengths[number] = len(image.array)
-            for frame in image.array:
-                images[len(unfolded)] = Image(frame, "HWC")
-                unfolded.append(frame)
+        if number in clips:
+            frames = [Image(frame, "HWC") for frame in clips[number]]
+            frames_and_images |= enumerate(frames, len(unfolded))
+            unfolded += frames
             continue
-        if image is not None:
-            images[len(unfolded)] = image
+        if number in images:
+            frames_and_images[len(unfolded)] = images[number]
         elif number in targets:
             others[len(unfolded)] = targets[number]
         unfolded.append(leaf)
-    return unfold(structure, lengths), unfolded, images, others
+    return unfold(structure, {number: len(clip) for number, clip in clips.items()}), unfolded, frames_and_images, others
 
 
 def fewer_frames(
-    counts: Sequence[int], structure: Structure, leaves: Sequence[Any], found: Found, targets: Targets
-) -> tuple[Structure, list[Any], Found, Targets]:
-    """The sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with several
-    counts one after the other. A clip is an `Image` with a fourth axis, or a list of images.
+    counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
+) -> tuple[Structure, list[Any], Images, Targets]:
+    """Return the sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
+    several counts one after the other. A clip is one of `unfold_clips`, or a list of images.
 
     Raises:
         TypeError: there is no clip.
     """
-    kept: list[int] = []  # the leaves that are left, in order
-    clips: set[int] = set()
+    left: list[int] = []  # the leaves that stay, in order
+    clips: list[range] = []
 
     def walk(node: Structure, at: int) -> Structure:
         if node == LEAF:
-            kept.append(at)
-            clips.update([at] if at in found and _is_clip(found[at]) else [])
+            left.append(at)
             return LEAF
         kind, cls, keys, children = node
-        alone = all(child == LEAF and at + n in found for n, child in enumerate(children))
-        if kind == "list" and children and alone and not any(_is_clip(found[at + n]) for n in range(len(children))):
-            clips.add(at)
-            frames = [at + frame for frame in _spread(counts, len(children))]
-            kept.extend(frames)
-            return (kind, cls, keys, (LEAF,) * len(frames))
+        frames = range(at, at + len(children))
+        if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
+            clips.append(frames)
+            chosen = [frames[number] for number in _spread(counts, len(frames))]
+            left.extend(chosen)
+            return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []
         for child in children:
             parts.append(walk(child, at))
@@ -155,24 +148,14 @@ def fewer_frames(
             "UniformTemporalSubsample takes a video clip, gpuload.Image(array) of T×H×W×C, an array of that shape or "
             "a list of images, but this sample has none; leave it out, or return one"
         )
-    images: Found = {}
-    for number, leaf in enumerate(kept):
-        if leaf in found:
-            image = found[leaf]
-            if _is_clip(image):
-                image = Image(image.array[_spread(counts, len(image.array))])
-            images[number] = image
-    others = {number: targets[leaf] for number, leaf in enumerate(kept) if leaf in targets}
-    return structure, [leaves[leaf] for leaf in kept], images, others
-
-
-def _is_clip(image: Encoded | Image) -> TypeGuard[Image]:
-    return isinstance(image, Image) and image.array.ndim == 4
+    left_images = {number: images[leaf] for number, leaf in enumerate(left) if leaf in images}
+    others = {number: targets[leaf] for number, leaf in enumerate(left) if leaf in targets}
+    return structure, [leaves[leaf] for leaf in left], left_images, others
 
 
 def _spread(counts: Sequence[int], length: int) -> list[int]:
-    """Which of so many frames are kept. The arithmetic is that of ``torch.linspace`` and its fused multiplication: in
-    single precision, from both ends, rounded once."""
+    """Return which frames stay of a clip of this length. The arithmetic is that of ``torch.linspace`` and its fused
+    multiplication: in single precision, from both ends, rounded once."""
     frames = np.arange(length)
     for count in counts:
         last, steps = np.float32(len(frames) - 1), np.arange(count)
@@ -184,7 +167,7 @@ def _spread(counts: Sequence[int], length: int) -> list[int]:
 
 
 def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -> dict[int, Image]:
-    """The array that is the image, or the list of them; empty if none can be.
+    """Return the array that is the image, or the list of them; empty if none can be.
 
     Raises:
         TypeError: it cannot be told which.
@@ -198,18 +181,19 @@ def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) ->
     if not unmasked:
         _refuse(places[candidates[0]], leaves[candidates[0]], "has the name of a mask")
     number = unmasked[0]
-    first, last = _list_of(structure, number)
-    frames = range(first, last) if all(map(is_image_array, leaves[first:last])) else range(number, number + 1)
+    lists = (frames for frames in _lists_of_leaves(structure) if number in frames)
+    frames = next((own for own in lists if all(is_image_array(leaves[n]) for n in own)), range(number, number + 1))
     for other in others:
         named = other not in frames and not MASK_NAME.search(names[other])
         if named and (other in unmasked or _has_its_size(leaves[other], leaves[number])):
             rival = f"may be the image, and so may {places[other]}, {kind_of(leaves[other])}"
             _refuse(places[number], leaves[number], rival)
-    return {frame: _image_of(leaves[frame]) for frame in frames}
+    images = {frame: leaves[frame] for frame in frames}
+    return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
 
 
 def _has_its_size(leaf: Any, image: Any) -> bool:
-    """Whether a leaf is floats, or uint16, of an image's height and width, with one to four channels on either side."""
+    """Return whether a leaf is floats, or uint16, of an image's height and width and of one to four channels."""
     if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
         return False
     shape, size_hw = tuple(leaf.shape), tuple(image.shape[-2:] if is_tensor(image) else image.shape[-3:-1])
@@ -227,42 +211,33 @@ def _refuse(place: str, leaf: Any, reason: str) -> NoReturn:
 
 @functools.lru_cache(64)
 def _names_of(structure: Structure) -> list[str]:
-    """Of each leaf the innermost name where it is."""
+    """Return the innermost name at the place of each leaf."""
     return [name for node, _, name in located(structure) if node == LEAF]
 
 
-def _list_of(node: Structure, leaf: int, at: int = 0) -> tuple[int, int]:
-    """The first leaf of the list that holds this one and nothing but leaves, and the one after its last; the leaf
-    itself if there is no such list. `at`: the first leaf of the node."""
+def _lists_of_leaves(node: Structure, first: int = 0) -> Iterator[range]:
+    """Yield the leaves of each list that holds nothing else; the node's begin with the `first`."""
     if node == LEAF:
-        return at, at + 1
+        return
     kind, _, _, children = node
-    if kind == "list" and all(child == LEAF for child in children):
-        return at, at + len(children)
+    if kind == "list" and set(children) == {LEAF}:
+        yield range(first, first + len(children))
     for child in children:
-        end = at + leaf_count(child)
-        if leaf < end:
-            return _list_of(child, leaf, at)
-        at = end
-    raise AssertionError("the node has this leaf")
-
-
-def _image_of(leaf: Any) -> Image:
-    return Image(leaf) if isinstance(leaf, np.ndarray) else Image(leaf.numpy(), layout="CHW")
+        yield from _lists_of_leaves(child, first)
+        first += leaf_count(child)
 
 
 def _from_pil(image: Any, place: str) -> Image:
     if image.mode not in ("L", "RGB", "RGBA"):
-        if (
-            complaint := too_deep("this PIL image" if place == "sample" else f"the PIL image {place}", image.mode)
-        ) is not None:
+        what = "this PIL image" if place == "sample" else f"the PIL image {place}"
+        if (complaint := too_deep(what, image.mode)) is not None:
             raise DecodeError(complaint)
         image = image.convert("RGB")
     return Image(np.asarray(image))
 
 
-def tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """A target of torchvision's as one of ours; `plain`: None, instead of an error, for boxes that cannot be moved."""
+def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
+    """Return torchvision's target as one of ours; None if `plain`, and boxes could not be moved."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":
@@ -278,50 +253,45 @@ def tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 
 
 def find_strays(
-    structure: Structure,
-    leaves: Sequence[Any],
-    sizes_hw: Mapping[int, tuple[int, int]],
-    files: Mapping[int, tuple[str, str]],
-    targets: Mapping[int, Any],
-    *,
-    moves: bool,
+    structure: Structure, leaves: Sequence[Any], pictures: Mapping[int, Any], targets: Collection[int], *, moves: bool
 ) -> str:
     """Return what to tell the user; "" if there is nothing.
 
     Args:
         structure, leaves: the sample, taken apart.
-        sizes_hw: of its images, by leaf.
-        files: format and Pillow's mode of those images that are files to be decoded to RGB, by leaf.
+        pictures: its images as workers have them (`gpuload.workers.sample.Picture`), by leaf.
         targets: the leaves that are targets.
         moves: whether what is applied moves pixels.
     """
-    files = dict(files)
-    for leaf in sizes_hw:
-        if hasattr(leaves[leaf], "getbands"):
-            files[leaf] = getattr(leaves[leaf], "format", None) or "", leaves[leaf].mode
+    sizes_hw = {leaf: (picture.height, picture.width) for leaf, picture in pictures.items()}
+    files = {}  # format and Pillow's mode of images that are files to be decoded to RGB
+    for leaf, picture in pictures.items():
+        if hasattr(image := leaves[leaf], "getbands"):
+            files[leaf] = getattr(image, "format", None), image.mode
+        elif isinstance(picture.leaf, Encoded) and picture.leaf.mode == "RGB":
+            files[leaf] = picture.header.format, picture.header.mode
     grey = {leaf for leaf, (kind, mode) in files.items() if mode in ("1", "P") or (mode == "L" and kind != "JPEG")}
     coloured = {size for leaf, size in sizes_hw.items() if leaf not in grey}
     numbers = itertools.count()
-    found: dict[str, str] = {}
+    remarks: dict[str, str] = {}
     for node, place, name in located(structure):
-        what = ""
+        remark = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
-                what = _stays("a list", "gpuload.Boxes(boxes, format='xyxy')")
+                remark = _stays("a list", "gpuload.Boxes(boxes, format='xyxy')")
         elif (leaf := next(numbers)) in files:
-            named = bool(MASK_NAME.search(name)) and len(sizes_hw) > 1
+            named = MASK_NAME.search(name) and len(sizes_hw) > 1
             if named or (leaf in grey and sizes_hw[leaf] in coloured):
-                what = (
+                remark = (
                     f"of Pillow's mode {files[leaf][1]!r}, is taken as a photograph, and its values as colours; if it "
                     "is a mask, return gpuload.Mask(picture)"
                 )
         elif moves and leaf not in sizes_hw and leaf not in targets:
-            what = _left_behind(leaves[leaf], name, set(sizes_hw.values()))
-        if what:
-            found.setdefault(place, what)
-    told = [f"{place}, {what}" for place, what in found.items()]
-    more = f"; and {len(told) - MOST_STRAYS} more" if len(told) > MOST_STRAYS else ""
-    return "; ".join(told[:MOST_STRAYS]) + more
+            remark = _left_behind(leaves[leaf], name, set(sizes_hw.values()))
+        if remark:
+            remarks.setdefault(place, f"{place}, {remark}")
+    more = f"; and {len(remarks) - MOST_STRAYS} more" if len(remarks) > MOST_STRAYS else ""
+    return "; ".join([*remarks.values()][:MOST_STRAYS]) + more
 
 
 def _left_behind(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:

@@ -11,27 +11,24 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.joined import Dataset
-from gpuload.datasets.kinds import check_dataset, is_iterable, natural_blocks
+from gpuload.datasets.joined import View
+from gpuload.datasets.kinds import check_map_style
 
 __all__ = ["DeviceCached", "datasets_in", "find_resident", "numbers_of"]
 
 DEPTH: Final = 8  # how deep is looked into datasets of datasets
 
 
-class DeviceCached(Dataset):
+class DeviceCached(View):
     """A map-style dataset that stays, decoded, in the memory of the device where a `Loader` makes its batches.
 
-    The first `iter()` of a `Loader` reads and decodes every sample once, by its workers and in the dataset's order.
-    Then the workers end: from the first batch on no file is read, and each batch is cut out of that memory. Images and
-    masks are kept whole, as they were decoded; labels, boxes and all other leaves in the main process's memory. With
-    ``device="cpu"`` all of it is there. Batches have the same bits as without, and a state of the one resumes in the
-    other.
+    The first `iter()` of a `Loader` reads and decodes every sample once; from the first batch on no file is read and no
+    worker runs. Images and masks are kept whole; labels, boxes and all other leaves in the main process's memory, as
+    all is with ``device="cpu"``. Batches have the same bits as without, and a state of the one resumes in the other.
 
-    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Samples that fail
-    are not tried again; they fail in each epoch, as `on_error` says. Each rank keeps the whole dataset. Loaders that
-    read samples alike (device, `decode`, kinds of transforms) share what is kept. The views of torch's `Subset` and
-    `random_split` may stand between this and the `Loader`; other datasets of datasets go inside.
+    What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Each rank keeps
+    the whole dataset; loaders that read samples alike share what is kept. Torch's `Subset` and `random_split` may stand
+    between this and the `Loader`; other datasets of datasets go inside. More is in docs/reading.md.
 
     Args:
         dataset: what to keep.
@@ -56,47 +53,25 @@ class DeviceCached(Dataset):
     """
 
     def __init__(self, dataset: Any, *, bytes_limit: int | None = None) -> None:
-        check_dataset(dataset)
-        name = type(dataset).__name__
-        if is_iterable(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"DeviceCached() takes a map-style dataset, with a length and an index for each sample, got {name}"
-            )
-        for method in ("set_epoch", "state_dict"):
-            if callable(getattr(dataset, method, None)):
-                raise TypeError(
-                    f"{name} has {method}(), so its samples change while it is used, and kept ones would not; cache "
-                    "what it reads from instead"
-                )
+        check_map_style(dataset, "DeviceCached", ("set_epoch", "state_dict"))
         if bytes_limit is not None:
             if isinstance(bytes_limit, bool) or not isinstance(bytes_limit, int):
                 raise TypeError(f"bytes_limit must be a number of bytes, such as 8 << 30, or None, got {bytes_limit!r}")
             if bytes_limit < 1:
                 raise ValueError(f"bytes_limit must be at least 1 byte, got {bytes_limit}")
-        self.dataset, self.bytes_limit = dataset, bytes_limit
+        super().__init__(dataset)
+        self.bytes_limit = bytes_limit
         self.kept: dict[Any, Any] = {}
 
     def clear(self) -> None:
         """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read anew."""
         self.kept.clear()
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.dataset[index]
 
-    def blocks(self) -> np.ndarray | None:
-        """Those of the dataset."""
-        return natural_blocks(self.dataset)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": {}}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
 
     def __repr__(self) -> str:
         limit = "" if self.bytes_limit is None else f", bytes_limit={self.bytes_limit}"
@@ -121,20 +96,15 @@ def find_resident(dataset: Any) -> DeviceCached | None:
     return outer if isinstance(outer, DeviceCached) else None
 
 
-def numbers_of(dataset: Any, keys: np.ndarray) -> np.ndarray:
-    """The numbers, in the `DeviceCached`, of what a dataset has under these keys, int64.
+def numbers_of(dataset: Any) -> np.ndarray:
+    """Return the number that each sample of a dataset has in the `DeviceCached`, int64.
 
     Raises:
         IndexError: there is no such sample.
     """
-    count = len(dataset)
-    outside = (keys < -count) | (keys >= count)
-    if outside.any():
-        raise IndexError(f"there is no sample {keys[outside.argmax()]} among the {count} of {type(dataset).__name__}")
-    keys = np.where(keys < 0, keys + count, keys)
     if isinstance(dataset, DeviceCached):
-        return keys
-    return numbers_of(dataset.dataset, np.asarray(dataset.indices, np.int64)[keys])
+        return np.arange(len(dataset))
+    return numbers_of(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
 
 
 def _is_subset(dataset: Any) -> bool:

@@ -64,10 +64,10 @@ DEEP: Final[dict[str, str]] = {
 }
 
 
-def check_mode(mode: Mode) -> Mode:
+def check_mode(mode: Mode, name: str = "mode") -> Mode:
     """Return a mode; ValueError if there is none of this name."""
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
     return mode
 
 
@@ -103,8 +103,7 @@ class Encoded:
                     f"Encoded() takes the bytes of an image file, got {type(self.data).__name__}; "
                     "to read a file write gpuload.read(path)"
                 ) from None
-        if self.mode not in MODES:
-            raise ValueError(f"Encoded(mode=…) must be one of {', '.join(map(repr, MODES))}, got {self.mode!r}")
+        check_mode(self.mode, "Encoded(mode=…)")
 
     def __repr__(self) -> str:
         return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r})"
@@ -432,7 +431,7 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 def format_name(name: str, value: Any) -> BoxFormat:
     """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
-    found = value if isinstance(value, str) else getattr(value, "value", value)
+    found = getattr(value, "value", value)
     found = found.lower() if isinstance(found, str) else found
     if found in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(

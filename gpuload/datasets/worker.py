@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-__all__ = [
-    "WorkerInfo",
-    "be_replaceable",
-    "get_worker_info",
-    "is_replaceable",
-    "note_that_it_was_asked",
-    "swap",
-    "worker_info_was_asked",
-]
+__all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +28,22 @@ class WorkerInfo:
     dataset: Any = field(repr=False)
 
 
-_current: WorkerInfo | None = None
-_asked = False
-_replaceable = False
+@dataclass(slots=True)
+class Process:
+    """What this process is.
+
+    Attributes:
+        info: what `get_worker_info` returns.
+        was_asked: whether anybody has read it, torch's or ours.
+        is_worker: it may die, since another process then does its work.
+    """
+
+    info: WorkerInfo | None = None
+    was_asked: bool = False
+    is_worker: bool = False
+
+
+THIS_PROCESS: Final = Process()
 
 
 def get_worker_info() -> WorkerInfo | None:
@@ -57,35 +62,11 @@ def get_worker_info() -> WorkerInfo | None:
         >>> [batch.tolist() for batch in loader]
         [[1, 9, 25], [49, 81, 121]]
     """
-    global _asked
-    _asked = _asked or _current is not None
-    return _current
-
-
-def worker_info_was_asked() -> bool:
-    """Whether any of it was read."""
-    return _asked
-
-
-def note_that_it_was_asked() -> None:
-    """Some of it was read, torch's or ours."""
-    global _asked
-    _asked = True
+    THIS_PROCESS.was_asked |= THIS_PROCESS.info is not None
+    return THIS_PROCESS.info
 
 
 def swap(info: WorkerInfo | None) -> WorkerInfo | None:
     """Say this from now on; returns what was said before."""
-    global _current
-    before, _current = _current, info
+    before, THIS_PROCESS.info = THIS_PROCESS.info, info
     return before
-
-
-def is_replaceable() -> bool:
-    """Whether this is a worker process: one that may die, since another then does its work."""
-    return _replaceable
-
-
-def be_replaceable() -> None:
-    """Say so from now on."""
-    global _replaceable
-    _replaceable = True

@@ -31,7 +31,8 @@ TENSORS: Final = ("torchvision.tv_tensors._dataset_wrapper", "VisionDatasetTVTen
 TORCH: Final = "torch.utils.data.dataset"
 ROWS: Final = "datasets.arrow_dataset"
 STREAM: Final = "datasets.iterable_dataset"
-CONTAINERS: Final = ((TORCH, "Subset"), (TORCH, "ConcatDataset"))
+CONTAINERS: Final = {(TORCH, "Subset"), (TORCH, "ConcatDataset")}
+SEQUENCE: Final = ("__getitem__", "__len__", "__getitems__")
 # Loaders that only read an image: nothing is lost when its bytes are read instead.
 LOADERS: Final = {
     (FOLDER, "default_loader"),
@@ -62,10 +63,9 @@ def wrap(
 
     Args:
         dataset: torchvision's ImageFolder, DatasetFolder, CocoDetection or CocoCaptions, or a subclass that reads its
-            samples as they do; their `target_transform` is applied as before. Or a ``datasets.Dataset`` with columns
-            of ``datasets.Image``, also in lists and dicts; or a ``datasets.IterableDataset`` (``streaming=True``), an
-            iterable dataset. Or torch's Subset or ConcatDataset of these: the same
-            container, around the wrapped datasets. gpuload's own datasets come back as they are.
+            samples as they do; their `target_transform` is applied as before. Or a ``datasets.Dataset``, or
+            ``datasets.IterableDataset`` (``streaming=True``), with columns of ``datasets.Image``, also in lists and
+            dicts. Or torch's Subset or ConcatDataset of these. gpuload's own datasets come back as they are.
         mode: what the pixels become, see `Encoded`. Default: what ``datasets.Image(mode=…)`` says, else ``"RGB"``.
         annotations: what a CocoDetection's target is. Default: a dict with ``"boxes"`` (`Boxes`, float32, left, top,
             right, bottom), ``"labels"`` (the category ids as the file has them, int64), ``"image_id"``; ``"area"``
@@ -77,11 +77,8 @@ def wrap(
             `target_transform`, which takes that list.
         crowds: False leaves out annotations of crowds (``iscrowd``), which no detector is trained on.
 
-    Workers read a ``datasets.Dataset`` with pyarrow alone if all its columns are Image, Value or ClassLabel, or lists
-    or dicts of these; times in nanoseconds or with a time zone need `datasets`. Which column does is logged. A stream
-    they read with `datasets`, in shares: each rank what ``split_dataset_by_node`` gives it (unless the dataset was
-    split before), each worker the files of these that `datasets` gives it. Its ``set_epoch`` and its state are those of
-    `datasets`.
+    Workers read a ``datasets.Dataset`` with pyarrow alone, where that gives the same samples; a stream they read with
+    `datasets`, which divides it among ranks and workers, and whose state is kept (docs/data.md).
 
     Hugging Face turns images upright by their EXIF tag, torchvision does not: to get Hugging Face's pixels, give the
     Loader ``decode=Decode(exif=True)``. Missing images (None) stay None. While reading, OSError names a missing file.
@@ -109,7 +106,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
     known = {(base.__module__, base.__name__) for base in cls.__mro__}
     got = f"got a {name}{where}"
     detection = (COCO, "CocoDetection") in known and (COCO, "CocoCaptions") not in known
-    if coco != {"annotations": None, "crowds": True} and not detection and not known & {*CONTAINERS}:
+    if coco != {"annotations": None, "crowds": True} and not detection and not known & CONTAINERS:
         raise TypeError(f"{got}; annotations= and crowds= are for torchvision's CocoDetection, so leave them out")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
@@ -121,25 +118,23 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
             f"{inner} itself, as in gpuload.wrap({inner}(…)){targets}"
         )
     if (FOLDER, "DatasetFolder") in known:
-        _check_methods(cls, FOLDER, ("__getitem__", "__len__", "__getitems__"), got)
+        _check_methods(cls, FOLDER, SEQUENCE, got)
         _check_transforms(dataset, got)
         _check_loader(dataset.loader, got)
         return WrappedFolder(dataset, mode or "RGB")
     if (COCO, "CocoDetection") in known:
-        _check_methods(cls, COCO, ("__getitem__", "__len__", "__getitems__", "_load_image", "_load_target"), got)
+        _check_methods(cls, COCO, (*SEQUENCE, "_load_image", "_load_target"), got)
         _check_transforms(dataset, got)
         return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if detection else "raw", coco["crowds"])
-    if (TORCH, "Subset") in known:
-        _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
+    if known & CONTAINERS:
+        _check_methods(cls, TORCH, SEQUENCE, got)
         container = copy.copy(dataset)
-        container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{where}")
-        return container
-    if (TORCH, "ConcatDataset") in known:
-        _check_methods(cls, TORCH, ("__getitem__", "__len__", "__getitems__"), got)
-        container = copy.copy(dataset)
-        parts = enumerate(dataset.datasets)
-        container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
-        warn_of_other_classes(container.datasets)
+        if (TORCH, "Subset") in known:
+            container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{where}")
+        else:
+            parts = enumerate(dataset.datasets)
+            container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
+            warn_of_other_classes(container.datasets)
         return container
     if (ROWS, "Dataset") in known:
         _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)

@@ -15,7 +15,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,21 +53,18 @@ def cached_samples(options: Options) -> CachedSamples | None:
         LimitError: they do not fit.
         WorkerError: workers died too often.
     """
-    cached = options.device_cached
-    if cached is None:
+    if (cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
     key = _key(options, cached, device)
-    samples = cached.kept.get(key)
-    if samples is None:
-        samples = cached.kept[key] = _read(options, cached, device)
-    return samples
+    if key not in cached.kept:
+        cached.kept[key] = _read(options, cached, device)
+    return cached.kept[key]
 
 
 def describe_cache(options: Options) -> str | None:
     """Say where the samples of the loader's `DeviceCached` are; None if it has none."""
-    cached = options.device_cached
-    if cached is None:
+    if (cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
     samples = cached.kept.get(_key(options, cached, device))
@@ -96,38 +92,33 @@ class Budget:
     """
 
     def __init__(self, cached: DeviceCached, device: torch.device) -> None:
-        self.samples, self.limit, self.device = len(cached), cached.bytes_limit, device
-        self._free = {"cpu": available_bytes()}  # bytes; None is not known, which is no limit
+        limit, self.samples, self.device = cached.bytes_limit, len(cached), device
+        self._limits: list[tuple[int, bool, bool, str, str]] = []  # bytes; whether of pixels, of all else; why; remedy
+        if limit is not None:
+            self._limits.append((limit, True, True, f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
+        half, remedy = HALF if limit is None else ("", "free some")
+        free = {"cpu": available_bytes()}
         if device.type != "cpu":
-            self._free[str(device)] = devices.Accelerator(device).free_bytes()
+            free[str(device)] = devices.Accelerator(device).free_bytes()
+        for where, nbytes in free.items():
+            if nbytes is not None:  # None: it is not known, which is no limit
+                allowed, reason = nbytes // 2 if half else nbytes, f"{_mb(nbytes)} are free on {where}{half}"
+                self._limits.append((allowed, where == str(device), where == "cpu", reason, remedy))
 
-    @property
-    def pixels(self) -> int | None:
-        """The most bytes of pixels; None: no limit."""
-        limits = self.limit, self._allowed(str(self.device))
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def _allowed(self, where: str) -> int | None:
-        free = self._free[where]
-        return free if free is None or self.limit is not None else free // 2
+    def with_room(self, pixels: int) -> int:
+        """Return projected bytes of pixels, and some more if that is allowed."""
+        return min([int(pixels * ROOM), *(allowed for allowed, has_pixels, *_ in self._limits if has_pixels)])
 
     def check(self, pixels: int, others: int, basis: str) -> None:
         """Raise a LimitError if it is too much: bytes of pixels, and of all else. `basis` says how they are known."""
-        limit, reasons = self.limit, []
-        if limit is not None and pixels + others > limit:
-            reasons.append((f"bytes_limit={limit} allows {_mb(limit)}", "raise bytes_limit"))
-        half, remedy = ("", "free some") if limit is not None else HALF
-        for where, free in self._free.items():
-            need = pixels * (where == str(self.device)) + others * (where == "cpu")
-            if free is not None and need > (self._allowed(where) or 0):
-                reasons.append((f"{_mb(free)} are free on {where}{half}", remedy))
-        for left, remedy in reasons[:1]:
-            raise LimitError(
-                f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
-                f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {left}. If more can be had, "
-                f"{remedy}; else keep a part of the dataset, or smaller images (gpuload.pack resizes them), or use "
-                "gpuload.Cached, which keeps files as they are and lets go of some"
-            )
+        for allowed, has_pixels, has_others, reason, remedy in self._limits:
+            if pixels * has_pixels + others * has_others > allowed:
+                raise LimitError(
+                    f"to keep the {self.samples:,} samples of a DeviceCached takes {_mb(pixels)} of pixels on "
+                    f"{self.device} and {_mb(others)} of other values on cpu ({basis}), but {reason}. If more can be "
+                    f"had, {remedy}; else keep a part of the dataset, or smaller images (gpuload.pack resizes them), "
+                    "or use gpuload.Cached, which keeps files as they are and lets go of some"
+                )
 
 
 def _read(options: Options, cached: DeviceCached, device: torch.device) -> CachedSamples:
@@ -144,9 +135,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
             done = batch.spec.step * size
             budget.check(memory.used_bytes, samples.host_bytes, f"the first {done:,} of them alone")
             _add(batch, samples)
-            for error in batch.errors:
-                number: Any = error.index
-                samples.errors[number] = error
+            samples.errors |= {error.index: error for error in batch.errors}
             feed.release(batch)
             if perf_counter() - logged > PROGRESS_S:
                 logged = perf_counter()
@@ -174,8 +163,7 @@ def _projected(feed: Feed, budget: Budget) -> int:
     log.keeping(budget.samples, pixels, others, budget.device)
     if len(set(np.diff(ends))) == 1:
         return pixels
-    most = budget.pixels
-    return int(pixels * ROOM) if most is None else min(int(pixels * ROOM), most)
+    return budget.with_room(pixels)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from gpuload.ring.ring import Ring, align
 from gpuload.stage.device import upload_together
 from gpuload.stage.transfer import CpuTransfer, CudaTransfer
 from gpuload.workers.batch import Batch
-from gpuload.workers.device_cache import WINDOW, CachedSamples, copy_windows, span_of
+from gpuload.workers.device_cache import WINDOW, CachedSamples, span_of
 
 __all__ = ["PixelMemory", "ResidentTransfer", "transfer_of"]
 
@@ -45,7 +46,7 @@ class PixelMemory:
         self.device = device
         self.on_host = device.type == "cpu"
         self._segments: list[torch.Tensor] = []
-        self._starts: list[int] = []  # of each segment, the number of its first byte; and the end
+        self._starts: list[int] = []  # of each segment, the number of its first byte
         self._used = 0  # of the last segment
         self.used_bytes = 0  # by images, of all segments
 
@@ -72,31 +73,25 @@ class PixelMemory:
         self.used_bytes += nbytes
         return self._starts[-1] + start
 
-    def write(self, windows: np.ndarray, out: np.ndarray) -> None:
-        """Copy windows (see `gpuload.workers.device_cache`) to memory of the host; only for one that is there."""
-        for segment, own in self._by_segment(windows):
-            copy_windows(segment.numpy(), own, out)
-
-    def gather(self, windows: np.ndarray, out: torch.Tensor) -> None:
-        """Copy windows to a memory on the same device, on its current stream; what lies between them there is not
-        meant."""
-        if len(self._segments) == 1 and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
+    def copy(self, windows: np.ndarray, out: Any) -> None:
+        """Copy windows (see `gpuload.workers.device_cache`) to an array of the host, or to a tensor on the same device,
+        on its current stream; what is between them there has no meaning."""
+        on_host = isinstance(out, np.ndarray)
+        is_small = len(windows) and span_of(windows) <= SMALL_BYTES * len(windows)
+        if is_small and not on_host and len(self._segments) == 1:
             for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
                 _gather(self._segments[0], piece, out)
             return
-        for segment, own in self._by_segment(windows):
-            for start, rows, row_bytes, step, at in own.tolist():
-                window = segment.as_strided((rows, row_bytes), (step, 1), start)
-                out[at : at + rows * row_bytes].view(rows, row_bytes).copy_(window)
-
-    def _by_segment(self, windows: np.ndarray) -> list[tuple[torch.Tensor, np.ndarray]]:
-        if len(self._segments) == 1:
-            return [(self._segments[0], windows)] if len(windows) else []
         numbers = np.searchsorted(self._starts, windows["start"], side="right") - 1
-        parts = [(segment, windows[numbers == number]) for number, segment in enumerate(self._segments)]
-        for (_, own), begin in zip(parts, self._starts, strict=True):
-            own["start"] -= begin
-        return [(segment, own) for segment, own in parts if len(own)]
+        for number, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
+            memory: Any = segment.numpy() if on_host else segment
+            for start, rows, row_bytes, step, at in windows[numbers == number].tolist():
+                if on_host:  # each view takes part of a microsecond; slices, reshaped, would take twice as long
+                    window = np.ndarray((rows, row_bytes), np.uint8, memory, start - begin, (step, 1))
+                    np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window
+                else:
+                    window = memory.as_strided((rows, row_bytes), (step, 1), start - begin)
+                    out[at : at + rows * row_bytes].view(rows, row_bytes).copy_(window)
 
 
 def _gather(memory: torch.Tensor, windows: np.ndarray, out: torch.Tensor) -> None:
@@ -138,7 +133,7 @@ class ResidentTransfer(CudaTransfer):
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
         for windows, start in zip(_windows(batch), starts, strict=True):
             if len(windows):
-                self._memory.gather(windows, memory[start:])
+                self._memory.copy(windows, memory[start:])
 
 
 def _windows(batch: Batch) -> list[np.ndarray]:

@@ -31,13 +31,14 @@ from gpuload.ring.columns import Columns
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring, align
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.base import DrawError
 from gpuload.workers.counters import Counters
 from gpuload.workers.inline import InlineEngine
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Reply, Request, Status
 from gpuload.workers.runner import Chunk
 
-__all__ = ["WINDOW", "CacheEngine", "CachedSamples", "copy_windows", "cut", "span_of"]
+__all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, complex})  # nobody can change these
 POINTER_BYTES: Final = 8
@@ -60,17 +61,12 @@ class CachedSamples:
 
     def __init__(self, count: int, memory: Any) -> None:
         self.count, self.memory = count, memory
-        self.errors: dict[int, ErrorRecord] = {}
+        self.errors: dict[Any, ErrorRecord] = {}
         self.host_bytes = 0
         self._chunks: list[Columns] = []
         self._starts: list[int] = []  # of each chunk in the memory
         self._row = np.full(count, -1)  # of each sample in the columns
         self._added = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Return how many bytes all of it takes, about."""
-        return self.memory.nbytes + self.host_bytes
 
     def add(self, columns: Columns, numbers: Any, data: np.ndarray) -> None:
         """Cache the samples of a chunk, whose images are whole. `numbers` are those of the chunk's rows; `data` are its
@@ -115,7 +111,7 @@ class CacheEngine(InlineEngine):
     def __init__(self, job: Job, ring: Ring, cached: CachedSamples) -> None:
         super().__init__(ring, Counters())
         self._job, self._cached = job, cached
-        self._numbers = numbers_of(job.dataset, np.arange(len(job.dataset)))
+        self._numbers = numbers_of(job.dataset)
         self.hits = 0
 
     def close(self) -> None:
@@ -133,7 +129,7 @@ class CacheEngine(InlineEngine):
             nbytes = span_of(columns.windows)
             if nbytes > len(slot):
                 return chunk.refusal(Status.TOO_LARGE, nbytes)
-            self._cached.memory.write(columns.windows, slot[:nbytes])
+            self._cached.memory.copy(columns.windows, slot[:nbytes])
             columns.windows = None
         counters = self._counters
         counters.chunks += 1
@@ -145,13 +141,16 @@ class CacheEngine(InlineEngine):
     def _columns(self, chunk: Chunk) -> Columns:
         numbers = self._look_up(chunk)
         rows = np.flatnonzero(numbers >= 0)
-        columns = self._cached.take(numbers[rows])
-        try:
-            regions = self._regions(chunk.request, rows, columns)
-        except ValueError:
-            rows = self._accepted(chunk, rows, numbers)
+        while True:
             columns = self._cached.take(numbers[rows])
-            regions = self._regions(chunk.request, rows, columns)
+            try:
+                regions = self._regions(chunk.request, rows, columns)
+                break
+            except DrawError as error:
+                refused = columns.take(np.array([error.row]))
+                place = any_of(refused.structure(0), [column.leaves[0] for column in refused.images])
+                chunk.fail(int(rows[error.row]), error, refused.names[0], place)
+                rows = np.delete(rows, error.row)
         if columns.images:
             cut(columns, regions)
         columns.rows, columns.errors = rows.tolist(), sorted(chunk.errors, key=itemgetter(0))
@@ -192,27 +191,17 @@ class CacheEngine(InlineEngine):
         """Return for each column of images their regions.
 
         Raises:
-            ValueError: a transform refuses an image.
+            DrawError: a transform refuses an image; its `row` is that of the columns.
         """
         chain, key, regions = self._job.chain.at(request.epoch), epoch_key(self._job.seed, request.epoch), []
         for column in columns.images:
             having = column.row_numbers
             boxes = columns.boxes(having.tolist()) if chain.reads_boxes else None
-            regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
-        return regions
-
-    def _accepted(self, chunk: Chunk, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the rows whose images no transform refuses, found one by one; record the others."""
-        accepted = []
-        for row in rows.tolist():
-            columns = self._cached.take(numbers[[row]])
             try:
-                self._regions(chunk.request, np.array([row]), columns)
-                accepted.append(row)
-            except ValueError as error:
-                place = any_of(columns.structure(0), [column.leaves[0] for column in columns.images])
-                chunk.fail(row, error, columns.names[0], place)
-        return np.array(accepted, np.int64)
+                regions.append(chain.regions(key, request.positions[rows[having]], column.table["size_hw"], boxes))
+            except DrawError as error:
+                raise DrawError(error.message, int(having[error.row])) from None
+        return regions
 
 
 def span_of(windows: np.ndarray) -> int:
@@ -221,14 +210,6 @@ def span_of(windows: np.ndarray) -> int:
         return 0
     last = windows[-1]
     return align(int(last["at"] + last["rows"] * last["row_bytes"]), ALIGN)
-
-
-def copy_windows(memory: np.ndarray, windows: np.ndarray, out: np.ndarray) -> None:
-    """Copy windows out of a memory, on the host."""
-    for start, rows, row_bytes, step, at in windows.tolist():
-        # Each view takes part of a microsecond; slices, reshaped, would take twice as long.
-        window = np.ndarray((rows, row_bytes), np.uint8, memory, start, (step, 1))
-        np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window
 
 
 def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpuload.datasets.kinds import draws_nothing, is_iterable
-from gpuload.datasets.worker import WorkerInfo, be_replaceable, note_that_it_was_asked, swap
+from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo, swap
 from gpuload.errors import kinds_of
 from gpuload.ring.ring import map_ring
 from gpuload.rng.generators import seed_generators
@@ -74,7 +74,7 @@ def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     _die_with_parent(lifeline_fd)
-    be_replaceable()
+    THIS_PROCESS.is_worker = True
     for fd in descriptors:
         os.set_inheritable(fd, False)
 
@@ -185,7 +185,7 @@ def _tell_torch(info: WorkerInfo) -> None:
 
         def __getattribute__(self, name: str) -> Any:
             if not name.startswith("_"):
-                note_that_it_was_asked()
+                THIS_PROCESS.was_asked = True
             return super().__getattribute__(name)
 
     torch_worker._worker_info = TorchWorkerInfo(

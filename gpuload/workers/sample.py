@@ -185,11 +185,10 @@ class SampleReader:
             )
         leaves: list[Any] = []
         structure = flatten(original, leaves)
-        declared, targets, clips = find_leaves(structure, leaves, plain=self._job.plain)
+        declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
+        structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
         if self._frames:
             structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
-        if clips:
-            structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:
             raise TypeError(
                 f"the sample, {one_line(describe(structure, leaves))}, has no image for the transforms"
@@ -230,18 +229,7 @@ class SampleReader:
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
     def _look(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
-        strays = find_strays(
-            sample.structure,
-            leaves,
-            {leaf: (image.height, image.width) for leaf, image in sample.images.items()},
-            {
-                leaf: (image.header.format, image.header.mode)
-                for leaf, image in sample.images.items()
-                if isinstance(image.leaf, Encoded) and image.leaf.mode == "RGB"
-            },
-            targets,
-            moves=self._job.moves,
-        )
+        strays = find_strays(sample.structure, leaves, sample.images, targets, moves=self._job.moves)
         self._looks -= 1
         if strays:
             self._looks, self._remarks = 0, [strays, *self._remarks]

@@ -145,7 +145,7 @@ class _Pickler(cloudpickle.Pickler):
         if apart:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
-            self._sharing[cache_file.Memory] = _reduce_memory
+            self._sharing[cache_file.Place] = _reduce_cache
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")
@@ -377,8 +377,12 @@ def _reduce_authkey(key: AuthenticationString) -> Reduced:
     return _take_authkey, (bytes(key),)
 
 
-def _reduce_memory(memory: Any) -> Reduced:
-    return type(memory), (memory.shape, get_spawning_popen().duplicate_for_child(memory.fd))  # pyright: ignore
+def _reduce_cache(place: Any) -> Reduced | None:
+    """Return the place of a cache in memory with that memory; None for one in a folder, which needs nothing."""
+    if place.folder:
+        return None
+    fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
+    return type(place), (place.samples, place.limit_bytes, place.key, "", fd)
 
 
 def _address(buffer: Any) -> int:

@@ -28,7 +28,7 @@ from gpuload.datasets.files import Disk
 from gpuload.datasets.kinds import draws_nothing, each_of, fetched, fetches_many
 from gpuload.datasets.tables import Found, picked
 from gpuload.datasets.tree import flatten
-from gpuload.datasets.worker import WorkerInfo, worker_info_was_asked
+from gpuload.datasets.worker import THIS_PROCESS, WorkerInfo
 from gpuload.order.place import DIGESTS, IterablePlace, IterableStart
 from gpuload.rng.generators import GeneratorStates, Seeding, seed_for, seeds_of, set_states, states
 from gpuload.rng.streams import WORKER_INIT_POSITIONS
@@ -391,9 +391,8 @@ class Pass:
             for whose, owner in owners.items():
                 if (packed := own_state(owner, whose)) is not None:
                     state[whose] = packed
-        return IterablePlace(
-            samples, self._ended, self.broken is not None, state or None, tuple(self._digests), worker_info_was_asked()
-        )
+        digests, was_asked = tuple(self._digests), THIS_PROCESS.was_asked
+        return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_asked)
 
 
 def own_state(owner: Any, whose: str) -> bytes | str | None:

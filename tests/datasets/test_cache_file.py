@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gpuload.datasets import cache_file as module
-from gpuload.datasets.cache_file import ENTRY, PAGE, Entries, Folder, Memory, Shape
+from gpuload.datasets.cache_file import ENTRY, PAGE, Entries, Place
 
 MIB = 1 << 20
 
 
 def made(samples: int = 100, limit: int = MIB) -> Entries:
-    return Entries(Memory(Shape(samples, limit, bytes(range(16)))))
+    return Entries(Place(samples, limit, bytes(range(16))))
 
 
 def content(number: int, nbytes: int = 5000) -> bytes:
@@ -26,14 +26,12 @@ def content(number: int, nbytes: int = 5000) -> bytes:
 
 
 def found(cache: Entries, number: int) -> bytes | None:
-    taken: list[bytes] = []
-    there = cache.get(number, lambda packed: not taken.append(bytes(packed)))
-    return taken[0] if there else None
+    return cache.get(number, bytes)
 
 
 def disk_bytes(cache: Entries) -> int:
     """What its file takes, without a whole table."""
-    return os.fstat(cache._fd).st_blocks * 512 - cache._shape.data_at
+    return os.fstat(cache._fd).st_blocks * 512 - cache._place.data_at
 
 
 def test_what_was_put_is_there() -> None:
@@ -44,8 +42,8 @@ def test_what_was_put_is_there() -> None:
     assert [found(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
     assert found(cache, 4) is None
     totals = cache.totals()
-    assert {name: totals[name] for name in ("hits", "first", "again", "entries", "used")} == {
-        "hits": 3, "first": 4, "again": 0, "entries": 3, "used": 6 * PAGE,
+    assert {name: totals[name] for name in ("hits", "misses", "entries", "bytes_used")} == {
+        "hits": 3, "misses": 4, "entries": 3, "bytes_used": 6 * PAGE,
     }  # fmt: skip
 
 
@@ -55,7 +53,7 @@ def test_what_was_used_last_stays_and_the_limit_holds() -> None:
         assert found(cache, number) is None  # as a dataset asks for it first
         cache.put(number, content(number))
         found(cache, 7)
-        assert cache.totals()["used"] <= MIB
+        assert cache.totals()["bytes_used"] <= MIB
         assert disk_bytes(cache) <= MIB + PAGE
     kept = [number for number in range(400) if cache._words[number]]
     assert kept[0] == 7
@@ -75,7 +73,7 @@ def test_an_entry_that_is_damaged_is_never_given() -> None:
     for place in (0, 16, 24, 32, 40, 4000, 5030):
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
-        at = cache._shape.data_at + page * PAGE + place
+        at = cache._place.data_at + page * PAGE + place
         os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
         assert found(cache, 5) is None, place
         assert cache.totals()["entries"] == 0
@@ -84,7 +82,7 @@ def test_an_entry_that_is_damaged_is_never_given() -> None:
 def test_pages_that_were_swapped_are_never_given() -> None:
     cache = made()
     cache.put(5, content(5, 4 * PAGE))
-    at = cache._shape.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
+    at = cache._place.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
     pages = os.pread(cache._fd, PAGE, at), os.pread(cache._fd, PAGE, at + PAGE)
     os.pwrite(cache._fd, pages[1] + pages[0], at)
     assert found(cache, 5) is None
@@ -99,10 +97,25 @@ def test_a_damaged_table_takes_no_memory_and_no_other_entry(word: int, monkeypat
     asked, pread = [], os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
     assert found(cache, 5) is None
-    assert max(asked) < 2 * PAGE
+    assert max(asked, default=0) < 2 * PAGE
     assert [found(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
     totals = cache.totals()
-    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+
+
+def test_the_first_process_of_a_run_gives_back_what_no_word_leads_to(tmp_path: Path) -> None:
+    """The machine may have stopped while the run before wrote, so that half of it is on the disk."""
+    place = 100, MIB, bytes(range(16)), str(tmp_path)
+    cache = Entries(Place(*place))
+    for number in range(4):
+        cache.put(number, content(number))
+    cache._words[2] = 0
+    del cache
+    cache = Entries(Place(*place))
+    totals = cache.totals()
+    assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
+    assert disk_bytes(cache) <= 6 * PAGE + PAGE
+    assert found(cache, 3) == content(3)
 
 
 @pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
@@ -115,12 +128,12 @@ def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happ
     if happens == "a machine stops":
         cache._head.dirty = 1
         totals = cache.totals()
-        assert (totals["entries"], totals["used"]) == (80, 160 * PAGE)
+        assert (totals["entries"], totals["bytes_used"]) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
     totals = cache.totals()
-    assert totals["used"] == totals["entries"] * 2 * PAGE <= MIB
+    assert totals["bytes_used"] == totals["entries"] * 2 * PAGE <= MIB
     assert found(cache, 399) == content(399)
 
 
@@ -129,12 +142,12 @@ def test_a_length_beyond_the_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     cache.put(5, content(5))
     page = int(cache._words[5]) >> 24
     huge = ((1 << 24) - 1) * PAGE - ENTRY.size
-    os.pwrite(cache._fd, ENTRY.pack(cache._shape.key, 5, huge, 0), cache._shape.data_at + page * PAGE)
+    os.pwrite(cache._fd, ENTRY.pack(cache._place.key, 5, huge, 0), cache._place.data_at + page * PAGE)
     cache._words[5] = page << 24 | (1 << 24) - 1
     asked, pread = [], os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
     assert found(cache, 5) is None
-    assert max(asked) < PAGE
+    assert max(asked, default=0) < PAGE
 
 
 def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
@@ -143,7 +156,7 @@ def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
     cache.put(2, content(2, 9000))
     cache._words[3] = cache._words[1]  # its bytes say that they are of sample 1
     assert found(cache, 3) is None
-    start = cache._shape.data_at + (int(cache._words[2]) >> 24) * PAGE
+    start = cache._place.data_at + (int(cache._words[2]) >> 24) * PAGE
     os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
     assert found(cache, 2) is None
 
@@ -160,11 +173,11 @@ def test_size_follows_the_hit_rate() -> None:
                 cache.put(number, bytes(5000))
 
     read(range(600), 2)
-    assert cache.totals()["allowed"] == limit // 2
+    assert cache.totals()["bytes_allowed"] == limit // 2
     read(range(600), 4)
-    assert cache.totals()["allowed"] == limit // 16
+    assert cache.totals()["bytes_allowed"] == limit // 16
     read(range(fit), 100)  # more than a 16th, less than the whole
-    assert cache.totals()["allowed"] == limit
+    assert cache.totals()["bytes_allowed"] == limit
     before = cache.totals()["hits"]
     read(range(fit), 1)
     assert cache.totals()["hits"] - before == fit
@@ -177,7 +190,7 @@ def test_a_cache_that_holds_all_stays_as_large() -> None:
             if found(cache, number) is None:
                 cache.put(number, content(number))
     totals = cache.totals()
-    assert (totals["allowed"], totals["hits"], totals["first"]) == (MIB, 450, 50)
+    assert (totals["bytes_allowed"], totals["hits"], totals["misses"]) == (MIB, 450, 50)
 
 
 def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +206,8 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_write", full)
     cache.put(3, content(3))
     totals = cache.totals()
-    assert (totals["entries"], totals["used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
-    assert totals["allowed"] < 4 * PAGE
+    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert totals["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
     assert found(cache, 3) is not None
@@ -204,9 +217,9 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 KILLED = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
-    from gpuload.datasets.cache_file import Folder, Shape
+    from gpuload.datasets.cache_file import Place
 
-    cache = module.Entries(Folder(sys.argv[1], Shape(100, 1 << 20, bytes(range(16))), held=False))
+    cache = module.Entries(Place(100, 1 << 20, bytes(range(16)), sys.argv[1], -1))
     when, kill = sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)
     write = module._write
     if when == "half-written":
@@ -224,8 +237,7 @@ KILLED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str, tmp_path: Path) -> None:
-    backing = Folder(str(tmp_path), Shape(100, MIB, bytes(range(16))))
-    cache = Entries(backing)
+    cache = Entries(Place(100, MIB, bytes(range(16)), str(tmp_path)))
     for number in range(10):
         cache.put(number, content(number))
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when], timeout=60)
@@ -233,7 +245,7 @@ def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
     totals = cache.totals()
-    assert (totals["entries"], totals["used"]) == (expected, expected * 2 * PAGE)
+    assert (totals["entries"], totals["bytes_used"]) == (expected, expected * 2 * PAGE)
     assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system keeps a block for its own list
     assert found(cache, 50) is None
     for number in range(10):

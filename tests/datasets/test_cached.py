@@ -120,10 +120,10 @@ def test_a_copy_elsewhere_begins_empty_and_holds_no_descriptor() -> None:
     dataset = Cached(Counted(), LIMIT)
     dataset[1]
     copy = pickle.loads(cloudpickle.dumps(dataset))
-    assert copy._backing.fd != dataset._backing.fd
+    assert copy._place.fd != dataset._place.fd
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
-    memory = os.fstat(copy._backing.fd)
+    memory = os.fstat(copy._place.fd)
     assert open_of(memory) == 3  # the memory, its own, and the mapping's
     del copy
     assert open_of(memory) == 0
@@ -319,7 +319,7 @@ class Epochs(Held):
             TypeError,
             "Cached() takes a map-style dataset, with a length and an index for each sample, got",
         ),
-        (Epochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change from epoch to epoch"),
+        (Epochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
         ([], {"bytes_limit": "4GB"}, TypeError, "bytes_limit must be a number of bytes, such as 64 << 30, got '4GB'"),
         ([], {"bytes_limit": 1000}, ValueError, "bytes_limit must be at least 1048576 bytes (1 MiB), got 1000"),
         ([], {"bytes_limit": 1 << 60}, ValueError, "of memory of this machine; use where='disk'"),

@@ -130,8 +130,7 @@ def test_frames_of_clips_become_leaves_of_their_own():
     given = {"clip": gl.Image(CLIP), "image": SAID, "mask": gl.Mask(ARRAY[..., 0]), "name": "a"}
     leaves = []
     structure = flatten(given, leaves)
-    found, targets, clips = find_leaves(structure, leaves, plain=False)
-    assert clips
+    found, targets = find_leaves(structure, leaves, plain=False)
     structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
     assert describe(structure) == "{'clip': clip of 5 frames, 'image': ·, 'mask': ·, 'name': ·}"
     assert list(found) == [0, 1, 2, 3, 4, 5]

@@ -53,9 +53,9 @@ def test_windows_are_those_of_the_images(images, segment_bytes, small, monkeypat
     mixed: list[Any] = [[own[number] for number in order] for own in (images, starts, REGIONS)]
     windows = windows_of(*mixed)
     on_host = np.zeros(span_of(windows), np.uint8)
-    memory.write(windows, on_host)
+    memory.copy(windows, on_host)
     on_device = torch.zeros(span_of(windows), dtype=torch.uint8)
-    memory.gather(windows, on_device)
+    memory.copy(windows, on_device)
     for image, (top, left, height, width), (_, _, _, _, at) in zip(mixed[0], mixed[2], windows.tolist(), strict=True):
         expected = image[top : top + height, left : left + width].tobytes()
         assert on_host[at : at + len(expected)].tobytes() == expected
@@ -67,7 +67,7 @@ def test_a_window_at_the_very_end_is_read_to_its_end_and_no_further():
     memory, starts = filled([image], image.nbytes)
     windows = windows_of([image], starts, [(13, 12, 3, 4)])  # 48 bytes, and up to the next window 16 more
     out = torch.zeros(64, dtype=torch.uint8)
-    memory.gather(windows, out)
+    memory.copy(windows, out)
     assert out[:48].numpy().tobytes() == image[13:, 12:].tobytes()
 
 

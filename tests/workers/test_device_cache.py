@@ -10,7 +10,7 @@ from gpuload.datasets.sample import Boxes, Image, Mask
 from gpuload.decode import Decode
 from gpuload.ring.packing import read_content
 from gpuload.transforms import Chain
-from gpuload.workers.device_cache import CachedSamples, copy_windows, cut, span_of
+from gpuload.workers.device_cache import CachedSamples, cut
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 from gpuload.workers.runner import ChunkRunner
@@ -61,8 +61,11 @@ def test_samples_of_several_structures_come_out_as_they_went_in():
     content = samples.take(numbers)
     sizes = [column.table["size_hw"] for column in content.images]
     cut(content, [np.concatenate([np.ones_like(own), own - 1], axis=1) for own in sizes])
-    out = np.zeros(span_of(content.windows), np.uint8)  # pyright: ignore[reportArgumentType]
-    copy_windows(samples.memory.bytes, content.windows, out)  # pyright: ignore[reportArgumentType]
+    out = np.zeros(1 << 12, np.uint8)
+    for start, rows, row_bytes, step, at in content.windows.tolist():  # pyright: ignore[reportOptionalMemberAccess]
+        for row in range(rows):
+            begin = start + row * step
+            out[at + row * row_bytes :][:row_bytes] = samples.memory.bytes[begin : begin + row_bytes]
     first, second = content.images
     (masks,) = content.masks
     assert (first.rows, second.row_numbers.tolist(), masks.row_numbers.tolist()) == (None, [0, 3], [1])

@@ -28,7 +28,7 @@ from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.index import Shard
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
-from gpuload.datasets.worker import is_replaceable
+from gpuload.datasets.worker import THIS_PROCESS
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -147,7 +147,7 @@ class TarShards(Store):
         return self._ends[-1]
 
     def _open(self) -> OpenFiles:
-        return OpenFiles(remote=self._remote, mapped=is_replaceable() and self._fit_memory())
+        return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fit_memory())
 
     def _fit_memory(self) -> bool:
         """Whether memory has room for all: the kernel reads more around a place than a mapping is asked for."""
