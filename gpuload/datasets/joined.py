@@ -99,7 +99,7 @@ class Joined(Dataset):
             return None
         starts = [0, *self.cumulative_sizes]
         sizes = np.diff(starts)
-        bounds = [np.arange(size + 1) if own is None else own for own, size in zip(natural, sizes, strict=True)]
+        bounds = [np.arange(size + 1) if part is None else part for part, size in zip(natural, sizes, strict=True)]
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class View(Dataset):
         return len(self.dataset)
 
     def blocks(self) -> np.ndarray | None:
-        """Those of the dataset."""
+        """Return the blocks of the dataset."""
         return natural_blocks(self.dataset)
 
     def __getattr__(self, name: str) -> Any:

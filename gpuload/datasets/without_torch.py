@@ -76,7 +76,7 @@ class FolderCopy:
 
 
 class SubsetCopy:
-    """Some samples of a copy, as torch's `Subset` has them."""
+    """A selection of samples of a copy, as torch's `Subset` has them."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices

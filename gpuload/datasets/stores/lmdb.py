@@ -96,7 +96,7 @@ class LMDB(Store):
             raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
         if target is not None and image is None:
             raise ValueError("target= needs image= too, the pattern of the images' keys, as in image='{}.jpg'")
-        if sum(given is not None for given in (target, labels, decode)) > 1:
+        if sum(option is not None for option in (target, labels, decode)) > 1:
             raise ValueError("target=, labels= and decode= each say what a sample is; give one of them")
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of (key, value), got {decode!r}")

@@ -198,7 +198,7 @@ class Parquet(Store):
 
 
 class _Groups:
-    """What a process has read last: columns of row groups, up to a number of bytes; and open files."""
+    """The data that a process has read last: columns of row groups, up to a number of bytes; and open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0
