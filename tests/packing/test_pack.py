@@ -517,8 +517,8 @@ def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
             raise KeyboardInterrupt
         write(path, *others)
 
-    write = pack_module.write_json
-    monkeypatch.setattr(pack_module, "write_json", killed)
+    write = pack_module.write_file
+    monkeypatch.setattr(pack_module, "write_file", killed)
     with pytest.raises(KeyboardInterrupt):
         packed(to, skip_bad=True, **options)
     monkeypatch.undo()
