@@ -56,6 +56,7 @@ SHOWN: Final = 100  # characters of a value
 
 DIGEST: Final = re.compile("[0-9a-f]{64}")
 TEXT: Final = re.compile(".*", re.DOTALL)
+IMAGE: Final = re.compile(r".*\.bytes", re.DOTALL)
 SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
 BAD: Final = [{"index": int, "source": (str, None), "cause": str}]
 
@@ -155,7 +156,7 @@ def _first_difference(manifest: dict[str, Any]) -> str | None:
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
-        "read": _read(to, _options_like(to, manifest.get("form"))),
+        "read": _read(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
         "parts": [_part_like(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": BAD,
@@ -179,7 +180,7 @@ def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
 
 def record_like(to: str, number: int) -> dict[str, Any]:
     """Describe what is noted of a part when it is written."""
-    of_store = {"tar": {"fields": [[str]]}, "lmdb": {"fields": [[str]]}, "array": {"labels": list}}.get(to, {})
+    of_store = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
         "part": number,
         "crc32": re.compile("([0-9a-f]{8})*"),
@@ -195,50 +196,37 @@ def _part_like(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
-def _read(to: str, options: dict[str, Any]) -> dict[str, Any]:
-    dataset, path, _ = READERS[to]
-    return {"dataset": dataset, "path": path, "options": options}
-
-
-def _options_like(to: str, form: Any) -> dict[str, Any]:
-    """Describe the arguments that `how_to_read` gives."""
-    match to, form:
-        case "tar", _:
-            return {} if form == "dict" else {"fields": str if form == "alone" else [str]}
-        case "parquet", _:
-            columns = {"columns": [str]} if form == "dict" else {}
-            return {
-                "image": re.compile(r".*\.bytes", re.DOTALL),
-                "target": "label" if form == "pair" else None,
-            } | columns
-        case "lmdb", _:
-            target = {"target": "{}.label", "target_type": ("int", "text")} if form == "pair" else {}
-            return {"image": "{}.image", **target}
-    return {"layout": ("data", *LAYOUTS.values())} | ({"labels": LABELS} if form == "pair" else {})
-
-
 def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
     """Return the dataset's name, the path in the set's folder, and the arguments that give the samples back."""
-    options: dict[str, Any] = {}
     rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
     fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
-    if to == "tar" and form != "dict":
-        options = {"fields": fields[0] if form == "alone" else fields}
-    elif to == "parquet":
+    image, columns, layout = "", [], ""
+    if to == "parquet":
         image = next(name for name in like.names if str(like.field(name).type).startswith("struct<bytes"))
-        options = {"image": f"{image}.bytes", "target": "label" if form == "pair" else None}
-        if form == "dict":
-            options["columns"] = [name for name in like.names if name != image]
-    elif to == "lmdb":
-        options = {"image": "{}.image"}
-        if form == "pair":
-            options |= {"target": "{}.label", "target_type": "int" if fields[1:] == ["int"] else "text"}
+        columns = [name for name in like.names if name != image]
     elif to == "array":
         _, shape, is_data = like
-        options = {"layout": "data" if is_data else LAYOUTS[len(shape)]} | (
-            {"labels": LABELS} if form == "pair" else {}
-        )
-    return _read(to, options)
+        layout = "data" if is_data else LAYOUTS[len(shape)]
+    return _read(to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout)
+
+
+def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
+    """Return how a set is read; and where values are descriptions of what is expected, what is expected of that."""
+    dataset, path, _ = READERS[to]
+    options: dict[str, Any]
+    match to:
+        case "tar":
+            options = {} if form == "dict" else {"fields": fields if form == "pair" else fields[0]}
+        case "parquet":
+            options = {"image": image, "target": "label" if form == "pair" else None}
+            options |= {"columns": columns} if form == "dict" else {}
+        case "lmdb":
+            options = {"image": "{}.image"}
+            options |= {"target": "{}.label", "target_type": label} if form == "pair" else {}
+        case _:
+            options = {"layout": layout}
+            options |= {"labels": LABELS} if form == "pair" else {}
+    return {"dataset": dataset, "path": path, "options": options}
 
 
 def source_stamps(folder: str, parts: int) -> list[str | None]:
