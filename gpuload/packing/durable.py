@@ -17,7 +17,10 @@ from typing import Any, Final
 
 from gpuload.errors import GpuloadError, one_line
 
-__all__ = ["WORK", "as_json", "draft", "hash_of", "read_json", "record_of", "telling_of_a_full_disk", "write_file"]
+__all__ = [
+    "WORK", "as_json", "draft", "hash_of", "read_json", "record_of", "sync_names", "telling_of_a_full_disk",
+    "write_file",
+]  # fmt: skip
 
 WORK: Final = ".gpuload-pack"  # the folder of unfinished files, within the packed set
 BUFFER: Final = 1 << 20  # bytes that are hashed and written at once
@@ -40,7 +43,7 @@ class _HashedFile(io.FileIO):
 def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.BufferedWriter]:
     """Yield a new file in the folder of unfinished files, which is moved to `path` when the block ends.
 
-    The file and its name then survive a loss of power, unless ``lasting=False``.
+    Its bytes then survive a loss of power, unless ``lasting=False``, and its name once `sync_names` was called.
     """
     name = os.path.join(work, f"{os.path.basename(path)}.{os.urandom(6).hex()}.part")
     try:
@@ -55,12 +58,15 @@ def draft(path: str, work: str, *, lasting: bool = True) -> Iterator[io.Buffered
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    if lasting:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+
+
+def sync_names(folder: str) -> None:
+    """Wait until the names of the files in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def record_of(file: io.BufferedWriter) -> dict[str, Any]:

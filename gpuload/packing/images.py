@@ -189,7 +189,6 @@ def _resizable(header: Header) -> bool:
 
 
 def _scaled(header: Header, short: int) -> tuple[int, int]:
-    """Return width and height with this short side."""
     width, height = header.width, header.height
     if width <= height:
         return short, max(short, round(height * short / width))

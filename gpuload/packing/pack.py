@@ -26,8 +26,8 @@ from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
 from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
-from gpuload.packing import manifest
-from gpuload.packing.durable import WORK, as_json, draft, hash_of, read_json, telling_of_a_full_disk, write_file
+from gpuload.packing import durable, manifest
+from gpuload.packing.durable import WORK, as_json, write_file
 from gpuload.packing.images import ImageOptions
 from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, difference
 from gpuload.packing.plan import Job, Store, begun_plan, identity_of, planned, source_stamp
@@ -70,7 +70,7 @@ class Packed:
 
     Attributes:
         folder: where the set is, an absolute path.
-        samples: how many are in it; files: how many shards or other files hold them; nbytes: of these.
+        samples: how many are in it; files: how many shards or other files hold them; nbytes: of these files.
         left_out: the damaged samples, each with its ``index`` in the dataset, its ``source``, and the ``cause``.
         kept: of images that stayed as they were though something was asked for, how many, by why.
         taken_up: how many samples were there already, from a run before.
@@ -105,19 +105,19 @@ def pack(
 ) -> Packed:
     """Write a dataset to few large files, from which the same samples are read in the same order.
 
-    It may be killed at any time: called again with the same arguments, it goes on. The bytes depend on the samples and
-    the options alone, not on `workers`, nor on how often it was stopped. (The indexes beside tar shards, and
-    ``manifest-sources.json``, hold times, and so differ.)
+    It may be killed at any time: called again with the same arguments, it continues. The bytes depend on the samples
+    and the options alone, not on `workers`, nor on how often it was stopped (but for the indexes beside tar shards, and
+    ``manifest-sources.json``, which hold times).
 
     Args:
-        dataset: a map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
-            also `Image`. gpuload's own, and any other that does so.
+        dataset: any map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
+            also `Image`.
         folder: where the set goes; it is made. It may hold nothing else.
         to: ``"tar"`` (shards by WebDataset's convention), ``"parquet"``, ``"lmdb"``, or ``"array"``, one ``.npy`` of
             decoded images.
-        short_side: resize larger images so that their shorter side has this length; smaller ones stay. JPEG and PNG of
-            8 bits keep format, ICC profile and EXIF (so orientation too: pixels are resized as they are stored); others
-            are kept as they are, and counted. For an array: the middle square of each image, resized to this side.
+        short_side: resize larger images so that their shorter side has this length. JPEG and PNG of 8 bits keep format,
+            ICC profile and EXIF (pixels are resized as they are stored); others are kept as they are, and counted. For
+            an array: the middle square of each image, resized to this side.
         quality: of JPEGs that are resized, 1 to 100. All others keep their bytes.
         cuttable: put an index into JPEGs, so that crops are cut before they are decoded (progressive ones need
             jpegtran). What cannot be made cuttable is kept as it is, and counted.
@@ -126,11 +126,10 @@ def pack(
         skip_bad: leave out damaged samples. Else they end in an error, when all others are done.
         check: decode every image, to find all damage. Else headers and ends of files are looked at, and what is
             resized.
-        exif: for an array, turn images upright by their EXIF orientation, as ``Decode(exif=True)`` does. (In all other
-            stores the orientation stays in the file.)
-        ray: the address of a Ray cluster that makes the parts, ``"auto"`` for the one that this machine belongs to. Its
-            machines have to see the source and the folder under the same paths. `workers` are then those of the whole
-            cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
+        exif: for an array, turn images upright, as ``Decode(exif=True)`` does.
+        ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
+            cluster of this machine. All its machines see the source and the folder under the same paths. `workers` are
+            then those of the whole cluster; default: its CPUs.
         progress: called with samples done, samples in all, and bytes written, a few times a second.
 
     Raises:
@@ -169,7 +168,7 @@ def pack(
     }
     if workers is None and ray is None:
         workers = min(MOST_WORKERS, usable_cpus())
-    with telling_of_a_full_disk(full):
+    with durable.telling_of_a_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
             if os.path.exists(os.path.join(full, MANIFEST)):
@@ -260,16 +259,13 @@ def _refuse_other_plan(theirs: dict[str, Any], plan: dict[str, Any], folder: str
 
 @contextlib.contextmanager
 def _locked(work: str, folder: str) -> Iterator[None]:
-    """No two processes pack to one folder; the kernel frees the lock with the process."""
-    descriptor = os.open(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    """Let no two processes pack to one folder; the kernel frees the lock with the process."""
+    with open(os.path.join(work, "lock"), "ab") as file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise GpuloadError(f"another process is packing to {folder!r}; wait for it, or end it") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
@@ -280,7 +276,7 @@ def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
         if name.endswith(".part") or (begun is None and name != "lock"):  # of a run that was killed
             os.unlink(os.path.join(job.work, name))
     if begun is None:
-        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work)
+        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work, lasting=False)
     else:
         _refuse_other_plan(begun, plan, job.folder, "holds the beginning of a set")
         if begun["like"] != like:
@@ -295,7 +291,7 @@ def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
     array = os.path.join(job.work, ARRAY)
     if job.to == "array" and not os.path.exists(array):
         header, each = array_layout(job, job.bounds[-1])
-        with draft(array, job.work) as file:
+        with durable.draft(array, job.work) as file:
             file.write(header)
             file.truncate(len(header) + job.bounds[-1] * each)
     return job
@@ -308,7 +304,7 @@ def _records(
     count, total, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
-        record = read_json(record_path(job, number))
+        record = durable.read_json(record_path(job, number))
         if not difference(record, manifest.record_like(job.to, number)) and _is_done(job, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
@@ -347,7 +343,7 @@ def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -
         return False
     path = part_file(job, number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and hash_of(path) == record["sha256"])
+        return number < committed or (os.path.exists(path) and durable.hash_of(path) == record["sha256"])
     return job.to == "array" or (os.path.exists(path) and os.path.getsize(path) == record["bytes"])
 
 
@@ -366,10 +362,11 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
         place_array(job, records)
         hashes[ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
     elif job.to == "lmdb":
-        hashes[DATABASE] = hash_of(os.path.join(job.work, DATABASE))
+        hashes[DATABASE] = durable.hash_of(os.path.join(job.work, DATABASE))
         os.replace(os.path.join(job.work, DATABASE), os.path.join(job.folder, DATABASE))
     for name, data in files.items():
         write_file(os.path.join(job.folder, name), data, job.work)
+    durable.sync_names(job.folder)
     written = manifest.sealed(
         {
             "format": manifest.FORMAT,
@@ -386,6 +383,7 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
         }
     )
     write_file(os.path.join(job.folder, MANIFEST), as_json(written), job.work)
+    durable.sync_names(job.folder)
     shutil.rmtree(job.work)
     return _summary(job.folder, written, taken_up)
 

@@ -135,7 +135,6 @@ def _nbytes(to: Store, prepared: Any) -> int:
 
 
 def _schema_like(row: dict[str, Any]) -> Any:
-    """Return the schema of rows like this one."""
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     kinds = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}

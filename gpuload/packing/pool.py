@@ -43,10 +43,7 @@ NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of
 class Parts:
     """The parts of a job as samples of a dataset: to read one is to make it, and what comes is its record, as JSON.
 
-    Args:
-        job: whose parts they are.
-        is_local: workers are on this machine. Then they note in a file how far they are: samples done and bytes written
-            of each part, int64.
+    Workers on this machine note in a file how far they are: samples done and bytes written of each part, int64.
     """
 
     def __init__(self, job: Job, *, is_local: bool) -> None:
@@ -86,12 +83,10 @@ class Parts:
 def make_parts(
     job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Make these parts. Yields their records as they are done.
+    """Make the parts with these numbers. Yields their records as they are done.
 
     Args:
-        job: the job; numbers: of its parts.
         workers: how many processes; 0: this one. Of a cluster also None: one for each of its CPUs.
-        report: called with how far they are.
         ray: the address of a cluster, as for `RayWorkers`; None: this machine.
 
     Raises:

@@ -127,7 +127,6 @@ def array_of(sample: Any, images: Images) -> tuple[np.ndarray, int | float | Non
 
 
 def _pair(sample: Any, store: str) -> tuple[Any, ...]:
-    """Return an image, or an image and its target."""
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) > 2 or not parts or not isinstance(parts[0], Encoded):
         is_decoded = parts and isinstance(parts[0], Image | np.ndarray)
