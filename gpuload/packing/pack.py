@@ -122,7 +122,8 @@ def pack(
         cuttable: put an index into JPEGs, so that crops are cut before they are decoded (progressive ones need
             jpegtran). What cannot be made cuttable is kept as it is, and counted.
         shard_bytes: about how large a shard may be. Where images are stored as they are, none is larger.
-        workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16.
+        workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16; for a single
+            shard none.
         skip_bad: leave out damaged samples. Else they end in an error, when all others are done.
         check: decode every image, to find all damage. Else headers and ends of files are looked at, and what is
             resized.
@@ -166,8 +167,6 @@ def pack(
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    if workers is None and ray is None:
-        workers = min(MOST_WORKERS, usable_cpus())
     with durable.telling_of_a_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
@@ -318,6 +317,8 @@ def _records(
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
+    if workers is None and ray is None:  # to start a worker takes as long as to copy a thousand photographs
+        workers = min(MOST_WORKERS, usable_cpus()) if len(missing) > 1 else 0
     with contextlib.closing(make_parts(job, missing, workers, report, ray)) as made:
         while True:
             while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):

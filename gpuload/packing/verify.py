@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -61,7 +62,10 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
     ]
     if manifest["to"] == "lmdb" and DATABASE not in hashes:
         problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
-    sums = np.zeros(0, np.uint32) if SUMS in damaged else _sums(full, manifest)
+    sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; of none where their file is no help
+    if SUMS in present and SUMS not in damaged:
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            sums = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False).reshape(-1)
     rows = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
     starts = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
     ends = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]
@@ -86,16 +90,6 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
             if progress is not None:
                 progress(done, len(parts))
     return [visible(problem) for problem in problems]
-
-
-def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:
-    """Return the CRC-32 of each sample; of none where their file is no help."""
-    try:
-        sums = np.load(os.path.join(folder, SUMS), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, SyntaxError):
-        return np.zeros(0, np.uint32)
-    fits = isinstance(sums, np.ndarray) and sums.dtype == "<u4" and sums.shape == (manifest["samples"],)
-    return sums if fits else np.zeros(0, np.uint32)
 
 
 def _header_bytes(folder: str) -> int:
