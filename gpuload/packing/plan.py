@@ -7,26 +7,29 @@ evenly from the whole. The plan is written down, and a job that is taken up agai
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from gpuload.errors import DecodeError, GpuloadError, import_optional, one_line
+from gpuload.errors import GpuloadError, import_optional, one_line
 from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
 from gpuload.packing.manifest import READERS, difference, plan_like
-from gpuload.packing.samples import Unfit, array_of, each_sample, fields_of, row_of, values_of
+from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fields_of, row_of, values_of
 
 __all__ = ["Job", "Store", "begun_plan", "identity_of", "planned", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
+MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 TRIALS: Final = 32
 PART_BYTES: Final = 16 << 20  # of a store that is one file: how much a worker does at a time
 TAR_BLOCK: Final = 512
@@ -67,12 +70,30 @@ class Job:
         """Return the key of a sample: its number in the dataset, so that keys are in order and never change."""
         return f"{index:0{self.digits}d}"
 
-    def prepare(self, sample: Any, images: Images) -> Any:
-        """Return what a sample is in the store."""
-        if self.to == "parquet":
-            root = getattr(self.dataset, "root", None)
-            return row_of(sample, images, root if isinstance(root, str) else None)
-        return {"tar": fields_of, "lmdb": values_of, "array": array_of}[self.to](sample, images)
+    def prepared(
+        self, span: range, images: Images, check: Callable[[Any], Any] = lambda prepared: prepared
+    ) -> Iterator[tuple[int, Any, Any]]:
+        """Yield numbers of samples, the samples, and what they are in the store, after `check`; an exception in the
+        place of what is damaged."""
+        root = getattr(self.dataset, "root", None)
+        prepare = {
+            "tar": fields_of,
+            "lmdb": values_of,
+            "parquet": partial(row_of, root=root if isinstance(root, str) else None),
+            "array": array_of,
+        }[self.to]
+        for index, sample in each_sample(self.dataset, span):
+            prepared = sample
+            try:
+                if not isinstance(sample, Exception):
+                    prepared = check(prepare(sample, images))
+            except FAILURES as error:
+                prepared = error
+            except Unfit as error:
+                raise GpuloadError(f"sample {index} of {self.dataset!r} cannot be packed: {error}") from error
+            if isinstance(prepared, OSError) and prepared.errno in MACHINES:
+                raise prepared
+            yield index, sample, prepared
 
 
 def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
@@ -83,12 +104,14 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     """
     count = len(dataset)
     job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
-    tried = [_try(job, at) for at in np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()]
-    good = [trial for trial in tried if not isinstance(trial, Exception)]
+    places = np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()
+    tried = [trial for at in places for trial in job.prepared(range(at, at + 1), Images(options))]
+    good = [(sample, prepared) for _, sample, prepared in tried if not isinstance(prepared, Exception)]
     if not good:
+        error = tried[0][2]
         raise GpuloadError(
-            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(tried[0]))}"
-        ) from tried[0]
+            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(error))}"
+        ) from error
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
     limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
     paths = getattr(dataset, "paths", None)
@@ -97,7 +120,9 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     else:
         mean = max(1.0, float(np.mean([_nbytes(to, prepared) for _, prepared in good])))
         bounds = [*range(0, count, max(1, int(limit // mean))), count]
-    form, first = good[0]
+    sample, first = good[0]
+    is_pair = isinstance(sample, tuple) and len(sample) > 1
+    form = "dict" if isinstance(sample, Mapping) else "pair" if is_pair else "alone"
     like: Any = None
     if to == "array":
         array, _, is_data = first
@@ -105,21 +130,6 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     elif to == "parquet":
         like = _schema_like(first)
     return replace(job, bounds=bounds, like=like, form=form)
-
-
-def _try(job: Job, index: int) -> Any:
-    """Return the form of one sample and what becomes of it, or why it cannot be read."""
-    ((_, sample),) = each_sample(job.dataset, range(index, index + 1))
-    if isinstance(sample, Exception):
-        return sample
-    is_pair = isinstance(sample, tuple) and len(sample) > 1
-    form = "dict" if isinstance(sample, Mapping) else "pair" if is_pair else "alone"
-    try:
-        return form, job.prepare(sample, Images(job.options))
-    except Unfit as error:
-        raise GpuloadError(f"sample {index} of {job.dataset!r} cannot be packed: {error}") from error
-    except (DecodeError, OSError, ValueError) as error:
-        return error
 
 
 def _nbytes(to: Store, prepared: Any) -> int:

@@ -16,7 +16,6 @@ twice at once does no harm: each process writes under a name of its own, and the
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import tarfile
@@ -31,12 +30,11 @@ import numpy as np
 from gpuload.datasets.stores.tar.headers import BLOCK, members
 from gpuload.datasets.stores.tar.index import build
 from gpuload.datasets.stores.tar.shards import keep
-from gpuload.errors import DecodeError, GpuloadError, import_optional, one_line
+from gpuload.errors import DecodeError, import_optional, one_line
 from gpuload.packing.durable import as_json, draft, record_of, telling_of_a_full_disk, write_file
 from gpuload.packing.images import Images
 from gpuload.packing.manifest import ARRAY, DATABASE
 from gpuload.packing.plan import Job, source_stamp
-from gpuload.packing.samples import FAILURES, Unfit, each_sample
 
 __all__ = [
     "Report", "append_to_lmdb", "array_layout", "committed_parts", "make_part", "part_file", "place_array",
@@ -46,7 +44,6 @@ __all__ = [
 Report = Callable[[int, int], None]
 """Called with how many more samples are done, and how many more bytes were written."""
 
-MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 COPY_BYTES: Final = 1 << 20
 GROUP_ROWS: Final = 16  # in a shuffled order nearly each sample is of another group, which is read as a whole
 PAGE: Final = 4096
@@ -66,22 +63,13 @@ class Part:
     sums: list[int] = field(default_factory=list)
 
     def prepared(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
-        """Yield the samples' numbers with what they are in the store, after `check`; damaged ones are noted and left
-        out."""
-        dataset = self.job.dataset
-        for index, sample in each_sample(dataset, self.job.span(self.number)):
-            try:
-                if isinstance(sample, Exception):
-                    raise sample
-                prepared = check(self.job.prepare(sample, self.images))
-            except FAILURES as error:
-                if isinstance(error, OSError) and error.errno in MACHINES:
-                    raise
-                cause = f"{type(error).__name__}: {one_line(str(error))}"
-                self.bad.append({"index": index, "source": _source(dataset, sample, index), "cause": cause})
+        """Yield good samples as `Job.prepared`; damaged ones are noted and left out."""
+        for index, sample, prepared in self.job.prepared(self.job.span(self.number), self.images, check):
+            if isinstance(prepared, Exception):
+                source = _source(self.job.dataset, sample, index)
+                cause = f"{type(prepared).__name__}: {one_line(str(prepared))}"
+                self.bad.append({"index": index, "source": source, "cause": cause})
                 self.report(1, 0)
-            except Unfit as error:
-                raise GpuloadError(f"sample {index} of {dataset!r} cannot be packed: {error}") from error
             else:
                 yield index, prepared
 
