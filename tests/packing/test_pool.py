@@ -161,7 +161,8 @@ class Slow:  # of the program itself, and without a main guard
 
     def __getitem__(self, index):
         if index == 4 and len(sys.argv) > 3 and os.getpid() != here:
-            open(sys.argv[3], "w").write(str(os.getpid()))
+            open(sys.argv[3] + "~", "w").write(str(os.getpid()))
+            os.rename(sys.argv[3] + "~", sys.argv[3])
             time.sleep(300)
         return gl.Encoded(open(sys.argv[1], "rb").read())
 
