@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gpuload.errors import LINES, visible
 
 __all__ = [
-    "FAILED", "STOPPED", "Begin", "Tell", "bars", "busy", "count_of", "device_of", "fail", "make_console", "progress",
-    "replace_file", "say", "write_json",
+    "FAILED", "STOPPED", "Tell", "busy", "count_of", "device_of", "fail", "make_console", "progress", "replace_file",
+    "say", "write_json",
 ]  # fmt: skip
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
@@ -36,12 +36,6 @@ class Tell(Protocol):
     """Says how far a task is. `total`, where it is known by now; `note`: a few words, such as a rate."""
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None: ...
-
-
-class Begin(Protocol):
-    """Begins another task; `total` is None as long as it is not known."""
-
-    def __call__(self, what: str, total: int | None = None) -> Tell: ...
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -73,10 +67,10 @@ def fail(console: Console, error: object, status: int = FAILED) -> int:
 
 
 @contextmanager
-def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
-    """Show the progress of several tasks, one after the other or side by side; `transient`: bars go away at the end."""
+def progress(console: Console, what: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+    """Show the progress of a task; `transient`: its bar goes away at the end."""
     if not console.is_terminal:
-        yield lambda what, total=None: _lines(console, what, total)
+        yield _lines(console, what, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -87,24 +81,10 @@ def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
         TimeRemainingColumn(),
     )
     # Few refreshes: they take processor time from what is measured.
-    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as shown:
-
-        def begin(what: str, total: int | None = None) -> Tell:
-            task = shown.add_task(what, total=total, note="")
-
-            def tell(done: int, total: int | None = None, note: str = "") -> None:
-                shown.update(task, completed=done, total=total, note=note)  # None leaves the total as it is
-
-            return tell
-
-        yield begin
-
-
-@contextmanager
-def progress(console: Console, what: str, total: int | None = None) -> Iterator[Tell]:
-    """Show the progress of one task."""
-    with bars(console) as begin:
-        yield begin(what, total)
+    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
+        task = bars.add_task(what, total=total, note="")
+        # A total of None leaves it as it is.
+        yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
 def _lines(console: Console, what: str, known: int | None) -> Tell:

@@ -13,7 +13,7 @@ from rich.console import Console
 import gpuload as gl
 from gpuload.cli import inspect
 from gpuload.cli.bench import PREFETCH, Bench, Row, compare, comparison
-from gpuload.cli.console import bars, busy, count_of, device_of, fail, make_console, progress, say
+from gpuload.cli.console import busy, count_of, device_of, fail, make_console, progress, say
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.source import source_of, usual_recipe
 from gpuload.cli.torch_way import DECODER
@@ -79,6 +79,6 @@ def _folder(data: str | None, out: Path, images: int, console: Console) -> tuple
     """Return the folder of images, and what it is, for the user to read."""
     if data is not None:
         return data, data
-    with bars(console) as begin:
-        root = make_folder(out / "photographs", count=images, progress=begin("photographs made", images))
+    with progress(console, "photographs made", images) as tell:
+        root = make_folder(out / "photographs", count=images, progress=tell)
     return str(root), f"{root}, made from scikit-image's photographs"

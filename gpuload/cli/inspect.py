@@ -11,25 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, replace_file, say, write_json
-from gpuload.cli.source import load_recipe, source_of
+from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, replace_file, say, write_json
+from gpuload.cli.source import load_recipe, source_of, usual_recipe
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import (
-    GROUPS_SHOWN,
-    IMAGES_SHOWN,
-    SIDE,
-    bytes_text,
-    chosen,
-    contact_sheet,
-    default_recipe,
-    render,
-    thumbnails,
-)
+from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, render, thumbnails
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
@@ -66,23 +56,23 @@ def run(
     store, workers = store or {}, usable_cpus() if workers is None else workers
     console = console or make_console(stderr=as_json == "-")
     try:
-        transforms = default_recipe() if recipe is None else load_recipe(recipe)
+        # The pictures on the page are levels, as before a Normalize.
+        transforms = usual_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(one, store) for one in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
-        with bars(console) as begin:
-            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=begin("files"))
-            if pixels != 0:
-                gather_pixels(gathered, most=pixels, seed=seed, workers=workers, tell=begin("pixels"))
+        with progress(console, "files") as tell:
+            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
+        if pixels != 0:
+            with progress(console, "pixels") as tell:
+                gather_pixels(gathered, most=pixels, seed=seed, workers=workers, tell=tell)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
-            few = min(workers, 2)
-            strips = chosen(gathered, images)
-            pictures = thumbnails(gathered, _duplicates(summary) | dict.fromkeys(strips, SIDE), workers=few)
-            sheet = contact_sheet(gathered, strips, transforms, pictures, draws=draws, seed=seed, workers=few)
-            shown = "\n".join(map(repr, transforms))
-            page = render(summary, advice, sheet, pictures, recipe=shown, seed=seed, version=__version__)
-            replace_file(html, page)
+            few, rows = min(workers, 2), chosen(gathered, images)
+            sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
+            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=few)
+            pictures, shown = thumbnails(gathered, sides, workers=few), "\n".join(map(repr, transforms))
+            replace_file(html, render(summary, advice, sheet, pictures, recipe=shown, seed=seed, version=__version__))
         if as_json is not None:
             write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
@@ -121,16 +111,6 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
         return {}
     extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
     return ignored_in(root, extensions, classes=kind == "ImageFolder")
-
-
-def _duplicates(summary: dict[str, Any]) -> dict[int, int]:
-    """Return the rows of duplicates that the page shows, each with the size of its picture."""
-    return {
-        image["row"]: SMALL_SIDE
-        for kind in ("files", "pixels")
-        for group in summary["duplicates"][kind]["listed"][:GROUPS_SHOWN]
-        for image in group["images"][:IMAGES_SHOWN]
-    }
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
