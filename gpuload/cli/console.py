@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gpuload.errors import LINES, visible
 
 __all__ = [
-    "FAILED", "STOPPED", "Tell", "busy", "count_of", "device_of", "fail", "make_console", "progress", "replace_file",
-    "say", "write_json",
+    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "replace_file",
+    "say", "warn_if_busy", "write_json",
 ]  # fmt: skip
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
@@ -105,12 +105,12 @@ def count_of(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def busy() -> str:
-    """Return what to say of a busy machine before anything is measured; "" if it is idle."""
+def warn_if_busy(console: Console) -> None:
+    """Say so before anything is measured if the machine is busy."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cpus / 2:
-        return ""
-    return f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+    if load > cpus / 2:
+        text = f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+        say(console, text, "yellow")
 
 
 def device_of(name: str | None) -> Any:

@@ -6,8 +6,6 @@ import os
 import warnings
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from gpuload.cli.console import count_of, fail, make_console, progress, say
 from gpuload.datasets.litter import is_litter
 from gpuload.datasets.stores.tar.shards import find_shards, open_shards
@@ -15,15 +13,13 @@ from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 __all__ = ["run"]
 
 
-def run(
-    patterns: Sequence[str], *, workers: int | None = None, again: bool = False, console: Console | None = None
-) -> int:
+def run(shards: Sequence[str], *, workers: int | None, again: bool) -> int:
     """Make the indexes of these shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing
     or damaged."""
-    console = console or make_console()
+    console = make_console()
     made = done = 0
     try:
-        paths = list(dict.fromkeys(find_shards([path for pattern in patterns for path in _shards_in(pattern)])))
+        paths = list(dict.fromkeys(find_shards([path for pattern in shards for path in _shards_in(pattern)])))
         with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
 
             def ready(path: str, new: bool) -> None:
@@ -33,15 +29,15 @@ def run(
 
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *others: say(console, str(message), "yellow")
-            shards = open_shards(paths, workers=workers, again=again, progress=ready)
+            opened = open_shards(paths, workers=workers, again=again, progress=ready)
     except (OSError, ValueError) as error:
         return fail(console, error)
-    samples, members = (sum(getattr(shard, name) for shard in shards) for name in ("samples", "members"))
-    nbytes = sum(shard.table.nbytes for shard in shards)
+    samples, members = (sum(getattr(shard, name) for shard in opened) for name in ("samples", "members"))
+    nbytes = sum(shard.table.nbytes for shard in opened)
     size = sum(os.stat(path).st_size for path in paths)
-    files, fresh = count_of(members, "file"), len(shards) - made
+    files, fresh = count_of(members, "file"), len(opened) - made
     each = f", {nbytes / samples:.0f} for a sample" if samples else ""
-    say(console, f"{count_of(len(shards), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
+    say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
     say(console, f"{count_of(made, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
     return 0
 

@@ -35,25 +35,22 @@ SMALL_SIDE: Final = 112  # of pictures of duplicates
 def run(
     data: Sequence[str],
     *,
-    store: Mapping[str, str | None] | None = None,
     recipe: str | None = None,
     html: str = "",
     as_json: str | None = None,
     limit: int | None = None,
-    pixels: int | None = 4000,
+    pixels: str = "4000",
     images: int = 8,
     draws: int = 6,
     seed: int = 0,
     workers: int | None = None,
+    extensions: str | None = None,
     console: Console | None = None,
+    **store: str | None,
 ) -> int:
-    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done.
-
-    Args:
-        store: the options of `source_of`.
-        pixels: how many images are decoded; None for all. All else is the command's.
-    """
-    store, workers = store or {}, usable_cpus() if workers is None else workers
+    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done. `store`: more options of `source_of`."""
+    workers = usable_cpus() if workers is None else workers
+    store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
         # The pictures on the page are levels, as before a Normalize.
@@ -62,9 +59,10 @@ def run(
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
         with progress(console, "files") as tell:
             gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
-        if pixels != 0:
+        if pixels != "0":
+            most = None if pixels == "all" else int(pixels)
             with progress(console, "pixels") as tell:
-                gather_pixels(gathered, most=pixels, seed=seed, workers=workers, tell=tell)
+                gather_pixels(gathered, most=most, seed=seed, workers=workers, tell=tell)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:

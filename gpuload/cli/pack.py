@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 from rich.console import Console
 
 from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say
-from gpuload.cli.source import source_of
+from gpuload.cli.source import OPTIONS_OF, source_of
 from gpuload.errors import GpuloadError
 from gpuload.packing.manifest import MANIFEST
 from gpuload.packing.pack import Packed, pack
 from gpuload.packing.verify import verify
 
-__all__ = ["run_pack", "run_verify", "size_of"]
+__all__ = ["bytes_of", "run_pack", "run_verify"]
 
 UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 SHOWN: Final = 20
 
 
-def run_pack(
-    source: str,
-    folder: str,
-    *,
-    store: Mapping[str, str | None],
-    console: Console | None = None,
-    **options: Any,
-) -> int:
-    """Pack a source. Return the exit status: 1 if samples are damaged, or it cannot be done."""
-    console = console or make_console()
+def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
+    """Pack a data set. Return the exit status: 1 if samples are damaged, or it cannot be done. `options`: those of
+    `source_of`, all others of `pack`."""
+    console = make_console()
+    store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
-        dataset = source_of(source, store)
+        dataset = source_of(data, store)
         say(console, f"{dataset!r}")
         with progress(console, "samples") as tell:
 
             def report(done: int, total: int, nbytes: int) -> None:
                 tell(done, total, f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e6 else "")
 
-            packed = pack(dataset, folder, progress=report, **options)
+            packed = pack(
+                dataset,
+                folder,
+                shard_bytes=bytes_of(shard_bytes),
+                skip_bad=on_error == "skip",
+                progress=report,
+                **options,
+            )
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
         return fail(console, error)
     except KeyboardInterrupt:
@@ -49,9 +50,9 @@ def run_pack(
     return 0
 
 
-def run_verify(folder: str, *, console: Console | None = None) -> int:
+def run_verify(folder: str) -> int:
     """Verify a packed set. Return the exit status: 1 if it is not what was packed."""
-    console = console or make_console()
+    console = make_console()
     try:
         with progress(console, "parts") as tell:
             problems = verify(folder, progress=tell)
@@ -66,7 +67,7 @@ def run_verify(folder: str, *, console: Console | None = None) -> int:
     return 0
 
 
-def size_of(text: str) -> int:
+def bytes_of(text: str) -> int:
     """Read a number of bytes: ``256MB``, ``1GiB``, ``1000``.
 
     Raises:

@@ -21,7 +21,7 @@ from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
 from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["MEAN", "SIZE", "STD", "RecipeError", "load_recipe", "source_of", "usual_recipe"]
+__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "RecipeError", "load_recipe", "source_of", "usual_recipe"]
 
 OPTIONS_OF: Final = {
     "fields": ("TarShards",),

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from gpuload.cli.console import (
     FAILED,
-    busy,
     count_of,
     device_of,
     fail,
     make_console,
     progress,
     say,
+    warn_if_busy,
     write_json,
 )
 from gpuload.stage import device as devices
@@ -113,10 +113,11 @@ def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9, 9))
-    assert busy() == ""
-    monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 0, 0))
-    assert busy() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs"
+    file = io.StringIO()
+    for load in (0.9, 4.25):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9, 9))
+        warn_if_busy(Console(file=file))
+    assert file.getvalue() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs\n"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

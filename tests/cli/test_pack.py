@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.cli.pack import size_of
+from gpuload.cli.pack import bytes_of
 from gpuload.cli.source import source_of
 from gpuload.packing.manifest import open_packed
 
@@ -128,7 +128,7 @@ def test_what_is_no_source_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert [size_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
+    assert [bytes_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
         256_000_000,
         1 << 30,
         1500,
@@ -137,7 +137,7 @@ def test_sizes() -> None:
     ]
     for text in ("", "MB", "1XB", "-1"):
         with pytest.raises(ValueError, match="expected a number of bytes"):
-            size_of(text)
+            bytes_of(text)
 
 
 @pytest.mark.parametrize("train", ["folder", "packed"])
