@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from gpuload import __version__
 from gpuload.cli.console import count_of, make_console, progress, say, write_json
-from gpuload.cli.trial import LOCKED_BYTES, STEPS, begin_trials, sample_jpeg
+from gpuload.cli.trial import ALONE, LOCKED_BYTES, STEPS, sample_jpeg, try_in_process
 from gpuload.errors import LimitError
 from gpuload.loader import limits
 from gpuload.workers.process import check_platform
@@ -136,12 +137,14 @@ def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list
     except Exception:  # Pillow is broken: its own trial says how
         jpeg = b""
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
-    trials = begin_trials(jpeg, steps)
+    together = [step for step in steps if step not in ALONE]
     results: dict[str, Trial] = {}
     tell(0, len(steps))
-    for trial in trials:
-        results |= trial.results()
-        tell(len(results), len(steps))
+    with ThreadPoolExecutor() as threads:
+        groups = [*([step] for step in steps if step in ALONE), together]
+        for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
+            results |= trial.result()
+            tell(len(results), len(steps))
     return [*_check_machine(results), *_check_gpu(results), *_check_packages(results)]
 
 

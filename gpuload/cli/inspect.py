@@ -19,7 +19,7 @@ from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, render, thumbnails
+from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
@@ -69,8 +69,8 @@ def run(
             few, rows = min(workers, 2), chosen(gathered, images)
             sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
             sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=few)
-            pictures, shown = thumbnails(gathered, sides, workers=few), "\n".join(map(repr, transforms))
-            replace_file(html, render(summary, advice, sheet, pictures, recipe=shown, seed=seed, version=__version__))
+            whole, shown = pictures(gathered, sides, workers=few), "\n".join(map(repr, transforms))
+            replace_file(html, render(summary, advice, sheet, whole, recipe=shown, seed=seed, version=__version__))
         if as_json is not None:
             write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:

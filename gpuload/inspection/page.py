@@ -28,7 +28,7 @@ from gpuload.loader.loader import Loader
 from gpuload.transforms import Chain, Normalize
 from gpuload.workers.faults import Faults
 
-__all__ = ["SIDE", "bytes_text", "chosen", "contact_sheet", "listed_rows", "render", "thumbnails"]
+__all__ = ["SIDE", "bytes_text", "chosen", "contact_sheet", "listed_rows", "pictures", "render"]
 
 SHOWN: Final = {
     "groups": 12,  # groups of duplicates with pictures, of each kind
@@ -76,75 +76,66 @@ def listed_rows(summary: dict[str, Any]) -> list[int]:
 def contact_sheet(
     gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
 ) -> list[dict[str, Any]]:
-    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: data URIs of
-    what the recipe makes of it, draw by draw.
-
-    Raises:
-        SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
-    """
-    if not rows:
-        return []
-    after: list[list[str]] = [[] for _ in rows]
-    with _loader(gathered, rows, len(rows), seed, workers, recipe, on_error="raise") as loader:
-        for _ in range(draws):
-            for batch, _ in loader:
-                images = batch[0] if isinstance(batch, list | tuple) else batch
-                for place, views in enumerate(_views(images, len(rows))):
-                    after[place] += [_uri(_to_uint8(view, recipe), SIDE) for view in views]
+    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: what the recipe
+    makes of it, draw by draw."""
+    after = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
             "row": row,
             "name": gathered.name_of(row),
             "label": gathered.label_of(row) or "",
             "size": gathered.rows[["width", "height"]][row].item(),
-            "after": pictures,
+            "after": after[row],
         }
-        for row, pictures in zip(rows, after, strict=True)
+        for row in rows
     ]
 
 
-def thumbnails(gathered: Gathered, sides: dict[int, int], *, workers: int | None) -> dict[int, str]:
-    """Return small pictures of whole images, by row; without those that cannot be shown.
+def pictures(
+    gathered: Gathered,
+    sides: dict[int, int],
+    recipe: Sequence[Any] = (),
+    *,
+    draws: int = 1,
+    seed: int = 0,
+    workers: int | None,
+) -> dict[int, list[str]]:
+    """Return small pictures of images, as data URIs, by row: of the whole images, without those that cannot be shown; or
+    of what a recipe makes of them, draw by draw.
 
     Args:
         sides: for each row how many pixels the longer side has.
+
+    Raises:
+        SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
     """
-    shown: dict[int, str] = {}
     rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
     if not rows:
-        return shown
-    # One by one: a few large ones at once could take more memory than there is.
-    with _loader(gathered, rows, 1, 0, workers, [], on_error="skip") as loader, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
-        for (images, _), info in loader:
-            for image, index in zip(images, info.indices.tolist(), strict=True):
-                shown[rows[index]] = _uri(_to_uint8(image, []), sides[rows[index]])
-    return shown
-
-
-def _loader(
-    gathered: Gathered,
-    rows: Sequence[int],
-    batch_size: int,
-    seed: int,
-    workers: int | None,
-    recipe: Sequence[Any],
-    *,
-    on_error: Any,
-) -> Loader:
+        return {}
+    shown: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe)
     one_size = chain.module is not None or chain.mixing is not None  # these take a batch of images of one size
-    return Loader(
+    loader = Loader(
         Picked(gathered.datasets, gathered.rows[rows]),
-        batch_size,
+        len(rows) if recipe else 1,  # a few large ones at once could take more memory than there is
         transforms=recipe,
         num_workers=workers,
         device="cpu",
         ragged="error" if one_size else "list",
         seed=seed,
         info=True,
-        faults=Faults(on_error=on_error, max_error_rate=1.0, max_restarts=100),
+        faults=Faults(on_error="raise" if recipe else "skip", max_error_rate=1.0, max_restarts=100),
     )
+    with loader, warnings.catch_warnings():
+        if not recipe:
+            warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
+        for _ in range(draws):
+            for batch, info in loader:
+                images = batch[0] if isinstance(batch, list | tuple) else batch
+                for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
+                    row = rows[index]
+                    shown[row] += [_uri(_to_uint8(view, recipe), sides[row]) for view in views]
+    return {row: uris for row, uris in shown.items() if uris}
 
 
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
@@ -191,7 +182,7 @@ def render(
     summary: dict[str, Any],
     advice: Sequence[Advice],
     sheet: Sequence[dict[str, Any]],
-    pictures: dict[int, str],
+    pictures: dict[int, list[str]],
     **run: Any,
 ) -> str:
     """Return the page, as text.
@@ -199,7 +190,7 @@ def render(
     Args:
         summary, advice: what is known of the data sets.
         sheet: the contact sheet.
-        pictures: data URIs of images on the sheet and of those that the summary lists, by row.
+        pictures: of the images on the sheet and of those that the summary lists.
         **run: the ``recipe`` as text, the ``seed``, gpuload's ``version``.
     """
     from jinja2 import Environment, StrictUndefined

@@ -293,7 +293,7 @@ def test_a_recipe_is_measured_alone(jpeg_folder: Path, tmp_path: Path, monkeypat
     assert [part["name"] for part in found["parts"]] == ["read", "decode", "augment"]
     assert all(part["images_per_s"] > 0 for part in found["parts"])
     sizes = [path.stat().st_size for path in jpeg_folder.glob("*/*.jpg")]
-    assert found["parts"][0]["image_bytes"] == pytest.approx(sum(sizes) / len(sizes), rel=0.2)
+    assert found["parts"][0]["image_bytes"] == pytest.approx(sum(sizes) / len(sizes), rel=0.5)
     assert [(row["num_workers"], row["prefetch_factor"]) for row in found["settings"]][:2] == [(1, 2), (2, 2)]
     assert found["recommended"]["num_workers"] in (1, 2)
     assert found["bound"] in ("reading", "decoding", "augmenting")

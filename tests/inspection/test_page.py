@@ -20,7 +20,7 @@ from PIL import Image
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
-from gpuload.inspection.page import chosen, contact_sheet, listed_rows, render, thumbnails, visible
+from gpuload.inspection.page import chosen, contact_sheet, listed_rows, pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -68,10 +68,10 @@ def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int
     gather_pixels(found, most=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
     rows = chosen(found, 4)
-    pictures = thumbnails(found, dict.fromkeys([*rows, *listed_rows(summary)], 32), workers=0)
+    whole = pictures(found, dict.fromkeys([*rows, *listed_rows(summary)], 32), workers=0)
     recipe = [T.RandomResizedCrop(16)]
     sheet = contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
-    return render(summary, advise(summary), sheet, pictures, recipe=repr(recipe[0]), seed=0, version="1.2")
+    return render(summary, advise(summary), sheet, whole, recipe=repr(recipe[0]), seed=0, version="1.2")
 
 
 def check_alone(page: Page) -> None:
@@ -184,9 +184,9 @@ def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -
     """The contact sheet, with each image ``before`` the recipe."""
     found = gathered(dataset)
     rows = chosen(found, images)
-    before = thumbnails(found, dict.fromkeys(rows, 32), workers=0)
+    before = pictures(found, dict.fromkeys(rows, 32), workers=0)
     strips = contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
-    return [{**strip, "before": before[strip["row"]]} for strip in strips]
+    return [{**strip, "before": before[strip["row"]][0]} for strip in strips]
 
 
 def shown(uri: str | None) -> np.ndarray:
@@ -236,7 +236,7 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "pictures"),
+    ("recipe", "views"),
     [
         ([T.MultiView([[T.CenterCrop(16)], [T.CenterCrop(16)], [T.CenterCrop(24)]])], 3),
         ([T.Resize((16, 16)), T.ToDtype("float32", scale=True), T.MixUp(num_classes=2)], 1),
@@ -244,9 +244,9 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
         ([T.CenterCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3), torch.nn.Identity()], 1),
     ],
 )
-def test_recipes_of_any_kind_are_shown(tmp_path: Path, recipe: list[Any], pictures: int) -> None:
+def test_recipes_of_any_kind_are_shown(tmp_path: Path, recipe: list[Any], views: int) -> None:
     strips = sheet(gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 2})), recipe, draws=1)
-    assert [len(strip["after"]) for strip in strips] == [pictures] * 4
+    assert [len(strip["after"]) for strip in strips] == [views] * 4
 
 
 def test_deep_and_grey_images_are_shown() -> None:
@@ -265,7 +265,7 @@ def test_what_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
     found = gathered(dataset)
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")  # meanwhile
     found.rows["state"][2] = 2
-    assert list(thumbnails(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
+    assert list(pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
 
 
 def test_a_recipe_that_cannot_be_applied_says_why(tmp_path: Path) -> None:
