@@ -76,8 +76,8 @@ def listed_rows(summary: dict[str, Any]) -> list[int]:
 def contact_sheet(
     gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
 ) -> list[dict[str, Any]]:
-    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: what the recipe
-    makes of it, draw by draw."""
+    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: what the
+    recipe makes of it, draw by draw."""
     after = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
@@ -100,8 +100,8 @@ def pictures(
     seed: int = 0,
     workers: int | None,
 ) -> dict[int, list[str]]:
-    """Return small pictures of images, as data URIs, by row: of the whole images, without those that cannot be shown; or
-    of what a recipe makes of them, draw by draw.
+    """Return small pictures of images, as data URIs, by row: of the whole images, without those that cannot be shown;
+    or of what a recipe makes of them, draw by draw.
 
     Args:
         sides: for each row how many pixels the longer side has.
