@@ -265,7 +265,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None
     """
 
 
-@command("index.run", "gpuload index packed", "gpuload index 'shards/train-{000..099}.tar' --again")
+@command("pack.run_index", "gpuload index packed", "gpuload index 'shards/train-{000..099}.tar' --again")
 def index(
     shards: Annotated[
         list[str],

@@ -13,17 +13,17 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gpuload.errors import LINES, visible
+from gpuload.packing.durable import write_whole
 
 __all__ = [
-    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "replace_file",
-    "say", "warn_if_busy", "write_json",
+    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "say",
+    "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
@@ -135,11 +135,9 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
     if path == "-":
         print(text, end="")
     else:
-        replace_file(path, text)
+        write_text(path, text)
 
 
-def replace_file(path: str, text: str) -> None:
-    """Write a file; one that was there is replaced when the new one is whole."""
-    draft = Path(f"{path}.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def write_text(path: str, text: str) -> None:
+    """Write a file; one that was there is replaced when the new one is complete."""
+    write_whole(path, text.encode(), os.path.dirname(path) or ".", lasting=False)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, replace_file, say, write_json
+from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say, write_json, write_text
 from gpuload.cli.source import load_recipe, source_of, usual_recipe
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
@@ -70,7 +70,7 @@ def run(
             sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
             sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=few)
             whole, shown = pictures(gathered, sides, workers=few), "\n".join(map(repr, transforms))
-            replace_file(html, render(summary, advice, sheet, whole, recipe=shown, seed=seed, version=__version__))
+            write_text(html, render(summary, advice, sheet, whole, recipe=shown, seed=seed, version=__version__))
         if as_json is not None:
             write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
@@ -162,32 +162,17 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
     yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
-        width, height = sizes["width"], sizes["height"]
-        yield (
-            "sizes",
-            (
-                f"median {width['median']:,.0f}×{height['median']:,.0f}, "
-                f"smallest {'×'.join(map(str, sizes['smallest']))}, "
-                f"largest {'×'.join(map(str, sizes['largest']))}; {count_of(sizes['distinct'], 'size')}"
-            ),
-        )
-        spread = sizes["bytes"]
-        yield (
-            "files",
-            f"median {bytes_text(spread['median'])}, {bytes_text(spread['least'])} to {bytes_text(spread['most'])}",
-        )
-        for name, kind in (("formats", "formats"), ("modes", "modes"), ("sampling", "sampling")):
+        median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
+        least, most = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
+        yield "sizes", f"median {median}, smallest {least}, largest {most}; {count_of(sizes['distinct'], 'size')}"
+        median, least, most = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        yield "files", f"median {median}, {least} to {most}"
+        for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:
-                yield name, ", ".join(f"{what} {number:,}" for what, number in counts.items())
+                yield kind, ", ".join(f"{what} {number:,}" for what, number in counts.items())
     if classes:
-        least, most = classes["listed"][-1], classes["listed"][0]
-        yield (
-            "classes",
-            (
-                f"{classes['count']:,}; the largest is {most['name']} with {most['count']:,}, "
-                f"the smallest {least['name']} with {least['count']:,}"
-            ),
-        )
+        most, least = (f"{one['name']} with {one['count']:,}" for one in (classes["listed"][0], classes["listed"][-1]))
+        yield "classes", f"{classes['count']:,}; the largest is {most}, the smallest {least}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
     yield "duplicates", f"{count_of(files, 'file')}; among {images['decoded']:,} decoded images {pixels:,} by pixels"
     yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit {summary['refused']['count']:,}"
