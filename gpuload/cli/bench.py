@@ -44,7 +44,6 @@ __all__ = [
 PREFETCH: Final = 2  # batches ahead, gpuload's in total, DataLoader's for each worker: the defaults of both
 MOST_MORE: Final = 2  # settings that are tried since ``loader.stats()`` names them
 NEAR: Final = 0.97  # of the best rate: as good, with fewer processes
-NOTHING: Final = "an epoch has no images: no sample can be loaded; gpuload inspect says why"
 # What `loader.stats()` calls the parts of the work for an image.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 
@@ -120,7 +119,7 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
             images += len(images_of(batch))
             yield batch
         if not images:
-            raise ValueError(NOTHING)
+            raise ValueError("an epoch has no images: no sample can be loaded; gpuload inspect says why")
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -128,17 +127,8 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What is measured, and for how long.
-
-    Args:
-        dataset: map-style.
-        transforms, batch_size: as for `Loader`.
-        device: where the batches go.
-        seconds: of each measurement, in which at least one batch is made.
-
-    Attributes:
-        failed: indices of the samples that could not be loaded, by either side.
-    """
+    """What is measured, with options as for `Loader`, and for how many seconds: each measurement takes at least one
+    batch. `failed`: the indices of the samples that could not be loaded, by either side."""
 
     dataset: Any
     transforms: Sequence[Any]
@@ -438,10 +428,10 @@ def _table(groups: Sequence[Sequence[Row]], best: Row) -> Table:
 
 
 def _failures(bench: Bench, data: str) -> str:
-    failed = len(bench.failed)
+    if not (failed := len(bench.failed)):
+        return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    text = f"{count_of(failed, 'sample')} cannot be loaded, and {was} left out: gpuload inspect {data} names {them}"
-    return text if failed else ""
+    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} left out: gpuload inspect {data} names {them}"
 
 
 def comparison(mine: Row, peer: Row, pairs: Pairs) -> Table:

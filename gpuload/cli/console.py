@@ -11,9 +11,9 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -32,10 +32,9 @@ WIDE: Final = 100  # columns of a terminal that has room for all there is to say
 STEPS: Final = 10  # lines for one task where there is no terminal
 
 
-class Tell(Protocol):
-    """Says how far a task is. `total`, where it is known by now; `note`: a few words, such as a rate."""
-
-    def __call__(self, done: int, total: int | None = None, note: str = "") -> None: ...
+Tell = Callable[..., None]
+"""Called with how much of a task is done, the total where it is known by now, and a note of a few words, as a rate:
+``tell(3, 10, note="1,000 images/s")``."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -60,10 +59,10 @@ def _wrapped(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def fail(console: Console, error: object, status: int = FAILED) -> int:
+def fail(console: Console, error: object) -> int:
     """Say what went wrong, on stderr if the console is that of stdout. Return the exit status."""
     say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
-    return status
+    return FAILED
 
 
 @contextmanager

@@ -305,12 +305,8 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
 
 
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
-    """Check page-locked memory, from which copies to a GPU run on their own.
-
-    Args:
-        limit_bytes: of memory that a process may lock (``ulimit -l``); None: no limit.
-        code: of locking `locked_bytes` on trial: 0, or the runtime's error; None: there is no GPU to lock memory for.
-    """
+    """Check page-locked memory, from which copies to a GPU run on their own; `limit_bytes`: None for none; `code`: of
+    locking `locked_bytes` on trial, 0 or the runtime's error, None without a GPU."""
     name = "page-locked memory"
     limit = "the limit (ulimit -l) is " + ("no limit" if limit_bytes is None else size_of(limit_bytes))
     if code is None:
@@ -355,7 +351,6 @@ def check_nvidia(
     """Check nvImageCodec or DALI.
 
     Args:
-        name: which of the two.
         versions: what is installed of both, by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
         trial: of decoding a region, or of making the backend; None: not tried.
         torch_cuda: the CUDA that torch was built for; None: the CPU.

@@ -33,12 +33,7 @@ LITTER: Final = "(images that other programs keep there, as in .ipynb_checkpoint
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice.
-
-    Args:
-        gathered: what is known of the data sets.
-        ignored: for each data set, how many files of which endings it leaves out.
-    """
+    """Return the summary, without advice. `ignored`: of each data set, how many files of which ending it leaves out."""
     rows = gathered.rows
     return {
         "data": [

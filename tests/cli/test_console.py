@@ -78,7 +78,7 @@ def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(make_console(), ValueError("no [such] thing")) == FAILED == 1
     assert capsys.readouterr() == ("", "no [such] thing\n")
     file = io.StringIO()
-    assert fail(Console(file=file), "told", 3) == 3
+    assert fail(Console(file=file), "told") == FAILED
     assert file.getvalue() == "told\n"
 
 
