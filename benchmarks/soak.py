@@ -27,10 +27,11 @@ from rich.console import Console
 
 import gpuload as gl
 from benchmarks.damage import damaged_copy
+from benchmarks.memory import proportional_mb
 from benchmarks.photos import copy_photos, warm
 from benchmarks.running import REPOSITORY
 from gpuload import transforms as T
-from gpuload.cli.processes import proportional_mb, tree
+from gpuload.cli.processes import tree
 
 __all__ = ["main"]
 

@@ -96,7 +96,8 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
 
 def _memory_at_rest() -> tuple[float, float]:
     """The processes' own memory and their shared memory, MB, once they have nothing to do."""
-    from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
+    from benchmarks.memory import proportional_mb, shared_mb
+    from gpuload.cli.processes import cpu_seconds, tree
 
     cpu_s, before_s = cpu_seconds(os.getpid()), -1.0
     while cpu_s - before_s > 0.05:  # looking takes some, too

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.memory import proportional_mb, shared_mb
 from benchmarks.peers.recipe import MEAN, STD, Recipe
-from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
+from gpuload.cli.processes import cpu_seconds, tree
 
 __all__ = ["MEAN", "STD", "Peer", "Recipe", "looks_of", "main"]
 
