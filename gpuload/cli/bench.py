@@ -127,7 +127,7 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What is measured, with options as for `Loader`, and for how many seconds: each measurement takes at least one
+    """A measurement, with options as for `Loader`, and for how many seconds: each measurement takes at least one
     batch. `failed`: the indices of the samples that could not be loaded, by either side."""
 
     dataset: Any
@@ -153,10 +153,10 @@ class Bench:
         one's turn."""
         with self.batches(mine) as (first, _), self.batches(peer) as (second, _):
             sides = ((mine, first), (peer, second))
-            made = [
+            measured = [
                 report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
             ]
-        return list(zip(made[::2], made[1::2], strict=True))
+        return list(zip(measured[::2], measured[1::2], strict=True))
 
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gpuload.errors import LINES, visible
-from gpuload.packing.durable import write_whole
+from gpuload.packing.durable import write_file
 
 __all__ = [
     "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "say",
@@ -139,4 +139,4 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
 
 def write_text(path: str, text: str) -> None:
     """Write a file; one that was there is replaced when the new one is complete."""
-    write_whole(path, text.encode(), os.path.dirname(path) or ".", lasting=False)
+    write_file(path, text.encode(), os.path.dirname(path) or ".", lasting=False)

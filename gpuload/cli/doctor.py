@@ -60,7 +60,7 @@ EXTRAS: Final = {  # the modules that come with an extra
 
 
 class Finding(NamedTuple):
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
         name: what was looked at.

@@ -163,16 +163,18 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
         median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
-        least, most = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
-        yield "sizes", f"median {median}, smallest {least}, largest {most}; {count_of(sizes['distinct'], 'size')}"
-        median, least, most = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
-        yield "files", f"median {median}, {least} to {most}"
+        smallest, most = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
+        yield "sizes", f"median {median}, smallest {smallest}, largest {most}; {count_of(sizes['distinct'], 'size')}"
+        median, smallest, most = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        yield "files", f"median {median}, {smallest} to {most}"
         for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:
                 yield kind, ", ".join(f"{what} {number:,}" for what, number in counts.items())
     if classes:
-        most, least = (f"{one['name']} with {one['count']:,}" for one in (classes["listed"][0], classes["listed"][-1]))
-        yield "classes", f"{classes['count']:,}; the largest is {most}, the smallest {least}"
+        most, smallest = (
+            f"{one['name']} with {one['count']:,}" for one in (classes["listed"][0], classes["listed"][-1])
+        )
+        yield "classes", f"{classes['count']:,}; the largest is {most}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
     yield "duplicates", f"{count_of(files, 'file')}; among {images['decoded']:,} decoded images {pixels:,} by pixels"
     yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit {summary['refused']['count']:,}"

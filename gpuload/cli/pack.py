@@ -76,14 +76,14 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     """Make the indexes of these shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing
     or damaged."""
     console = make_console()
-    made = done = 0
+    created = done = 0
     try:
         paths = list(dict.fromkeys(find_shards([path for pattern in shards for path in _shards_in(pattern)])))
         with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
 
             def ready(path: str, new: bool) -> None:
-                nonlocal made, done
-                made, done = made + new, done + 1
+                nonlocal created, done
+                created, done = created + new, done + 1
                 tell(done)
 
             warnings.simplefilter("always")
@@ -94,10 +94,10 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     samples, members = (sum(getattr(shard, name) for shard in opened) for name in ("samples", "members"))
     nbytes = sum(shard.table.nbytes for shard in opened)
     size = sum(os.stat(path).st_size for path in paths)
-    files, fresh = count_of(members, "file"), len(opened) - made
+    files, fresh = count_of(members, "file"), len(opened) - created
     each = f", {nbytes / samples:.0f} for a sample" if samples else ""
     say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
-    say(console, f"{count_of(made, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
+    say(console, f"{count_of(created, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
     return 0
 
 

@@ -51,7 +51,7 @@ class PixelSums:
 
 @dataclass
 class Gathered:
-    """What is known of data sets.
+    """The rows of all images of data sets, and their damaged files.
 
     Attributes:
         names: of the data sets, as the user calls them.

@@ -56,10 +56,10 @@ def chosen(gathered: Gathered, images: int) -> list[int]:
     _, first = np.unique(gathered.rows["label"][rows], return_index=True)
     if len(first) > images:
         first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
-    rest = np.setdiff1d(np.arange(len(rows)), first)
-    more = min(images - len(first), len(rest))
+    others = np.setdiff1d(np.arange(len(rows)), first)
+    more = min(images - len(first), len(others))
     if more > 0:
-        first = np.r_[first, rest[np.linspace(0, len(rest) - 1, more).round().astype(int)]]
+        first = np.r_[first, others[np.linspace(0, len(others) - 1, more).round().astype(int)]]
     return np.sort(rows[first]).tolist()
 
 
@@ -199,8 +199,8 @@ def render(
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
     environment.globals.update(outline=_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
-    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, made=made, **run)
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=now, **run)
 
 
 def bytes_text(nbytes: float) -> str:

@@ -180,11 +180,11 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
     counts = each.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
     listed = [{"name": gathered.classes[at], "count": int(counts[at]), "each": each[:, at].tolist()} for at in order]
-    least = listed[-1]["count"]
+    smallest = listed[-1]["count"]
     return {
         "count": len(listed),
         "unlabelled": int((labels < 0).sum()),
-        "imbalance": listed[0]["count"] / least if least else None,
+        "imbalance": listed[0]["count"] / smallest if smallest else None,
         "few": sum(one["count"] < FEW for one in listed),
         "missing": [
             {
@@ -277,7 +277,7 @@ Level = Literal["bad", "odd", "note"]
 
 
 class Advice(NamedTuple):
-    """One thing that was found: how bad it is, what it is, what it means and what to do, and code for that.
+    """A remark on a data set: how bad it is, what it is, what it means and what to do, and code for that.
 
     `level`: "bad" spoils training or its evaluation; "odd" is probably not meant; "note" is to be known.
     """
@@ -356,8 +356,12 @@ def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
 
 def _count(count: int, title: str) -> str:
     """Return ``1 image is grey``, ``2 images are grey``."""
-    noun, verb, rest = title.split(" ", 2)
-    return f"1 {title}" if count == 1 else f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {rest}"
+    noun, verb, predicate = title.split(" ", 2)
+    return (
+        f"1 {title}"
+        if count == 1
+        else f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {predicate}"
+    )
 
 
 def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:

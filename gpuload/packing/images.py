@@ -36,7 +36,7 @@ LARGER: Final = 2  # times as large as it will be: so far a JPEG may be made sma
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """What is asked for: see `pack`."""
+    """Options of images: see `pack`."""
 
     short_side: int | None = None
     quality: int = 90

@@ -152,12 +152,12 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
     others = {0xFFFF, COMMENT, *range(0xFFE0, 0xFFF0)}
     at = next(at for marker, at, _ in segments(data, header.first_scan) if marker not in others)
     if completed == tables:
-        rest = data[at:start]
+        tables_and_segments = data[at:start]
     else:
         ends = [at, *(end for place in table_places for end in place), start]
         between = [data[begin:end] for begin, end in zip(ends[::2], ends[1::2], strict=True)]
-        rest = b"".join((write_tables(completed), *between))
-    known = digest(rest, coded)
+        tables_and_segments = b"".join((write_tables(completed), *between))
+    known = digest(tables_and_segments, coded)
     for spacing in range(1, -(-in_row // 2) + 1):
         points = _points(bits, predictors, in_row, rows, spacing)
         if points is None:
@@ -169,7 +169,7 @@ def add_index(data: bytes, header: JpegHeader) -> bytes | None:
         length = 2 + len(INDEX) + 4 + len(body)
         if length <= MOST_BYTES + 2 and length <= max(LARGER * len(data), AT_LEAST):
             segment = struct.pack(">HH", 0xFFEA, length) + INDEX + struct.pack("<I", crc32(body)) + body
-            return b"".join((data[:at], segment, rest, coded, EOI))
+            return b"".join((data[:at], segment, tables_and_segments, coded, EOI))
     return None
 
 
@@ -207,10 +207,10 @@ def _paddings(ac: Table) -> list[int | None]:
     for length in range(1, WORD):
         for bits, (coefficients, code) in codes.items():
             before = best[length - bits] if bits <= length else None
-            if before is not None and (found := before[0] + coefficients) < 63:
+            if before is not None and (coefficient := before[0] + coefficients) < 63:
                 now = best[length]
-                if now is None or found < now[0]:
-                    best[length] = found, before[1] << bits | code
+                if now is None or coefficient < now[0]:
+                    best[length] = coefficient, before[1] << bits | code
     padded: list[int | None] = [None] * WORD
     for length in range(end_bits, WORD):
         dummies = best[length - end_bits]
@@ -223,14 +223,14 @@ def _fewest_bits(kinds: list[Kind], paddings: dict[Kind, list[int | None]]) -> i
 
     The first component may have bits of the stretch before in a word, the last one some of the stretch behind.
     """
-    least = WORD
+    fewest_so_far = WORD
     for place, kind in enumerate(kinds):
         sizes = _sizes(kind)
         fewest = WORD - max(sizes) - 7 * (place == 0) - 8 * (place == len(kinds) - 1)
         if fewest < 0 or None in paddings[kind][fewest : WORD - min(sizes) + 1]:
             return None
-        least = min(least, fewest)
-    return least
+        fewest_so_far = min(fewest_so_far, fewest)
+    return fewest_so_far
 
 
 def _sizes(kind: Kind) -> list[int]:
@@ -242,7 +242,7 @@ def _pack_joints(paddings: dict[Kind, list[int | None]], lowest: int) -> bytes:
     """Return how joints are coded: see `gpuload.decode.indexed`."""
     sizes = [_sizes(kind) for kind in paddings]
     codes = [[kind[0].codes()[category][0] << category for category in range(CATEGORIES)] for kind in paddings]
-    padded = [[bits or 0 for bits in some[lowest:]] for some in paddings.values()]
+    padded = [[bits or 0 for bits in bits_of_table[lowest:]] for bits_of_table in paddings.values()]
     tables = (sizes, SIZES), (codes, CODES), (padded, PADDINGS)
     return b"".join(np.array(numbers, number).tobytes() for numbers, number in tables)
 

@@ -30,15 +30,15 @@ class Table(NamedTuple):
 
     def codes(self) -> dict[int, tuple[int, int]]:
         """Return the code of each symbol and its bits."""
-        found: dict[int, tuple[int, int]] = {}
+        codes: dict[int, tuple[int, int]] = {}
         code, at = 0, 0
         for bits, count in enumerate(self.counts, 1):
             for symbol in self.symbols[at : at + count]:
-                found[symbol] = (code, bits)
+                codes[symbol] = (code, bits)
                 code += 1
             at += count
             code <<= 1
-        return found
+        return codes
 
 
 class Block(NamedTuple):
@@ -131,11 +131,11 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
     while left:
         if base > len(scan):
             return None
-        found, bit = _walk_chunk(padded[base : base + CHUNK + MOST + 2], blocks, left, bit)
-        if found is None:
+        block_starts, bit = _walk_chunk(padded[base : base + CHUNK + MOST + 2], blocks, left, bit)
+        if block_starts is None:
             return None
-        starts.append(found + 8 * base)
-        left -= len(found) // len(blocks)
+        starts.append(block_starts + 8 * base)
+        left -= len(block_starts) // len(blocks)
         base, bit = base + bit // 8, bit % 8
     end = 8 * base + bit
     if not 0 <= 8 * len(scan) - end < 8:

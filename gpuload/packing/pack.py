@@ -319,12 +319,12 @@ def _records(
     missing = [number for number in range(count) if number not in records]
     if workers is None and ray is None:  # to start a worker takes as long as to copy a thousand photographs
         workers = min(MOST_WORKERS, usable_cpus()) if len(missing) > 1 else 0
-    with contextlib.closing(make_parts(job, missing, workers, report, ray)) as made:
+    with contextlib.closing(make_parts(job, missing, workers, report, ray)) as results:
         while True:
             while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):
                 append_to_lmdb(job, committed)
                 committed += 1
-            record = next(made, None)
+            record = next(results, None)
             if record is None:
                 break
             records[record["part"]] = record

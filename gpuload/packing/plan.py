@@ -38,7 +38,7 @@ FIELD_BYTES: Final = 64  # about what a target takes
 
 @dataclass(frozen=True)
 class Job:
-    """What every part of a job needs to know.
+    """The data and options that every part of a job needs.
 
     Attributes:
         bounds: part k has the samples bounds[k] … bounds[k + 1] − 1.

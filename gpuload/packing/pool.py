@@ -110,10 +110,10 @@ def make_parts(
         else:
             engine = RayPool(loading, RayWorkers(count=count, address=ray), ring, timeout_s=NEVER_S)
         with contextlib.closing(engine):
-            yield from _made(parts, list(reversed(numbers)), engine, ring, report, is_local=ray is None)
+            yield from _results(parts, list(reversed(numbers)), engine, ring, report, is_local=ray is None)
 
 
-def _made(
+def _results(
     parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
 ) -> Generator[dict[str, Any], None, None]:
     requested: dict[int, tuple[int, Slot]] = {}  # by the request's number

@@ -53,7 +53,7 @@ MOST_BYTES: Final = 8**11 - 1  # that eleven octal digits tell
 
 @dataclass
 class Part:
-    """What becomes of the samples of a part, as a store writes them."""
+    """A part of a store as it is written: its samples and its file."""
 
     job: Job
     number: int
@@ -188,8 +188,8 @@ def _write_parquet(part: Part, path: str) -> dict[str, Any]:
 
     def check(row: dict[str, Any]) -> dict[str, Any]:
         if row.keys() != set(schema.names):
-            own, first = (", ".join(map(repr, names)) for names in (row, schema.names))
-            raise ValueError(f"it has the columns {own}, the first sample has {first}")
+            columns_here, first = (", ".join(map(repr, names)) for names in (row, schema.names))
+            raise ValueError(f"it has the columns {columns_here}, the first sample has {first}")
         arrow.RecordBatch.from_pylist([row], schema)  # ArrowInvalid, a ValueError, where a value is of another type
         return row
 
