@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import os
 import statistics
 import sys
@@ -40,16 +39,13 @@ from unittest import mock
 if "torch" not in sys.modules and not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the fused backend is made on the CPU, though it never runs
 
-import numpy as np
 import torch
-from PIL import Image
-from rich import box
-from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import versions
-from benchmarks.peers.recipe import MEAN, STD
-from benchmarks.running import Verdict, machine, make_console, say_verdicts, write_results
+from benchmarks.peers.protocol import MEAN, STD
+from benchmarks.photos import copy_photos, make_up
+from benchmarks.running import Verdict, check_least, machine, make_parser, say_verdicts, table, write_results
 from gpuload import transforms as T
 from gpuload.batches import assemble
 from gpuload.loader import session
@@ -176,22 +172,6 @@ class _Clocks:
                 self._within.pop()
 
         return timed
-
-
-def make_files(folder: Path, count: int) -> Path:
-    """Small JPEGs of 96×72 in ten classes, smooth, under distinct names."""
-    ys, xs = np.mgrid[0:72, 0:96]
-    made = []
-    for number in range(16):
-        levels = np.stack([(xs * (2 + channel) + ys * number) % 256 for channel in range(3)], axis=2)
-        file = io.BytesIO()
-        Image.fromarray(levels.astype(np.uint8)).save(file, "JPEG", quality=85)
-        made.append(file.getvalue())
-    for number in range(count):
-        path = folder / f"class_{number % 10}" / f"{number:05d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(made[number % len(made)])
-    return folder
 
 
 @contextmanager
@@ -321,31 +301,24 @@ def _median_ms(seconds: Any) -> float:
     return 1000 * statistics.median(seconds)
 
 
-def table(results: dict[str, dict[str, Any]]) -> Table:
-    """A row for each recipe."""
-    title = f"host ms per batch of {BATCH} (main thread's processor time)"
-    made = Table(title=title, title_justify="left", box=box.SIMPLE)
-    made.add_column("recipe", no_wrap=True)
-    for heading in ("ms", "least", "starved", *NAMES, "workers,\nµs an image"):
-        made.add_column(heading, justify="right")
+def report(results: dict[str, dict[str, Any]]) -> str:
+    """Format a row for each recipe."""
+    rows = []
     for name, found in results.items():
         figures = [found["host_ms"], found["least_ms"], found["starved_ms"], *found["parts_ms"].values()]
-        made.add_row(name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}")
-    return made
+        rows.append([name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}"])
+    headings = ["recipe", "ms", "least", "starved", *NAMES, "workers, µs an image"]
+    return table(headings, rows, f"host ms per batch of {BATCH} (main thread's processor time)")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("host", __doc__, "json", files=20 * BATCH, workers=2)
     parser.add_argument("--batches", type=int, default=60, help="measured, of each recipe (default 60)")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes (default 2)")
-    parser.add_argument("--files", type=int, default=20 * BATCH, help=f"how many JPEGs are made (default {20 * BATCH})")
     parser.add_argument("--only", help="a part of the recipes' names")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the fake CUDA runtime")
     parser.add_argument("--without-plans", action="store_true", help="workers plan no batches")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(arguments)
-    if options.batches < 1 or options.files < LEAST * BATCH:
-        parser.error(f"--batches must be at least 1 and --files at least {LEAST * BATCH}")
+    check_least(parser, options, batches=1, files=LEAST * BATCH)
     return options
 
 
@@ -354,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        root = make_files(Path(folder), options.files)
+        photos = make_up(Path(folder) / "small", count=16, height=72, width=96)
+        root = copy_photos(photos, Path(folder), options.files)
         for name, transforms in RECIPES.items():
             if options.only is None or options.only in name:
                 results[name] = measure(
@@ -365,19 +339,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     device=options.device,
                     plans_made=not options.without_plans,
                 )
-    console = make_console(150)
-    console.print(f"{machine()}; {versions()}", soft_wrap=True)
-    console.print(table(results))
+    print(f"{machine()}; {versions()}\n\n{report(results)}\n")
     for name, found in results.items():
         if found["calls"]:
             calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
-            console.print(f"{name}: {calls} a batch")
+            print(f"{name}: {calls} a batch")
     reached = {name: results[name]["host_ms"] for name in GOALS_MS if name in results}
     verdicts = [
         Verdict(f"{name}: at most {GOALS_MS[name]} ms: {host_ms:.2f}", host_ms <= GOALS_MS[name])
         for name, host_ms in reached.items()
     ]
-    say_verdicts(console, verdicts)
+    say_verdicts(verdicts)
     asked = {"batch": BATCH, "workers": options.workers, "batches": options.batches, "device": options.device}
     everything = {**asked, "plans": not options.without_plans, "versions": versions(), "results": results}
     write_results(options.json, everything, verdicts)

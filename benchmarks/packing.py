@@ -29,20 +29,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
-from rich.table import Table
-
 import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.photos import copy_photos, find_photos, warm
 from benchmarks.running import (
-    REPOSITORY,
     Verdict,
     in_turns,
     machine,
-    make_console,
+    make_parser,
     run_module,
     say_verdicts,
+    table,
     write_results,
 )
 from benchmarks.sources.pages import drop
@@ -71,11 +68,8 @@ Rounds = list[dict[str, dict[str, float]]]
 
 
 def read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def resize(path: str) -> None:
@@ -151,7 +145,7 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
 
 
 def cpu_s() -> float:
-    """Of this process, and of those that it has waited for."""
+    """Return the time of this process, and of those that it has waited for."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
@@ -202,14 +196,10 @@ def judge(results: dict[str, Rounds]) -> list[Verdict]:
     return verdicts
 
 
-def table(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> Table:
-    """A row for each way: medians, and medians of the ratios within rounds."""
+def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> str:
+    """Format a row for each way: medians, and medians of the ratios within rounds."""
     ways, _, title = GROUPS[group]
-    made = Table(title=f"{group}, to tar: {title}", title_justify="left", box=box.SIMPLE)
-    made.add_column("")
-    headings = "wall s", "CPU s", "CPU ms\nan image", "images/s", "MB/s", "wall over\nbare loop", "CPU over\nbare loop"
-    for heading in headings:
-        made.add_column(heading, justify="right")
+    rows = []
     for way in ways:
         if any(way not in one for one in rounds):
             continue
@@ -217,20 +207,25 @@ def table(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -
         over = [statistics.median(ratios(rounds, way, BARE, what)) for what in ("wall_s", "cpu_s")]
         rates = [f"{1000 * cpu / count:.2f}", f"{count / wall:.0f}", f"{nbytes / wall / 1e6:.0f}"]
         name = f"{way}, {workers} workers" if way == PACK else way
-        made.add_row(name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over))
-    return made
+        rows.append([name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over)])
+    headings = [
+        "",
+        "wall s",
+        "CPU s",
+        "CPU ms an image",
+        "images/s",
+        "MB/s",
+        "wall over bare loop",
+        "CPU over bare loop",
+    ]
+    return table(headings, rows, f"{group}, to tar: {title}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where files and sets are written")
-    parser.add_argument("--files", type=int, default=24000, help="packed as they are (default 24000)")
+    numbers = {"files": 24000, "rounds": 5, "workers": len(os.sched_getaffinity(0))}
+    parser = make_parser("packing", __doc__, "photos", "cache", "json", **numbers)
     parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")
     parser.add_argument("--only", choices=list(GROUPS), help="one group")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -241,8 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))))
         return 0
-    console = make_console(150)
-    source = options.photos or find_photos(options.cache)[0]
+    source, _ = find_photos(options.cache, options.photos)
     results: dict[str, Rounds] = {}
     failed: dict[str, str] = {}
     photos: dict[str, tuple[int, float]] = {}
@@ -255,21 +249,20 @@ def main(arguments: list[str] | None = None) -> int:
         def measured(way: str, group: str = group, root: Path = root) -> dict[str, Any]:
             return run(group, way, root, options.cache, options.workers)
 
-        results[group] = in_turns(ways, options.rounds, measured, console, errors)
+        results[group] = in_turns(ways, options.rounds, measured, errors)
         failed |= {f"{group}: {way}": error["error"] for way, error in errors.items()}
 
-    console.print(
+    print(
         f"photographs of {photos[next(iter(photos))][1]:.0f} KB on average, from {source}: "
         + ", ".join(f"{group}: {count:,}" for group, (count, _) in photos.items())
         + f"; medians of {options.rounds} rounds\n{machine()}; "
-        + ", ".join(f"{name} {version}" for name, version in versions().items()),
-        soft_wrap=True,
+        + ", ".join(f"{name} {version}" for name, version in versions().items())
     )
     for group, rounds in results.items():
         if all(BARE in one for one in rounds):
             count, mean_kb = photos[group]
-            console.print(table(group, rounds, count, count * mean_kb * 1000, options.workers))
-    say_verdicts(console, verdicts := judge(results))
+            print("\n" + report(group, rounds, count, count * mean_kb * 1000, options.workers))
+    say_verdicts(verdicts := judge(results))
     everything = {"versions": versions(), "photos": photos, "workers": options.workers}
     write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
     return 1 if failed else 0

@@ -27,9 +27,11 @@ SUFFIXES = (".jpg", ".jpeg")
 VARIED = 200  # how many are made
 
 
-def find_photos(cache: Path) -> tuple[Path, str]:
-    """A folder of JPEGs to measure with, and what they are: scikit-image's photographs, varied, where that is
-    installed, else images that were made up. Both are made where they are not there yet."""
+def find_photos(cache: Path, photos: Path | None = None) -> tuple[Path, str]:
+    """Return the folder of JPEGs to measure with, and what they are: `photos`; without it scikit-image's photographs,
+    varied, if that is installed, else images that were made up. Both are made if they are not there yet."""
+    if photos is not None:
+        return photos, str(photos)
     try:
         return make_folder(cache / "varied-photographs", count=VARIED), "scikit-image's photographs, varied"
     except PhotographsMissing:

@@ -10,50 +10,67 @@ processes are taken at the same place of each epoch. It ends by itself, and with
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, Final
 
 import gpuload as gl
-from benchmarks.damage import damaged_copy
-from benchmarks.photos import copy_photos, warm
-from benchmarks.running import REPOSITORY
+from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.running import Verdict, make_parser, say_verdicts, write_json
 from gpuload import transforms as T
 from gpuload.cli.processes import proportional_mb, tree
 
 __all__ = ["main"]
 
 RESTART_LIMIT_S = 0.5
+TEMPLATE_SHARE = 0.2
 FLAT_MB = 24  # how far the mean memory of the last quarter may lie above that of the second
 
 
+DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "half": lambda data: data[: len(data) // 2],
+    "cut": lambda data: data[:-100],
+    "text": lambda data: b"<html><body>404 Not Found</body></html>",
+    "headless": lambda data: data[2:],
+}
+
+
+def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str, str]:
+    """Copy the tree `source` to `target` (made anew), with `part` of the files damaged.
+
+    Returns the damaged files, by path, and how.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    files = sorted(target.rglob("*.jpg"))
+    chosen = random.Random(seed).sample(files, round(part * len(files)))
+    damaged = {}
+    for number, path in enumerate(sorted(chosen)):
+        kind = list(DAMAGES)[number % len(DAMAGES)]
+        path.write_bytes(DAMAGES[kind](path.read_bytes()))
+        damaged[str(path)] = kind
+    return damaged
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
+    parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
     parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(arguments)
-
-
-TEMPLATE_SHARE = 0.2
 
 
 class Killer(threading.Thread):
@@ -133,13 +150,7 @@ class Figures:
 def main(arguments: list[str] | None = None) -> int:
     """Run and report. Returns the exit status: 1 where a promise was broken."""
     options = parse(arguments)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    if options.photos is None:
-        from gpuload.cli.pictures import make_folder
-
-        source = make_folder(options.cache / "varied-photographs", count=200)
-    else:
-        source = options.photos
+    source, _ = find_photos(options.cache, options.photos)
     whole = copy_photos(source, options.cache, options.files)
     root = options.cache / "soak"
     how = damaged_copy(whole, root, options.damaged, options.seed)
@@ -147,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     dataset = gl.ImageFolder(root)
     damaged = {index for index in range(len(dataset)) if dataset.paths[index] in how}
     good = set(range(len(dataset))) - damaged
-    console.print(
+    print(
         f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(how.values())))}); "
         f"{options.workers} workers, one killed every {options.kill_every:g} s for {options.minutes:g} minutes"
     )
@@ -184,14 +195,15 @@ def main(arguments: list[str] | None = None) -> int:
             if time.monotonic() - said_at > 60:
                 said_at = time.monotonic()
                 minutes, kills = (said_at - started) / 60, killer.kills if killer else 0
-                console.print(
-                    f"[dim]{minutes:.0f} min: {figures.epochs} epochs, {kills} kills, {figures.memory_mb[-1]:.0f} MB, "
-                    f"{figures.descriptors[-1]} descriptors[/]"
+                print(
+                    f"{minutes:.0f} min: {figures.epochs} epochs, {kills} kills, {figures.memory_mb[-1]:.0f} MB, "
+                    f"{figures.descriptors[-1]} descriptors",
+                    flush=True,
                 )
         assert killer is not None
         killer.stop()
         figures.slots_away = slots_away(loader)
-    return report(console, figures, killer, options, time.monotonic() - started)
+    return report(figures, killer, options, time.monotonic() - started)
 
 
 def slots_away(loader: gl.Loader) -> int:
@@ -202,7 +214,7 @@ def slots_away(loader: gl.Loader) -> int:
     return len(session.ring._busy)
 
 
-def report(console: Console, figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
+def report(figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
     restart_s = statistics.median(killer.restarts_s) if killer.restarts_s else float("nan")
     slowest_s = max(killer.restarts_s, default=float("nan"))
     quarter = len(figures.descriptors) // 4
@@ -223,26 +235,24 @@ def report(console: Console, figures: Figures, killer: Killer, options: argparse
         ),
         f"nothing left behind: {len(tree(os.getpid())) - 1} processes": len(tree(os.getpid())) == 1,
     }
-    console.print(
+    print(
         f"\n{seconds / 60:.1f} minutes: {figures.epochs} epochs, {figures.samples:,} samples "
         f"({figures.samples / seconds:,.0f}/s), {killer.kills} kills and {killer.template_kills} of the template, "
         f"{figures.refused:,} samples refused\n"
         f"memory of all processes: first {figures.memory_mb[0]:.0f}, median "
         f"{statistics.median(figures.memory_mb):.0f}, last {figures.memory_mb[-1]:.0f} MB\n"
     )
-    for text, kept in promises.items():
-        console.print(f"{'[green]kept  [/]' if kept else '[red]broken[/]'} {text}", soft_wrap=True)
-    if options.json:
-        facts = {
-            "minutes": seconds / 60,
-            "kills": killer.kills,
-            "template_kills": killer.template_kills,
-            "restart_s": {"median": restart_s, "slowest": slowest_s},
-            "figures": vars(figures),
-            "promises": promises,
-            "python": sys.version.split()[0],
-        }
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    say_verdicts(Verdict(text, kept) for text, kept in promises.items())
+    facts = {
+        "minutes": seconds / 60,
+        "kills": killer.kills,
+        "template_kills": killer.template_kills,
+        "restart_s": {"median": restart_s, "slowest": slowest_s},
+        "figures": vars(figures),
+        "promises": promises,
+        "python": sys.version.split()[0],
+    }
+    write_json(options.json, facts)
     return 0 if all(promises.values()) else 1
 
 

@@ -35,7 +35,13 @@ ROWS: Final = ("folder", "torchvision", "huggingface")
 LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
 BATCH: Final = 64
 DEATHS: Final = 9
-COLUMNS: Final = ("first_batch_s", "cpu_s", "own_mb", "shared_mb", "back_ms")
+COLUMNS: Final = {
+    "first_batch_s": "first batch, s",
+    "cpu_s": "CPU s",
+    "own_mb": "own, MB",
+    "shared_mb": "shared, MB",
+    "back_ms": "back after, ms",
+}
 REST_S: Final = 1.0
 LIMIT_S: Final = 600
 SIZE: Final = 224
@@ -58,7 +64,7 @@ def huggingface(root: Path) -> Any:
 def build(row: str, loader: str, workers: int, root: Path) -> Any:
     """The loader of a cell."""
     if row == "torchvision" or loader != "gpuload":
-        from benchmarks.peers.torchvision_folder import Cropped, Folder
+        from benchmarks.peers.torchvision_import import Cropped, Folder
     if loader == "gpuload":
         import gpuload as gl
         from gpuload import transforms as T
@@ -126,24 +132,19 @@ def _back_ms(engine: Any) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cells, and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs in classes (default: images that are made up)")
-    parser.add_argument("--files", type=int, default=2048, help="how many files they are copied to (default 2048)")
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parents[1] / ".data", help="where these are kept")
+    from benchmarks.photos import copy_photos, find_photos
+    from benchmarks.running import make_parser, run_module, table, write_json
+
+    parser = make_parser("startup", __doc__, "photos", "cache", "json", files=2048, rounds=3)
     parser.add_argument("--workers", default="1,2,8,16", help="numbers of workers (default 1,2,8,16)")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=ROWS)
     parser.add_argument("--cell", nargs=3, metavar=("ROW", "LOADER", "WORKERS"), help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     if options.cell:
         row, loader, workers = options.cell
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
-    from benchmarks.photos import copy_photos, find_photos
-    from benchmarks.running import run_module
-
-    root = copy_photos(options.photos or find_photos(options.cache)[0], options.cache, options.files)
+    root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
     cells = [(row, loader, workers) for row in rows for workers in options.workers.split(",") for loader in LOADERS]
     results: dict[str, list[dict[str, float]]] = {" ".join(cell): [] for cell in cells}
@@ -154,13 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{' '.join(cell)}: {result['error']}", file=sys.stderr)
                 continue
             results[" ".join(cell)].append(result)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'':36} first batch, s   CPU s   own, MB   shared, MB   back after, ms")
+    write_json(options.json, results)
+    rows = []
     for name, found in results.items():
-        middle = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
-        numbers = [f"{middle[key]:.2f}" if key in middle else "–" for key in COLUMNS]
-        print(f"{name:36} {numbers[0]:>14} {numbers[1]:>7} {numbers[2]:>9} {numbers[3]:>12} {numbers[4]:>16}")
+        medians = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
+        rows.append([name, *(f"{medians[key]:.2f}" if key in medians else "–" for key in COLUMNS)])
+    print(table(["", *COLUMNS.values()], rows))
     return 0
 
 

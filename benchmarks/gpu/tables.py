@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
+from benchmarks.running import MARKS, Verdict, median, table
 
-__all__ = ["Aim", "Results", "device_share", "judge", "report"]
+__all__ = ["Results", "device_share", "judge", "report"]
 
 Results = Mapping[str, Any]
 """What the command writes: "machine", "rows" by name, and so on."""
@@ -37,14 +37,6 @@ feeding: a training step in bfloat16; of one batch: the rate over that of the sa
   images on the same stream included; idle: the same, ms a step; next(): ms of the host, the median"""
 
 
-@dataclass(frozen=True)
-class Aim:
-    """What is aimed at, what was measured, and whether that meets it; None where it was not measured."""
-
-    text: str
-    met: bool | None
-
-
 def report(results: Results) -> str:
     """All tables, what was not measured and why, and the aims."""
     recipe, photos, machine = results["recipe"], results["photos"], results["machine"]
@@ -59,34 +51,33 @@ def report(results: Results) -> str:
     if results["simulated"]:
         lines.append("SIMULATED on the CPU: the figures mean nothing, only whether each row ran")
     tables = [_alone(results), *(_feeding(results, name, label) for name, label in NETWORKS.items()), _parts(results)]
-    words = {True: "met   ", False: "MISSED", None: "–     "}
-    aims = [f"{words[aim.met]} {aim.text}" for aim in judge(results)]
+    aims = [f"{MARKS[aim.met]} {aim.text}" for aim in judge(results)]
     return "\n\n".join(["\n".join(lines), *tables, "\n".join(_notes(results)), "\n".join(aims)])
 
 
 def device_share(results: Results) -> float:
     """The share of the images that a GPU should decode where workers do the others, by the rates of both decoders
     alone; a half where they were not measured."""
-    decoder, device = (_median(_row(results, name).get("images_per_s")) for name in ("decoder", "device_decoder"))
+    decoder, device = (median(_row(results, name).get("images_per_s")) for name in ("decoder", "device_decoder"))
     return min(max(round(device / (device + decoder), 2), 0.01), 0.99) if decoder and device else 0.5
 
 
-def judge(results: Results) -> list[Aim]:
+def judge(results: Results) -> list[Verdict]:
     """Each aim, whether or not it was measured."""
-    ours, decoder = _rate(results, "fused"), _median(_row(results, "decoder").get("images_per_s"))
-    device, waiting = _median(_row(results, "device_decoder").get("images_per_s")), _waiting(results)
+    ours, decoder = _rate(results, "fused"), median(_row(results, "decoder").get("images_per_s"))
+    device, waiting = median(_row(results, "device_decoder").get("images_per_s")), _waiting(results)
     aims = [
         _at_least("of the CPU's decoder alone", _over(ours, decoder), OF_DECODER, "{:.0%}"),
         _at_least("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), TIMES_DALI),
         _at_least("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), TIMES_TORCH),
-        Aim(
+        Verdict(
             f"ResNet-50 waits less than {MOST_WAITING:.0%} of the time: {_number(waiting, '{:.2%}', 'not measured')}",
             None if waiting is None else waiting < MOST_WAITING,
         ),
         _at_least("images/s, the fused kernels alone", _kernels(results), STAGE_RATE, "{:,.0f}"),
         _at_least(
             "arrays of 256×256 a second, to the device",
-            _median(_row(results, "array_file").get("images_per_s")),
+            median(_row(results, "array_file").get("images_per_s")),
             ARRAY_RATE,
             "{:,.0f}",
         ),
@@ -112,23 +103,23 @@ def judge(results: Results) -> list[Aim]:
             "{:.0%}",
         ),
     ]
-    return [replace(aim, met=None) for aim in aims] if results["simulated"] else aims
+    return [aim._replace(met=None) for aim in aims] if results["simulated"] else aims
 
 
-def _at_least(what: str, found: float | None, least: float, form: str = "{:.2f}") -> Aim:
+def _at_least(what: str, found: float | None, least: float, form: str = "{:.2f}") -> Verdict:
     text = f"at least {form.format(least)} {what}: {_number(found, form, 'not measured')}"
-    return Aim(text, None if found is None else found >= least)
+    return Verdict(text, None if found is None else found >= least)
 
 
 def _alone(results: Results) -> str:
     best = _fastest(results, [name for name, feed in FEEDS.items() if feed.own])
-    decoder = _median(_row(results, "decoder").get("images_per_s"))
+    decoder = median(_row(results, "decoder").get("images_per_s"))
     rows = []
     for name, feed in FEEDS.items():
         row = _row(results, name)
         alone = row.get("alone", {})
         rates = alone.get("images_per_s", [])
-        rate = _median(rates)
+        rate = median(rates)
         rows.append(
             [
                 feed.label + ("*" if row.get("falls_back") else ""),
@@ -137,13 +128,13 @@ def _alone(results: Results) -> str:
                 _number(_over(best, rate), "{:.2f}"),
                 _number(_over(rate, decoder), "{:.0%}"),
                 _number(row.get("first_batch_s"), "{:.2f}"),
-                _number(_median(alone.get("next_cpu_ms")), "{:.2f}"),
+                _number(median(alone.get("next_cpu_ms")), "{:.2f}"),
                 _number(row.get("peak_mb")),
                 _number(row.get("device_mb")),
             ]
         )
     headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms"]
-    return _table([*headings, "torch's MB", "all MB"], rows)
+    return table([*headings, "torch's MB", "all MB"], rows)
 
 
 def _feeding(results: Results, network: str, label: str) -> str:
@@ -153,31 +144,31 @@ def _feeding(results: Results, network: str, label: str) -> str:
     rows = [
         [
             name,
-            _number(_median(row.get("images_per_s"))),
-            _number(_over(_median(row.get("images_per_s")), _median(resident.get("images_per_s"))), "{:.1%}"),
-            _number(_median(row.get("waiting")), "{:.2%}"),
-            _number(_median(row.get("idle_ms")), "{:.3f}"),
-            _number(_median(row.get("next_ms")), "{:.2f}"),
+            _number(median(row.get("images_per_s"))),
+            _number(_over(median(row.get("images_per_s")), median(resident.get("images_per_s"))), "{:.1%}"),
+            _number(median(row.get("waiting")), "{:.2%}"),
+            _number(median(row.get("idle_ms")), "{:.3f}"),
+            _number(median(row.get("next_ms")), "{:.2f}"),
         ]
         for name, row in rates.items()
     ]
-    return _table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
+    return table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
 
 
 def _parts(results: Results) -> str:
     """gpuload's parts beside their ceilings."""
     decoder, device = _row(results, "decoder"), _row(results, "device")
-    workers = _median(_row(results, "workers").get("images_per_s"))
-    arrays = _median(_row(results, "arrays").get("images_per_s"))
+    workers = median(_row(results, "workers").get("images_per_s"))
+    arrays = median(_row(results, "arrays").get("images_per_s"))
     size = results["recipe"]["size"]
     sent = None if arrays is None else arrays * 3 * size * size / 1e9
-    of_file = _median(_row(results, "array_file").get("images_per_s"))
+    of_file = median(_row(results, "array_file").get("images_per_s"))
     file_gb_s = None if of_file is None else of_file * 3 * ARRAY_SIDE**2 / 1e9
     upload = device.get("upload_gb_s")
-    alone = _median(decoder.get("images_per_s"))
+    alone = median(decoder.get("images_per_s"))
     rates = _row(results, "stage").get("rates", {})
     way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
-    stage, copy = _median(rates.get(way)), _row(results, "stage").get("copy")
+    stage, copy = median(rates.get(way)), _row(results, "stage").get("copy")
     resident, light_kb = _row(results, "resident"), results["photos"].get("light_kb")
     images, gb = "{:,.0f} images/s", "{:.2f} GB/s"
     parts = [
@@ -186,10 +177,10 @@ def _parts(results: Results) -> str:
         (PARTS["array_file"], file_gb_s, gb, "a page-locked copy", upload),
         (
             PARTS["resident"],
-            _median(resident.get("images_per_s")),
+            median(resident.get("images_per_s")),
             images,
             "its stage alone",
-            _median(resident.get("stage")),
+            median(resident.get("stage")),
         ),
         *(
             (PARTS[name], _rate(results, name), images, f"their aim, files of {_number(light_kb)} KB", LIGHT_RATE)
@@ -201,7 +192,7 @@ def _parts(results: Results) -> str:
         [part, _number(reached, form), ceiling, _number(most, form), _number(_over(reached, most), "{:.0%}")]
         for part, reached, form, ceiling, most in parts
     ]
-    return _table(["parts", "reached", "ceiling", "of it", "share"], rows)
+    return table(["parts", "reached", "ceiling", "of it", "share"], rows)
 
 
 def _notes(results: Results) -> list[str]:
@@ -225,7 +216,7 @@ def _row(results: Results, name: str) -> dict[str, Any]:
 
 
 def _rate(results: Results, name: str) -> float | None:
-    return _median(_row(results, name).get("alone", {}).get("images_per_s"))
+    return median(_row(results, name).get("alone", {}).get("images_per_s"))
 
 
 def _fastest(results: Results, names: Sequence[str]) -> float | None:
@@ -236,8 +227,8 @@ def _waiting(results: Results) -> float | None:
     """The share of the time that ResNet-50 waits: between its steps, or what its rate lacks of that on one batch that
     stays, which is more where it waits within a step."""
     ours, stays = (_row(results, name).get("resnet50", {}) for name in ("fused", "device"))
-    of_stays = _over(_median(ours.get("images_per_s")), _median(stays.get("images_per_s")))
-    shares = [_median(ours.get("waiting")), None if of_stays is None else 1 - of_stays]
+    of_stays = _over(median(ours.get("images_per_s")), median(stays.get("images_per_s")))
+    shares = [median(ours.get("waiting")), None if of_stays is None else 1 - of_stays]
     return max((share for share in shares if share is not None), default=None)
 
 
@@ -247,23 +238,9 @@ def _kernels(results: Results) -> float | None:
     return max((statistics.median(found) for way, found in rates.items() if "kernels" in way), default=None)
 
 
-def _median(values: Sequence[float] | None) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _over(value: float | None, other: float | None) -> float | None:
     return None if value is None or not other else value / other
 
 
 def _number(value: float | None, form: str = "{:,.0f}", without: str = "–") -> str:
     return without if value is None else form.format(value)
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> str:
-    """Text in columns, the first to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    lines = [headings, ["─" * width for width in widths], *rows]
-    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip() for line, cells in zip(lines, padded, strict=True)
-    )
