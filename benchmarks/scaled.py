@@ -34,7 +34,7 @@ from PIL import Image
 import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.peers.decoder_alone import draw_region
-from benchmarks.photos import SUFFIXES, find_photos
+from benchmarks.photos import find_photos, jpegs_in
 from benchmarks.running import machine, make_parser, table, write_results
 from gpuload import transforms as T
 from gpuload.decode import Decoder
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=60, help="rounds at most, where it is close (default 60)")
     options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)
-    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)[: options.files]
+    paths = jpegs_in(source)[: options.files]
 
     decoder, rng = Decoder(gl.Decode()), np.random.default_rng(0)
     found: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from benchmarks.augmentation.contenders import BACKENDS, PEERS, contenders, leas
 from benchmarks.augmentation.kernel import kernels_alone
 from benchmarks.augmentation.measuring import CaseResult, clock_of, copy_bandwidth, measure
 from benchmarks.augmentation.photographs import Photographs
-from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
+from benchmarks.augmentation.tables import judge, notes, tables
 from benchmarks.machine import cpu_model, cuda_device, versions
 from benchmarks.photos import find_photos
 from benchmarks.running import check_least, make_parser, say_verdicts, write_json
@@ -163,13 +163,10 @@ def _show(device: str, result: DeviceResult) -> None:
         return
     print(f"{where}: {result.name}; a plain copy moves {result.copy_gb_s:.1f} GB/s")
     print(f"versions: {', '.join(f'{name} {number}' for name, number in versions().items())}")
-    single = [case for case in result.cases if case.section == "transforms"]
-    whole = [case for case in result.cases if case.section != "transforms"]
-    if single:
-        tables = (transform_table(single, result.batch, where, rates=rates) for rates in (False, True))
-        print("", *tables, *notes(single), sep="\n")
-    if whole:
-        print("", recipe_table(whole, result.batch, where), *notes(whole), sep="\n")
+    for alone in (True, False):
+        cases = [case for case in result.cases if (case.section == "transforms") == alone]
+        if cases:
+            print("", *tables(cases, result.batch, where), *notes(cases), sep="\n")
     print()
 
 

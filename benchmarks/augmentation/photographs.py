@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from benchmarks.augmentation.cases import Start
-from benchmarks.photos import find_photos
+from benchmarks.photos import find_photos, jpegs_in
 from benchmarks.running import REPOSITORY
 from gpuload.stage import RaggedImages
 
@@ -42,9 +42,7 @@ class Photographs:
     """
 
     def __init__(self, folder: Path, count: int, device: torch.device) -> None:
-        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-        if not paths:
-            raise SystemExit(f"no JPEGs (*.jpg, *.jpeg) in {folder}")
+        paths = jpegs_in(folder)
         decoded = {}
         for path in paths[:count]:
             with Image.open(path) as opened:

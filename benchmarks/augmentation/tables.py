@@ -9,7 +9,7 @@ from benchmarks.augmentation.measuring import CaseResult, Row
 from benchmarks.running import Verdict, median, table
 
 __all__ = [
-    "KERNELS", "KERNELS_REPLAYED", "base_of", "judge", "median_ms", "notes", "ratio", "recipe_table", "transform_table",
+    "KERNELS", "KERNELS_REPLAYED", "base_of", "judge", "median_ms", "notes", "ratio", "tables",
 ]  # fmt: skip
 
 KERNELS = "gpuload fused, kernels alone"
@@ -51,53 +51,35 @@ def base_of(rows: dict[str, Row]) -> str:
     return next((name for name in ours if median_ms(rows.get(name))), "gpuload torch")
 
 
-def transform_table(results: Sequence[CaseResult], batch: int, where: str, *, rates: bool = False) -> str:
-    """Format a row for each transform and a column for each contender: milliseconds for a batch, or images a second."""
-    names = [name for name in HEADINGS if any(name in result.rows for result in results)]
-    rows = [
-        [
-            result.name,
-            *(_cell(result.rows.get(name), batch, rates=rates) for name in names),
-            _figure(result.roofline_ms, batch, rates=rates),
-        ]
-        for result in results
-    ]
-    title = f"{where}: transforms, {'images/s' if rates else f'ms for a batch of {batch}'}"
-    return table(["transform", *(HEADINGS[name] for name in names), "a plain copy"], rows, title)
+def tables(results: Sequence[CaseResult], batch: int, where: str) -> list[str]:
+    """Format a row for each case and a column for each contender: milliseconds for a batch, images a second, and how
+    many times as long it takes as gpuload's default, within rounds."""
+    names = list(dict.fromkeys(name for result in results for name in result.rows))
 
+    def ms_of(result: CaseResult, name: str) -> str:
+        return _figure(median_ms(result.rows.get(name)), "{:.3g}")
 
-def recipe_table(results: Sequence[CaseResult], batch: int, where: str) -> str:
-    """Format a row for each contender, below the name of each recipe."""
-    headings = [
-        "recipe, made by",
-        "ms for a batch",
-        "images/s",
-        "ratio (least … greatest)",
-        "of the roofline",
-        "peak MB",
-    ]
-    lines: list[list[str]] = []
-    for result in results:
-        base = result.rows.get(base_of(result.rows))
-        lines.append([result.name, *[""] * 5])
-        for name, row in result.rows.items():
-            ms, shown = median_ms(row), f"  {name}{'*' if row.falls_back else ''}"
-            if ms is None:
-                lines.append([shown, "", "failed" if row.failed else "not measured", "", "", ""])
-                continue
-            times = None if row is base else ratio(row, base)
-            peak_mb = max(reading.peak_mb or 0 for reading in row.readings)
-            lines.append(
-                [
-                    shown,
-                    _figure(ms, batch),
-                    _figure(ms, batch, rates=True),
-                    _ratio(*times) if times else "",
-                    f"{result.roofline_ms / ms:.1%}",
-                    f"{peak_mb:,.0f}" if peak_mb else "",
-                ]
-            )
-    return table(headings, lines, f"{where}: recipes, a batch of {batch}; ratio: to gpuload's default, within rounds")
+    def rate_of(result: CaseResult, name: str) -> str:
+        ms = median_ms(result.rows.get(name))
+        return _figure(ms and 1000 * batch / ms, "{:,.0f}")
+
+    def times_of(result: CaseResult, name: str) -> str:
+        times = ratio(result.rows.get(name), result.rows.get(base_of(result.rows)))
+        return "{:.2f} ({:.2f} … {:.2f})".format(*times) if times else "–"
+
+    texts = []
+    for title, cell in ((f"ms for a batch of {batch}", ms_of), ("images/s", rate_of), ("times the default", times_of)):
+        rows = []
+        for result in results:
+            cells = []
+            for name in names:
+                row = result.rows.get(name, Row())
+                cells.append("failed" if row.failed else cell(result, name) + ("*" if row.falls_back else ""))
+            rows.append([result.name, *cells, f"{result.roofline_ms:.3g}"])
+        texts.append(
+            table(["", *(HEADINGS.get(name, name) for name in names), "a plain copy, ms"], rows, f"{where}: {title}")
+        )
+    return texts
 
 
 def notes(results: Sequence[CaseResult]) -> list[str]:
@@ -167,21 +149,5 @@ def _judge_cuda(results: Sequence[CaseResult], batch: int) -> list[Verdict]:
     return [verdict, _at_least(times_text, kornia, best.rows[name], CUDA_TIMES_KORNIA)]
 
 
-def _cell(row: Row | None, batch: int, *, rates: bool) -> str:
-    if row is not None and row.failed:
-        return "failed"
-    ms = median_ms(row)
-    if row is None or ms is None:
-        return "–"
-    return _figure(ms, batch, rates=rates) + ("*" if row.falls_back else "")
-
-
-def _figure(ms: float, batch: int, *, rates: bool = False) -> str:
-    if rates:
-        rate = 1000 * batch / ms
-        return f"{rate:,.0f}" if rate < 1e6 else f"{rate / 1e6:.2f} M"
-    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
-
-
-def _ratio(median: float, least: float, greatest: float) -> str:
-    return f"{median:.2f}" if least == greatest else f"{median:.2f} ({least:.2f} … {greatest:.2f})"
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -26,7 +26,7 @@ from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
 from benchmarks.running import make_parser, table
 from benchmarks.servers import serving
-from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, labels_in, paths_in, squares, write
+from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
 __all__ = ["WAYS", "Comparison", "Found", "main"]
@@ -64,7 +64,7 @@ class Comparison:
     """
 
     def __init__(self, base: Path, batch_size: int = 64, size: int = 224) -> None:
-        self._paths, self._labels = paths_in(base), labels_in(base)
+        self._paths, self._labels, self._archives = paths_in(base), labels_in(base), archives_in(base)
         self._batch_size, self._size = batch_size, size
         self._half = len(self._paths) // batch_size // 2  # where states are taken: after so many batches
         self._known: dict[tuple[str, int], list[bytes]] = {}
@@ -93,7 +93,7 @@ class Comparison:
         if key not in self._known:
             images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
             held = Held(images, self._labels)
-            self._known[key] = self._read(Streamed(held) if kind == "stream" else held, key[1], {})
+            self._known[key] = self._read(Streamed(held, self._archives) if kind == "stream" else held, key[1], {})
         return self._known[key]
 
     def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import torchvision, v2
-from benchmarks.sources.stores import SEED, SHARDS, labels_in, order, paths_in
+from benchmarks.sources.stores import SEED, archives_in, labels_in, order, paths_in
 
 __all__ = ["NATIVES", "Native"]
 
@@ -127,8 +127,8 @@ class WebDataset(Native):
     def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         import webdataset as wds
 
-        urls = f"{self.place}/train-{{000..{SHARDS - 1:03d}}}.tar"
-        dataset = wds.WebDataset(urls, shardshuffle=SHARDS if random else False, seed=SEED)
+        urls = list(map(str, archives_in(self.base)))
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls) if random else False, seed=SEED)
         dataset = (dataset.shuffle(BUFFER) if random else dataset).to_tuple("jpg", "cls")
         return dataset if transform is None else dataset.map_tuple(transform, int).batched(batch_size)
 

@@ -97,7 +97,7 @@ class Memcpy:
     package = "numpy"
 
     def __init__(self, base: str) -> None:
-        self.path = f"{base}/stores/pixels.npy"
+        self.path = f"{base}/stores/arrays/pixels.npy"
 
     def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
         pixels = np.load(self.path, mmap_mode="r")
