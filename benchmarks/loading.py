@@ -127,19 +127,6 @@ def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tup
     return ["", *cells], [list(row) for row in zip((labels[name] for name in names), *cells.values(), strict=True)]
 
 
-def tables(results: Results) -> list[str]:
-    """Format a table for each group of which a peer was measured."""
-    texts = []
-    for group, labels in GROUPS.items():
-        if results.keys() & labels.keys():
-            own = None if group == "workers" else next(iter(labels))
-            texts.append(table(*columns(results, labels, own), TITLES[group]))
-    if "decoder_alone" in results:
-        rate = median_of(results["decoder_alone"], "images_per_s_from_memory")
-        texts.append(f"region decoder alone, bytes in memory: {rate:,.0f} images/s")
-    return texts
-
-
 def judge(results: Results) -> list[Verdict]:
     """Judge every goal for which the figures were measured."""
     verdicts = []
@@ -233,8 +220,10 @@ def main(arguments: list[str] | None = None) -> int:
         "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
         "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory"
     )
-    for text in tables(results):
-        print(f"\n{text}")
+    for group, labels in GROUPS.items():
+        if results.keys() & labels.keys():
+            own = None if group == "workers" else next(iter(labels))
+            print("", table(*columns(results, labels, own), TITLES[group]), sep="\n")
     print()
     say_verdicts(verdicts := judge(results))
     asked = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}

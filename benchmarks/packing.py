@@ -2,14 +2,10 @@
 
     python -m benchmarks.packing --photos DIR [--json FILE]
 
-What it is held against does the same work and nothing else: photographs as they are, a loop that reads each file, and
-writes it to one; the same from the disk, in as many processes, with the next files named to the kernel; with
-``--short-side``, one decoder, resizer and encoder; with ``--cuttable``, the function that makes a JPEG cuttable; the
-latter two in as many processes, and without writing. Each way has a process of its own (`benchmarks.running`).
-
-Times begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of
-them, and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within
-them, which matters less the larger the set is. CPU time is that of the process and of all that it started.
+docs/packing.md says what each way does, and has results. Each has a process of its own (`benchmarks.running`). Times
+begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of them,
+and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within them.
+CPU time is that of the process and of all that it started.
 """
 
 from __future__ import annotations
@@ -20,9 +16,9 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,7 +38,7 @@ from benchmarks.running import (
     table,
     write_results,
 )
-from benchmarks.sources.pages import drop
+from benchmarks.sources.reading import drop
 
 __all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
 
@@ -165,15 +161,11 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
 
 
 def run(group: str, way: str, root: Path, cache: Path, workers: int) -> dict[str, Any]:
-    """One way, in a process of its own. Its result has `error` where it could not run."""
-    place = cache / "packing"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    try:
-        asked = json.dumps([group, way, str(root), str(place / "made"), workers])
-        return run_module(["benchmarks.packing", "--measure", asked], LIMIT_S)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    """Run one way in a process of its own. Its result has `error` if it could not run."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=cache) as folder:
+        arguments = json.dumps([group, way, str(root), f"{folder}/made", workers])
+        return run_module(["benchmarks.packing", "--measure", arguments], LIMIT_S)
 
 
 def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:

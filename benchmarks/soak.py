@@ -64,15 +64,6 @@ def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str
     return damaged
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
-    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
-
-
 class Killer(threading.Thread):
     """Kills a random worker every so often, and waits each time for the one that takes its place; one time in five it
     kills the template first."""
@@ -148,45 +139,44 @@ class Figures:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run and report. Returns the exit status: 1 where a promise was broken."""
-    options = parse(arguments)
+    """Run and report. Returns the exit status: 1 if a promise was broken."""
+    parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
+    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
     source, _ = find_photos(options.cache, options.photos)
-    whole = copy_photos(source, options.cache, options.files)
     root = options.cache / "soak"
-    how = damaged_copy(whole, root, options.damaged, options.seed)
+    kinds = damaged_copy(copy_photos(source, options.cache, options.files), root, options.damaged, options.seed)
     warm(root)
     dataset = gl.ImageFolder(root)
-    damaged = {index for index in range(len(dataset)) if dataset.paths[index] in how}
+    damaged = {index for index in range(len(dataset)) if dataset.paths[index] in kinds}
     good = set(range(len(dataset))) - damaged
     print(
-        f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(how.values())))}); "
+        f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(kinds.values())))}); "
         f"{options.workers} workers, one killed every {options.kill_every:g} s for {options.minutes:g} minutes"
     )
+    normalize = T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     loader = gl.Loader(
         dataset,
         options.batch_size,
         shuffle=True,
-        transforms=[
-            T.RandomResizedCrop(224),
-            T.RandomHorizontalFlip(),
-            T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
-        ],
+        transforms=[T.RandomResizedCrop(224), T.RandomHorizontalFlip(), normalize],
         num_workers=options.workers,
         device="cpu",
         info=True,
         faults=gl.Faults(on_error="skip", max_error_rate=4 * options.damaged, max_restarts=10**9),
     )
-    figures = Figures()
+    figures, killer = Figures(), Killer(loader, options.kill_every, options.seed)
     started = said_at = time.monotonic()
-    killer: Killer | None = None
     with loader:
         while time.monotonic() - started < 60 * options.minutes or figures.epochs < 4:
             seen: Counter[int] = Counter()
             known = loader.errors.total
             for step, (_, info) in enumerate(loader):
                 seen.update(info.indices.tolist())
-                if killer is None:
-                    killer = Killer(loader, options.kill_every, options.seed)
+                if not killer.ident:  # there are workers from here on
                     killer.start()
                 if step == len(loader) // 2:
                     figures.measure()
@@ -194,20 +184,18 @@ def main(arguments: list[str] | None = None) -> int:
             figures.take(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
             if time.monotonic() - said_at > 60:
                 said_at = time.monotonic()
-                minutes, kills = (said_at - started) / 60, killer.kills if killer else 0
                 print(
-                    f"{minutes:.0f} min: {figures.epochs} epochs, {kills} kills, {figures.memory_mb[-1]:.0f} MB, "
-                    f"{figures.descriptors[-1]} descriptors",
+                    f"{(said_at - started) / 60:.0f} min: {figures.epochs} epochs, {killer.kills} kills, "
+                    f"{figures.memory_mb[-1]:.0f} MB, {figures.descriptors[-1]} descriptors",
                     flush=True,
                 )
-        assert killer is not None
         killer.stop()
         figures.slots_away = slots_away(loader)
     return report(figures, killer, options, time.monotonic() - started)
 
 
 def slots_away(loader: gl.Loader) -> int:
-    """How many slots of the ring nothing can use after an epoch, once no worker can write to any."""
+    """Return how many slots of the ring nothing can use after an epoch, once no worker can write to any."""
     session: Any = loader._session
     while not session.feed.idle() or session.engine.recover_slots():
         session.feed.pump(0.01)
@@ -215,26 +203,27 @@ def slots_away(loader: gl.Loader) -> int:
 
 
 def report(figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
-    restart_s = statistics.median(killer.restarts_s) if killer.restarts_s else float("nan")
-    slowest_s = max(killer.restarts_s, default=float("nan"))
+    restarts_s = killer.restarts_s or [float("nan")]
+    restart_s, slowest_s = statistics.median(restarts_s), max(restarts_s)
     quarter = len(figures.descriptors) // 4
-    promises = {
-        f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated": (
-            figures.lost == figures.repeated == 0
+    most, at_first = max(figures.descriptors[quarter:]), max(figures.descriptors[: quarter + 1])
+    growth_mb, left = figures.growth_mb(), len(tree(os.getpid())) - 1
+    verdicts = [
+        Verdict(
+            f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated",
+            figures.lost == figures.repeated == 0,
         ),
-        f"every damaged one decoded or listed, once: {figures.unaccounted} not": figures.unaccounted == 0,
-        f"every slot of the ring usable at the end: {figures.slots_away} not": figures.slots_away == 0,
-        f"memory flat: {figures.growth_mb():+.0f} MB from the second to the last quarter": (
-            figures.growth_mb() < FLAT_MB
+        Verdict(f"every damaged one decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
+        Verdict(f"every slot of the ring usable at the end: {figures.slots_away} not", figures.slots_away == 0),
+        Verdict(f"memory flat: {growth_mb:+.0f} MB from the second to the last quarter", growth_mb < FLAT_MB),
+        Verdict(f"descriptors flat: {most} at most, {at_first} in the first quarter", most <= at_first),
+        Verdict(f"processes: {max(figures.processes)} at most", max(figures.processes) <= options.workers + 2),
+        Verdict(
+            f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s",
+            restart_s < RESTART_LIMIT_S,
         ),
-        f"descriptors flat: {max(figures.descriptors[quarter:])} at most, {max(figures.descriptors[: quarter + 1])} in "
-        "the first quarter": max(figures.descriptors[quarter:]) <= max(figures.descriptors[: quarter + 1]),
-        f"processes: {max(figures.processes)} at most": max(figures.processes) <= options.workers + 2,
-        f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s": (
-            restart_s < RESTART_LIMIT_S
-        ),
-        f"nothing left behind: {len(tree(os.getpid())) - 1} processes": len(tree(os.getpid())) == 1,
-    }
+        Verdict(f"nothing left behind: {left} processes", left == 0),
+    ]
     print(
         f"\n{seconds / 60:.1f} minutes: {figures.epochs} epochs, {figures.samples:,} samples "
         f"({figures.samples / seconds:,.0f}/s), {killer.kills} kills and {killer.template_kills} of the template, "
@@ -242,18 +231,12 @@ def report(figures: Figures, killer: Killer, options: argparse.Namespace, second
         f"memory of all processes: first {figures.memory_mb[0]:.0f}, median "
         f"{statistics.median(figures.memory_mb):.0f}, last {figures.memory_mb[-1]:.0f} MB\n"
     )
-    say_verdicts(Verdict(text, kept) for text, kept in promises.items())
-    facts = {
-        "minutes": seconds / 60,
-        "kills": killer.kills,
-        "template_kills": killer.template_kills,
-        "restart_s": {"median": restart_s, "slowest": slowest_s},
-        "figures": vars(figures),
-        "promises": promises,
-        "python": sys.version.split()[0],
-    }
-    write_json(options.json, facts)
-    return 0 if all(promises.values()) else 1
+    say_verdicts(verdicts)
+    counts = {"minutes": seconds / 60, "kills": killer.kills, "template_kills": killer.template_kills}
+    restart = {"restart_s": {"median": restart_s, "slowest": slowest_s}}
+    about = {"figures": vars(figures), "promises": dict(verdicts), "python": sys.version.split()[0]}
+    write_json(options.json, {**counts, **restart, **about})
+    return 0 if all(verdict.met for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

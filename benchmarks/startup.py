@@ -3,16 +3,13 @@
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
 Each cell is a process of its own: seconds from `iter()` to the first batch, the CPU seconds of all its processes in
-that time, and their memory after a few batches, when all that is loaded ahead is there (with gpuload two batches, with
-DataLoader two for each worker). Their own memory is PSS, which counts shared pages in proportion, without shared
-memory; of this, what is held, whether a process maps it or not: DataLoader's batches on their way are not mapped.
-Medians of the rounds; all cells are in each.
+that time, and their memory once all that is loaded ahead is there: their own (PSS without shared memory), and what they
+hold in shared memory, whether a process maps it or not, since DataLoader's batches on their way are not mapped. And how
+long it is from the death of a worker to the hello of the one that takes its place. Medians of the rounds.
 
 - folder: `gl.ImageFolder`, which imports little; DataLoader has torchvision's with the same crops.
 - torchvision: torchvision's ImageFolder with v2's transforms inside, the same object for both.
-- huggingface: a data set of Hugging Face's with an Image and a label, as it is for gpuload; DataLoader crops with v2.
-
-Besides, how long it is from the death of a worker to the hello of the one that takes its place.
+- huggingface: a Hugging Face data set with an image and a label; DataLoader crops with v2.
 """
 
 from __future__ import annotations
@@ -132,8 +129,7 @@ def _back_ms(engine: Any) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cells, and print them."""
-    from benchmarks.photos import copy_photos, find_photos
-    from benchmarks.running import make_parser, run_module, table, write_json
+    from benchmarks.running import in_turns, make_parser, run_module, table, write_json
 
     parser = make_parser("startup", __doc__, "photos", "cache", "json", files=2048, rounds=3)
     parser.add_argument("--workers", default="1,2,8,16", help="numbers of workers (default 1,2,8,16)")
@@ -144,17 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row, loader, workers = options.cell
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
+    from benchmarks.photos import copy_photos, find_photos  # not in a cell, whose memory it would count in
+
     root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
     cells = [(row, loader, workers) for row in rows for workers in options.workers.split(",") for loader in LOADERS]
-    results: dict[str, list[dict[str, float]]] = {" ".join(cell): [] for cell in cells}
-    for _ in range(options.rounds):
-        for cell in cells:
-            result = run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell], LIMIT_S)
-            if "error" in result:
-                print(f"{' '.join(cell)}: {result['error']}", file=sys.stderr)
-                continue
-            results[" ".join(cell)].append(result)
+    ways, failed = [" ".join(cell) for cell in cells], {}
+
+    def run(cell: str) -> dict[str, float]:
+        return run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell.split()], LIMIT_S)
+
+    rounds = in_turns(ways, options.rounds, run, failed)
+    results = {cell: [one[cell] for one in rounds if cell in one] for cell in ways}
     write_json(options.json, results)
     rows = []
     for name, found in results.items():

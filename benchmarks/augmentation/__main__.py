@@ -40,10 +40,10 @@ gpuload: from interleaved levels, as decoders give them; each image has draws of
 gl.Augment: the module, called with a batch of uint8 in planes, as a loader of the user's own yields it; the peers start
   from the same batch, and what makes floats of it, which Kornia takes, is within the time
 all: results are levels in planes, or normalised floats for recipes; torchvision and Kornia start from planes
-v2 Pillow, v2 sample: torchvision v2 called for each image, Pillow's or a tensor, and stacked
-v2 batch: torchvision v2 on the batch, where each transform draws once for all images; photographs are cropped one by
-  one before it, since they differ in size
-Kornia AS: AugmentationSequential on a batch of floats, which are there before where the result is levels; photographs
+torchvision per sample: called for each image, Pillow's or a tensor, and stacked
+torchvision per batch: on the batch, where each transform draws once for all images; photographs are cropped one by one
+  before it, since they differ in size
+Kornia: AugmentationSequential on a batch of floats, which are there before where the result is levels; photographs
   were brought to one size before, by torch's interpolate
 transforms with a probability have 1, so that each image is changed; those that crop or resize start from photographs,
   all others from crops of 224×224

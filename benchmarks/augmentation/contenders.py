@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.augmentation.cases import CLASSES, Case
+from benchmarks.augmentation.cases import CLASSES, Case, Start
 from benchmarks.augmentation.photographs import Photographs
 from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import v2
@@ -125,22 +125,19 @@ def _planned(case: Case, photographs: Photographs, backend: str, build: Callable
 def _pillow(case: Case, photographs: Photographs) -> Contender | str:
     if photographs.device.type != "cpu":
         return "Pillow's images are on the CPU"
-    if case.mixed and not case.image:
-        return "it mixes the images of a batch"
-    if case.no_pillow:
-        return "it takes no Pillow images"
-    return _sampled(case, photographs, photographs.pillow(case.start))
+    return "it takes no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
 
 
 def _tensors(case: Case, photographs: Photographs) -> Contender | str:
+    return _sampled(case, photographs, photographs.tensors)
+
+
+def _sampled(case: Case, photographs: Photographs, images_of: Callable[[Start], Sequence[Any]]) -> Contender | str:
+    """torchvision's transforms, one image after the other; then the batch."""
     if case.mixed and not case.image:
         return "it mixes the images of a batch"
-    return _sampled(case, photographs, photographs.tensors(case.start))
-
-
-def _sampled(case: Case, photographs: Photographs, images: Sequence[Any]) -> Contender:
-    """torchvision's transforms, one image after the other; then the batch."""
     compose, floats, finish = _composed(case.image), _floats(case), _finish(case, photographs)
+    images = images_of(case.start)
     if case.boxes:
         samples = _with_boxes(images, photographs)
         return Contender(lambda turn: finish(torch.stack([floats(compose(*sample)[0]) for sample in samples])))

@@ -14,16 +14,6 @@ __all__ = [
 
 KERNELS = "gpuload fused, kernels alone"
 KERNELS_REPLAYED = f"{KERNELS}, as a graph"
-HEADINGS = {
-    "gpuload torch": "torch",
-    "gpuload kornia": "kornia",
-    "gpuload dali": "dali",
-    "gpuload fused": "fused",
-    "torchvision v2 per sample, Pillow": "v2 Pillow",
-    "torchvision v2 per sample": "v2 sample",
-    "torchvision v2 per batch": "v2 batch",
-    "Kornia AugmentationSequential": "Kornia AS",
-}
 # CPU milliseconds for an image, at most.
 CPU_GOALS_MS = {"classic": 0.25, "classic + ColorJitter": 0.5}
 # From dense batches: how many times as long Kornia's sequence takes, at least, and torchvision's on the batch.
@@ -76,9 +66,7 @@ def tables(results: Sequence[CaseResult], batch: int, where: str) -> list[str]:
                 row = result.rows.get(name, Row())
                 cells.append("failed" if row.failed else cell(result, name) + ("*" if row.falls_back else ""))
             rows.append([result.name, *cells, f"{result.roofline_ms:.3g}"])
-        texts.append(
-            table(["", *(HEADINGS.get(name, name) for name in names), "a plain copy, ms"], rows, f"{where}: {title}")
-        )
+        texts.append(table(["", *names, "a plain copy, ms"], rows, f"{where}: {title}"))
     return texts
 
 

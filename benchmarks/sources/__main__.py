@@ -33,8 +33,7 @@ from benchmarks.running import (
     table,
     write_results,
 )
-from benchmarks.sources.pages import best_drop
-from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, STATES
+from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, STATES, best_drop
 from benchmarks.sources.stores import STORES, write
 
 __all__ = ["judge", "main", "rates_table"]

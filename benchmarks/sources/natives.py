@@ -40,10 +40,12 @@ class Native:
     Attributes:
         package: whose version is told.
         store: the folder that `write` makes, below BASE/stores; a finished one has the file `finished`.
+        is_map: samples have numbers, so they are shuffled from outside.
     """
 
     package: str
     store = finished = ""
+    is_map = False
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -61,12 +63,16 @@ class Native:
     def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
         """Return a function that reads the bytes of all files once, in this process."""
         dataset = self.dataset(random, 1, None)
-        return lambda: iter(dataset)
+        return lambda: map(dataset.__getitem__, order(len(dataset), random)) if self.is_map else iter(dataset)
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
         """Make a loader of (images, classes); workers stay from one epoch to the next."""
-        dataset = self.dataset(random, batch_size, transform())
-        return _data_loader(dataset, batch_size, workers, shuffle=False)
+        options: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "persistent_workers": workers > 0}
+        options |= {"shuffle": random} if self.is_map else {}
+        return self.loader_type()(self.dataset(random, batch_size, transform()), **options)
+
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
+        return torch.utils.data.DataLoader
 
 
 def transform() -> Transform:
@@ -80,11 +86,6 @@ def transform() -> Transform:
         ]
     )
     return lambda data: chain(torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1))
-
-
-def _data_loader(dataset: Any, batch_size: int, workers: int, shuffle: bool) -> Any:
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
-    return torch.utils.data.DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, **options)
 
 
 def _transforming(library: type, function: Transform | None) -> type:
@@ -102,16 +103,10 @@ class ImageFolder(Native):
     """torchvision's, over the files."""
 
     package = "torchvision"
+    is_map = True
 
     def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         return torchvision.datasets.ImageFolder(str(self.base / "train"), transform, loader=_file)
-
-    def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
-        dataset = self.dataset(random, 1, None)
-        return lambda: map(dataset.__getitem__, order(len(dataset), random))
-
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        return _data_loader(self.dataset(random, batch_size, transform()), batch_size, workers, random)
 
 
 def _file(path: str) -> bytes:
@@ -132,18 +127,18 @@ class WebDataset(Native):
         dataset = (dataset.shuffle(BUFFER) if random else dataset).to_tuple("jpg", "cls")
         return dataset if transform is None else dataset.map_tuple(transform, int).batched(batch_size)
 
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
         import webdataset as wds
 
-        dataset = self.dataset(random, batch_size, transform())
-        return wds.WebLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        return lambda dataset, batch_size, **options: wds.WebLoader(dataset, batch_size=None, **options)
 
 
-class HuggingFace(ImageFolder):
+class HuggingFace(Native):
     """`datasets`, over its own Arrow files."""
 
     package = "datasets"
     store, finished = "arrow", "dataset_info.json"
+    is_map = True
 
     def write(self, samples: Iterator[tuple[bytes, int]]) -> None:
         import datasets
@@ -166,8 +161,8 @@ class HuggingFace(ImageFolder):
 
         return dataset.with_transform(transformed)
 
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        return _Values(super().loader(random, workers, batch_size))
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
+        return lambda dataset, **options: _Values(torch.utils.data.DataLoader(dataset, **options))
 
 
 class _Values:
@@ -200,11 +195,10 @@ class LitData(Native):
 
         return _transforming(StreamingDataset, transform)(self.place, shuffle=random, drop_last=False, seed=SEED)
 
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
         from litdata import StreamingDataLoader
 
-        dataset = self.dataset(random, batch_size, transform())
-        return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0)
+        return StreamingDataLoader
 
 
 class Mosaic(Native):

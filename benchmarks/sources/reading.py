@@ -24,20 +24,19 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
 from benchmarks.peers.protocol import MEAN, STD
-from benchmarks.sources.pages import Drop, bytes_from_disk, drop
 from benchmarks.sources.stores import ARRAYS, STORES, order
-from gpuload.cli.processes import cpu_seconds
+from gpuload.cli.processes import cpu_seconds, tree
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.worker import be_replaceable
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
 
-__all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES"]
+__all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "best_drop", "drop"]
 
 LEVELS: Final = ("raw", "decoded")
 ORDERS: Final = ("in order", "random")
@@ -50,8 +49,43 @@ NATIVE: Final = {  # other libraries' readers, and what they import
     "LitData": "litdata",
     "Mosaic Streaming": "streaming",
 }
+Drop = Literal["kernel", "files"]
+"""How the page cache is emptied: by the kernel, all of it, or one file after the other."""
+DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 CHUNK: Final = 32
 RING: Final = 6 * CHUNK  # squares that copies go to, in turn: as many as slots hold for two workers
+
+
+def best_drop() -> Drop:
+    """Choose the surest way that is allowed; the kernel's is root's."""
+    return "kernel" if os.access(DROP_CACHES, os.W_OK) else "files"
+
+
+def drop(base: Path, how: Drop) -> None:
+    """Take all files below a folder out of the page cache. Pages that somebody has mapped stay."""
+    os.sync()
+    if how == "kernel":
+        DROP_CACHES.write_text("1")
+        return
+    for folder, _, names in os.walk(base):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def bytes_from_disk() -> int:
+    """Count what this process and its living descendants have had read from disks so far."""
+    total = 0
+    for pid in tree(os.getpid()):
+        try:
+            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        except OSError:
+            continue
+        total += next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    return total
 
 
 class Own:
