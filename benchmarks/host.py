@@ -60,8 +60,6 @@ from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, planned
 from gpuload.workers.protocol import next_request
 
-__all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
-
 _LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
     "classic": (*_LEAD, T.Normalize(MEAN, STD)),

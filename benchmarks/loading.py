@@ -15,23 +15,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks import running
 from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
-from benchmarks.running import (
-    Verdict,
-    check_least,
-    in_turns,
-    machine,
-    make_parser,
-    run_module,
-    say_verdicts,
-    table,
-    write_results,
-)
-
-__all__ = [
-    "ARRAYS", "LOADERS", "WHOLE", "WORKERS", "Results", "columns", "judge", "main", "median_of", "parse", "ratio",
-]  # fmt: skip
 
 ARRAY_SAMPLES = 20_000
 PEER_LIMIT_S = 600
@@ -127,23 +113,25 @@ def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tup
     return ["", *cells], [list(row) for row in zip((labels[name] for name in names), *cells.values(), strict=True)]
 
 
-def judge(results: Results) -> list[Verdict]:
+def judge(results: Results) -> list[running.Verdict]:
     """Judge every goal for which the figures were measured."""
     verdicts = []
 
     def at_least(goal: float, name: str, other: str, text: str, form: str = "{:.2f}") -> None:
         if {name, other} <= results.keys():
             times = ratio(results, name, other)[0]
-            verdicts.append(Verdict(f"{text}: {form.format(times)}", times >= goal))
+            verdicts.append(running.Verdict(f"{text}: {form.format(times)}", times >= goal))
 
     for peer, (least, aim) in RATE_GOALS.items():
         at_least(least, "gpuload", peer, f"at least {least} times {NAMES[peer]} (aim {aim})")
     if "gpuload" in results:
         keys = ("first_batch_s", "worker_mb", "worker_share_mb")
         first_s, worker_mb, share_mb = (median_of(results["gpuload"], key) for key in keys)
-        verdicts.append(Verdict(f"first batch within {FIRST_BATCH_S} s: {first_s:.2f} s", first_s <= FIRST_BATCH_S))
+        verdicts.append(
+            running.Verdict(f"first batch within {FIRST_BATCH_S} s: {first_s:.2f} s", first_s <= FIRST_BATCH_S)
+        )
         text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the ring)"
-        verdicts.append(Verdict(text, worker_mb < WORKER_MB))
+        verdicts.append(running.Verdict(text, worker_mb < WORKER_MB))
     for peer, least in CUTTABLE_GOALS.items():
         at_least(least, CUTTABLE, peer, f"over cuttable files at least {least} times {NAMES[peer]}")
     text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader"
@@ -158,13 +146,13 @@ def judge(results: Results) -> list[Verdict]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the options; `peers` are the names of what is to be measured."""
     numbers = {"files": 2000, "rounds": 3, "workers": 2, "batch_size": 64}
-    parser = make_parser("loading", __doc__, "photos", "cache", "json", **numbers)
+    parser = running.make_parser("loading", __doc__, "photos", "cache", "json", **numbers)
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
     choices = f"{', '.join(GROUPS)}, or any of {', '.join(NAMES)}"
     parser.add_argument("--only", help=f"comma-separated: {choices}")
     parser.add_argument("--cuttable", action="store_true", help="gpuload over the same files made cuttable, too")
     options = parser.parse_args(arguments)
-    check_least(parser, options, rounds=1, epochs=2, workers=1, batch_size=1, files=options.batch_size)
+    running.check_least(parser, options, rounds=1, epochs=2, workers=1, batch_size=1, files=options.batch_size)
     chosen = [] if options.only else list(NAMES)
     for word in options.only.split(",") if options.only else []:
         if word not in NAMES and word not in GROUPS:
@@ -195,10 +183,10 @@ def main(arguments: list[str] | None = None) -> int:
         samples=ARRAY_SAMPLES,
     )
     failed: dict[str, dict[str, str]] = {}
-    rounds = in_turns(
+    rounds = running.in_turns(
         options.peers,
         options.rounds,
-        lambda peer: run_module(["benchmarks.peers.protocol", peer, recipe.to_json()], PEER_LIMIT_S),
+        lambda peer: running.run_module(["benchmarks.peers.protocol", peer, recipe.to_json()], PEER_LIMIT_S),
         failed,
         lambda peer, result: f"{NAMES[peer]}: {median_of([result], 'images_per_s'):,.0f} images/s",
     )
@@ -208,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     for rows in results.values():
         versions |= rows[0].get("versions", {})
     threads = sorted({rows[0]["threads"] for rows in results.values() if "threads" in rows[0]})
-    where = machine()
+    where = running.machine()
     print(
         f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
         f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
@@ -223,13 +211,13 @@ def main(arguments: list[str] | None = None) -> int:
     for group, labels in GROUPS.items():
         if results.keys() & labels.keys():
             own = None if group == "workers" else next(iter(labels))
-            print("", table(*columns(results, labels, own), TITLES[group]), sep="\n")
+            print("", running.table(*columns(results, labels, own), TITLES[group]), sep="\n")
     print()
-    say_verdicts(verdicts := judge(results))
+    running.say_verdicts(verdicts := judge(results))
     asked = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}
     photos = {"source": described, "files": count, "mean_kb": mean_kb}
     everything = {"recipe": asked, "photos": photos, "versions": versions, "results": results, "failed": failed}
-    write_results(options.json, everything, verdicts)
+    running.write_results(options.json, everything, verdicts)
     return 1 if failed else 0
 
 

@@ -14,8 +14,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["absent", "cpu_model", "cuda_device", "versions"]
-
 PACKAGES = (
     "gpuload",
     "torch",

@@ -26,21 +26,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import gpuload as gl
+from benchmarks import running
 from benchmarks.machine import versions
 from benchmarks.photos import copy_photos, find_photos, warm
-from benchmarks.running import (
-    Verdict,
-    in_turns,
-    machine,
-    make_parser,
-    run_module,
-    say_verdicts,
-    table,
-    write_results,
-)
 from benchmarks.sources.reading import drop
-
-__all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
 
 SHORT_SIDE: Final = 256
 QUALITY: Final = 90
@@ -165,7 +154,7 @@ def run(group: str, way: str, root: Path, cache: Path, workers: int) -> dict[str
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="packing-", dir=cache) as folder:
         arguments = json.dumps([group, way, str(root), f"{folder}/made", workers])
-        return run_module(["benchmarks.packing", "--measure", arguments], LIMIT_S)
+        return running.run_module(["benchmarks.packing", "--measure", arguments], LIMIT_S)
 
 
 def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
@@ -173,18 +162,20 @@ def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
     return [one[way][what] / one[other][what] for one in rounds]
 
 
-def judge(results: dict[str, Rounds]) -> list[Verdict]:
+def judge(results: dict[str, Rounds]) -> list[running.Verdict]:
     """Which goals are met."""
     verdicts = []
     for group, rounds in results.items():
         if not rounds or PACK not in rounds[0] or BARE not in rounds[0]:
             continue
         times = statistics.median(ratios(rounds, PACK, BARE, "wall_s"))
-        verdicts.append(Verdict(f"{group}: at most {GOAL} times the bare loop's wall time: {times:.2f}", times <= GOAL))
+        verdicts.append(
+            running.Verdict(f"{group}: at most {GOAL} times the bare loop's wall time: {times:.2f}", times <= GOAL)
+        )
         if ONE in rounds[0]:
             times = statistics.median(ratios(rounds, PACK, ONE, "wall_s"))
             text = f"{group}: more workers take no longer than one: {times:.2f} times as long"
-            verdicts.append(Verdict(text, times <= 1))
+            verdicts.append(running.Verdict(text, times <= 1))
     return verdicts
 
 
@@ -210,12 +201,12 @@ def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) 
         "wall over bare loop",
         "CPU over bare loop",
     ]
-    return table(headings, rows, f"{group}, to tar: {title}")
+    return running.table(headings, rows, f"{group}, to tar: {title}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     numbers = {"files": 24000, "rounds": 5, "workers": len(os.sched_getaffinity(0))}
-    parser = make_parser("packing", __doc__, "photos", "cache", "json", **numbers)
+    parser = running.make_parser("packing", __doc__, "photos", "cache", "json", **numbers)
     parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
     parser.add_argument("--only", choices=list(GROUPS), help="one group")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
@@ -241,22 +232,22 @@ def main(arguments: list[str] | None = None) -> int:
         def measured(way: str, group: str = group, root: Path = root) -> dict[str, Any]:
             return run(group, way, root, options.cache, options.workers)
 
-        results[group] = in_turns(ways, options.rounds, measured, errors)
+        results[group] = running.in_turns(ways, options.rounds, measured, errors)
         failed |= {f"{group}: {way}": error["error"] for way, error in errors.items()}
 
     print(
         f"photographs of {photos[next(iter(photos))][1]:.0f} KB on average, from {source}: "
         + ", ".join(f"{group}: {count:,}" for group, (count, _) in photos.items())
-        + f"; medians of {options.rounds} rounds\n{machine()}; "
+        + f"; medians of {options.rounds} rounds\n{running.machine()}; "
         + ", ".join(f"{name} {version}" for name, version in versions().items())
     )
     for group, rounds in results.items():
         if all(BARE in one for one in rounds):
             count, mean_kb = photos[group]
             print("\n" + report(group, rounds, count, count * mean_kb * 1000, options.workers))
-    say_verdicts(verdicts := judge(results))
+    running.say_verdicts(verdicts := judge(results))
     everything = {"versions": versions(), "photos": photos, "workers": options.workers}
-    write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
+    running.write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
     return 1 if failed else 0
 
 

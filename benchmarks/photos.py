@@ -20,8 +20,6 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.decode.header import INDEX
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
-__all__ = ["copy_photos", "cuttable_copy", "find_photos", "jpegs_in", "light_copy", "make_up", "tar_copy", "warm"]
-
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
 VARIED = 200  # how many are made

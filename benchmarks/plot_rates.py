@@ -17,8 +17,6 @@ from typing import Any
 from benchmarks.loading import ARRAYS, LOADERS, WHOLE, WORKERS, Results, columns, judge, median_of, ratio
 from benchmarks.running import REPOSITORY, markdown
 
-__all__ = ["FOLDER", "PAGES", "PICTURES", "RECORDED", "by_rate", "draw", "filled", "tables"]
-
 RECORDED = REPOSITORY / "benchmarks" / "results" / "loading-cpu.json"
 FOLDER = REPOSITORY / "docs" / "pictures"
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")

@@ -25,8 +25,6 @@ import numpy as np
 
 from benchmarks.running import make_parser, write_json
 
-__all__ = ["KINDS", "dataset_of", "main"]
-
 BATCH: Final = 256
 ROWS: Final = 60_000
 KINDS: Final = ("tensors", "views", "array", "pair", "list", "own", "many", "digits", "small")

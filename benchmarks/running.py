@@ -20,11 +20,6 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.machine import cpu_model
 
-__all__ = [
-    "MARKS", "REPOSITORY", "Verdict", "check_least", "in_turns", "machine", "make_parser", "markdown", "median",
-    "run_module", "say_verdicts", "table", "write_json", "write_results",
-]  # fmt: skip
-
 REPOSITORY: Final = Path(__file__).parent.parent
 PATHS: Final[dict[str, dict[str, Any]]] = {
     "photos": {"help": "folder of JPEGs (default: scikit-image's photographs, varied)"},

@@ -42,8 +42,6 @@ from gpuload.decode import scaled as model
 from gpuload.decode.header import mcu_layout
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
 
-__all__ = ["main"]
-
 SIZE, FILTER, NEAR = (224, 224), "bilinear", 1.05
 LEVEL = 0.1  # how much a cost counts in the fit, beside how two costs compare
 FITTED = ("byte", "REGION_SAMPLE_NS", "REGION_PIXEL_NS", "WHOLE_SAMPLE_NS", "WHOLE_PIXEL_NS")

@@ -30,8 +30,6 @@ from benchmarks.running import Verdict, make_parser, say_verdicts, write_json
 from gpuload import transforms as T
 from gpuload.cli.processes import proportional_mb, tree
 
-__all__ = ["main"]
-
 RESTART_LIMIT_S = 0.5
 TEMPLATE_SHARE = 0.2
 FLAT_MB = 24  # how far the mean memory of the last quarter may lie above that of the second

@@ -26,8 +26,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["LOADERS", "ROWS", "main"]
-
 ROWS: Final = ("folder", "torchvision", "huggingface")
 LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
 BATCH: Final = 64

@@ -30,8 +30,6 @@ from benchmarks.machine import cpu_model, cuda_device, versions
 from benchmarks.photos import find_photos
 from benchmarks.running import check_least, make_parser, say_verdicts, write_json
 
-__all__ = ["main", "measure_device", "parse"]
-
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
 QUICK = ("RandomHorizontalFlip", "ColorJitter", "Normalize, MixUp", CLASSIC)  # enough to see that all of it works

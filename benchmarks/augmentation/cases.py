@@ -15,8 +15,6 @@ from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import v2
 from gpuload import transforms as T
 
-__all__ = ["CLASSES", "CLASSIC", "Case", "Start", "dense", "headline", "recipes", "transforms"]
-
 CLASSES = 1000
 CLASSIC = "classic"
 

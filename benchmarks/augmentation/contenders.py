@@ -26,8 +26,6 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import Plan, compile_stage
 from gpuload.transforms.program.draws import Program
 
-__all__ = ["BACKENDS", "NO_KERNELS", "PEERS", "Contender", "Contenders", "Ours", "contenders", "least_bytes"]
-
 NO_KERNELS = "Triton runs on the CPU in its interpreter only, which is no measurement"
 BACKENDS = ("torch", "kornia", "dali", "fused")
 PEERS = {

@@ -23,8 +23,6 @@ from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Erase
 
-__all__ = ["kernels_alone", "launcher", "main"]
-
 BATCHES = 4  # whose parameters are made ready
 BATCH = 256
 

@@ -20,18 +20,6 @@ import torch
 
 from benchmarks.augmentation.contenders import Contender
 
-__all__ = [
-    "CaseResult",
-    "Clock",
-    "CudaClock",
-    "Reading",
-    "Row",
-    "copy_bandwidth",
-    "cpu_clock",
-    "measure",
-    "upload_bandwidth",
-]
-
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: far more than any cache holds
 COPIES = {"cpu": 7, "cuda": 20}
 

@@ -27,8 +27,6 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.program.ops import in_params
 
-__all__ = ["main"]
-
 SIZE = (375, 500, 3)
 CROP, NORMALIZE = T.RandomResizedCrop(224), T.Normalize(MEAN, STD)
 

@@ -21,8 +21,6 @@ from benchmarks.photos import find_photos, jpegs_in
 from benchmarks.running import REPOSITORY
 from gpuload.stage import RaggedImages
 
-__all__ = ["Photographs", "default_folder"]
-
 LANDSCAPE_HW = (375, 500)
 SIDES = {"crops": 224, "squares": 256}
 

@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from benchmarks.augmentation.measuring import CaseResult, Row
 from benchmarks.running import Verdict, median, table
 
-__all__ = [
-    "KERNELS", "KERNELS_REPLAYED", "base_of", "judge", "median_ms", "notes", "ratio", "tables",
-]  # fmt: skip
-
 KERNELS = "gpuload fused, kernels alone"
 KERNELS_REPLAYED = f"{KERNELS}, as a graph"
 # CPU milliseconds for an image, at most.

@@ -34,8 +34,6 @@ from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, find_photos, light_copy, make_up, warm
 from benchmarks.running import REPOSITORY, check_least, make_parser, write_json
 
-__all__ = ["main", "parse"]
-
 ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
 OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
 ORDER = (*CEILINGS, "stage", *OURS, *PEERS, *PARTS, "timm", *FEEDS)

@@ -26,8 +26,6 @@ from benchmarks.gpu.plan import NETWORKS, Pace
 from benchmarks.interpreter import hasten
 from benchmarks.peers.protocol import Peer, Recipe, find_peer, looks_of
 
-__all__ = ["Runtime", "endless", "measured"]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 DECODED = 2048  # images that the device's decoder gets

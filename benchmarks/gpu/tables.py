@@ -9,8 +9,6 @@ from typing import Any
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
 from benchmarks.running import MARKS, Verdict, median, table
 
-__all__ = ["Results", "device_share", "judge", "report"]
-
 Results = Mapping[str, Any]
 """What the command writes: "machine", "rows" by name, and so on."""
 

@@ -26,8 +26,6 @@ from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MEAN", "STD", "Peer", "Recipe", "find_peer", "looks_of", "rates_of"]
-
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 MODULES: Final = {  # in `benchmarks.peers`, with the peers in each

@@ -23,8 +23,6 @@ import turboloader as library
 from benchmarks.peers.protocol import Peer, Recipe
 from benchmarks.photos import tar_copy
 
-__all__ = ["turboloader"]
-
 
 def turboloader(recipe: Recipe) -> Peer:
     if recipe.device != "cpu" or recipe.jitter or recipe.dtype != "float32" or recipe.channels_last:

@@ -22,21 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import running
 from benchmarks.photos import copy_photos, find_photos
-from benchmarks.running import (
-    Verdict,
-    in_turns,
-    machine,
-    make_parser,
-    run_module,
-    say_verdicts,
-    table,
-    write_results,
-)
 from benchmarks.sources.reading import LEVELS, MEMCPY, NATIVE, ORDERS, STATES, best_drop
 from benchmarks.sources.stores import STORES, write
-
-__all__ = ["judge", "main", "rates_table"]
 
 MEMCPY_SHARE: Final = 0.8  # of memcpy's rate, for ArrayFile
 
@@ -64,7 +53,7 @@ def install(cache: Path) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     numbers = {"files": 2000, "rounds": 3, "workers": 2, "batch_size": 64}
-    parser = make_parser("sources", __doc__, "photos", "cache", "json", **numbers)
+    parser = running.make_parser("sources", __doc__, "photos", "cache", "json", **numbers)
     readers = [*STORES, MEMCPY, *NATIVE]
     parser.add_argument("--only", help=f"readers, separated by semicolons, of: {'; '.join(readers)}")
     parser.add_argument("--level", choices=LEVELS, help="one level (default: both)")
@@ -112,10 +101,10 @@ def rates_table(level: str, readers: Sequence[str], rounds: Sequence[Round], fai
         disk = [mb for order in ORDERS for mb in values_of(rounds, reader, f"{level}, {order}", "cold", "disk_mb")]
         rows.append([reader, *cells, f"{statistics.median(disk):,.0f} MB" if disk else ""])
     headings = ["reader", *map(", ".join, kinds), "from disk, cold"]
-    return table(headings, rows, f"{level}: images/s (CPU µs of an image)")
+    return running.table(headings, rows, f"{level}: images/s (CPU µs of an image)")
 
 
-def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[Verdict]:
+def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[running.Verdict]:
     """Judge the goals for which figures were measured: `TarShards` at or above the fastest of others' readers,
     `ArrayFile` at 80% of memcpy."""
     verdicts = []
@@ -123,12 +112,12 @@ def judge(rounds: Sequence[Round], natives: Sequence[str]) -> list[Verdict]:
         ratio, fastest = ratio_to_fastest(rounds, "TarShards", natives, f"{level}, {order}", state)
         if ratio is not None:
             text = f"TarShards, {level}, {order}, {state}: {ratio:.2f} times the fastest other ({fastest})"
-            verdicts.append(Verdict(text, ratio >= 1))
+            verdicts.append(running.Verdict(text, ratio >= 1))
     for order, state in itertools.product(ORDERS, STATES):
         ratio, _ = ratio_to_fastest(rounds, "ArrayFile", [MEMCPY], f"raw, {order}", state)
         if ratio is not None:
             text = f"ArrayFile, {order}, {state}: at least {MEMCPY_SHARE:.0%} of memcpy: {ratio:.0%}"
-            verdicts.append(Verdict(text, ratio >= MEMCPY_SHARE))
+            verdicts.append(running.Verdict(text, ratio >= MEMCPY_SHARE))
     return verdicts
 
 
@@ -168,28 +157,28 @@ def main(arguments: list[str] | None = None) -> int:
             for order in ORDERS:
                 task = [reader, str(base), level, order == "random", options.drop, options.workers, options.batch_size]
                 command = ["benchmarks.sources.reading", json.dumps(task)]
-                figures[f"{level}, {order}"] = result = run_module(command, LIMIT_S, python=python, more=MALLOC)
+                figures[f"{level}, {order}"] = result = running.run_module(command, LIMIT_S, python=python, more=MALLOC)
                 if "error" in result:
                     return result
                 versions.update(result.pop("versions"))
         return figures
 
-    rounds = in_turns(options.readers, options.rounds, measure, failed)
+    rounds = running.in_turns(options.readers, options.rounds, measure, failed)
     errors = {reader: result["error"] for reader, result in failed.items()}
     for level in options.levels:
         print(f"\n{rates_table(level, options.readers, rounds, errors)}\n")
-    say_verdicts(verdicts := judge(rounds, list(NATIVE)))
+    running.say_verdicts(verdicts := judge(rounds, list(NATIVE)))
     nbytes = sum(path.stat().st_size for path in (base / "train").rglob("*.jpg")) / options.files / 1000
     print(
         f"\n{options.files:,} photographs of {nbytes:.0f} KB on average, from {source}; medians of {options.rounds}\n"
         f"cold: the page cache emptied {'by the kernel' if options.drop == 'kernel' else 'of these files'}; decoded: "
         f"RandomResizedCrop(224), flip, normalise, batch {options.batch_size}, {options.workers} workers\n"
-        f"machine: {machine()['cpu']}, {machine()['cpus']} CPUs\n"
+        f"machine: {running.machine()['cpu']}, {running.machine()['cpus']} CPUs\n"
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"
     )
     photos = {"source": str(source), "files": options.files, "mean_kb": nbytes}
     everything = {"photos": photos, "drop": options.drop, "versions": versions, "rounds": rounds, "failed": errors}
-    write_results(options.json, everything, verdicts)
+    running.write_results(options.json, everything, verdicts)
     absent = [error for error in errors.values() if "ModuleNotFoundError" in error]
     return 1 if len(errors) > len(absent) else 0
 

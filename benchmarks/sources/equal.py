@@ -29,8 +29,6 @@ from benchmarks.servers import serving
 from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
 
-__all__ = ["WAYS", "Comparison", "Found", "main"]
-
 WAYS: Final = ("0 workers", "2 workers", "resumed by 0", "resumed by 2")
 
 

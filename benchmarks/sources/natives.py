@@ -23,8 +23,6 @@ from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import torchvision, v2
 from benchmarks.sources.stores import SEED, archives_in, labels_in, order, paths_in
 
-__all__ = ["NATIVES", "Native"]
-
 SHARD_BYTES: Final = 64 << 20
 BUFFER: Final = 1000  # of WebDataset's shuffle
 

@@ -36,8 +36,6 @@ from gpuload.datasets.worker import be_replaceable
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
 
-__all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "best_drop", "drop"]
-
 LEVELS: Final = ("raw", "decoded")
 ORDERS: Final = ("in order", "random")
 STATES: Final = ("cold", "warm")

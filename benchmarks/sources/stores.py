@@ -23,12 +23,6 @@ from PIL import Image
 
 import gpuload as gl
 
-__all__ = [
-    "ARRAYS", "SEED", "STORES", "Dataset", "Held", "Streamed", "archives_in", "labels_in", "order", "paths_in",
-    "squares",
-    "write",
-]  # fmt: skip
-
 SHARDS: Final = 4  # archives, and Parquet files, about
 SIDE: Final = 224  # of the squares in arrays
 SEED: Final = 0
@@ -130,14 +124,18 @@ class Streamed:
             yield from map(self.held.__getitem__, range(start, end))
 
 
-def hdf5(folder: Path, samples: Samples, count: int) -> None:
+def hdf5(folder: Path, samples: Samples, count: int, pixels: bool = False) -> None:
+    """Write files, or squares, to a dataset."""
     import h5py
 
     with h5py.File(folder / "train.h5", "w") as file:
-        images = file.create_dataset("images", (count,), h5py.vlen_dtype("uint8"))
         labels = file.create_dataset("labels", (count,), "int64")
+        if pixels:
+            images = file.create_dataset("images", (count, SIDE, SIDE, 3), "uint8", chunks=(1, SIDE, SIDE, 3))
+        else:
+            images = file.create_dataset("images", (count,), h5py.vlen_dtype("uint8"))
         for number, (_, data, label) in enumerate(samples):
-            images[number], labels[number] = np.frombuffer(data, np.uint8), label
+            images[number], labels[number] = squares(data) if pixels else np.frombuffer(data, np.uint8), label
 
 
 def arrays(folder: Path, samples: Samples, count: int) -> None:
@@ -147,16 +145,6 @@ def arrays(folder: Path, samples: Samples, count: int) -> None:
         pixels[number], labels[number] = squares(data), label
     pixels.flush()
     np.save(folder / "labels.npy", labels)
-
-
-def hdf5_pixels(folder: Path, samples: Samples, count: int) -> None:
-    import h5py
-
-    with h5py.File(folder / "pixels.h5", "w") as file:
-        images = file.create_dataset("images", (count, SIDE, SIDE, 3), "uint8", chunks=(1, SIDE, SIDE, 3))
-        labels = file.create_dataset("labels", (count,), "int64")
-        for number, (_, data, label) in enumerate(samples):
-            images[number], labels[number] = squares(data), label
 
 
 def file_list(folder: Path, samples: Samples, count: int) -> None:
@@ -207,6 +195,6 @@ STORES: Final[dict[str, Dataset]] = {
     "FileList": Dataset("list", file_list, _file_list),
     "Coco": Dataset("coco", coco, _coco),
     "ArrayFile": Dataset("arrays", arrays, _squares_file),
-    "HDF5, pixels": Dataset("pixels", hdf5_pixels, _at(gl.HDF5, "stores/pixels/pixels.h5")),
+    "HDF5, pixels": Dataset("pixels", partial(hdf5, pixels=True), _at(gl.HDF5, "stores/pixels/train.h5")),
 }
 ARRAYS: Final = ("ArrayFile", "HDF5, pixels")  # squares, already decoded
