@@ -164,7 +164,7 @@ def _show(device: str, result: DeviceResult) -> None:
     for alone in (True, False):
         cases = [case for case in result.cases if (case.section == "transforms") == alone]
         if cases:
-            print("", *tables(cases, result.batch, where), *notes(cases), sep="\n")
+            print("", *tables(cases, result.batch, where), "\n".join(notes(cases)), sep="\n\n")
     print()
 
 
