@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +57,7 @@ class Fields:
         """All names that may be needed; None: any."""
         return None if self.wanted is None else {name for names in self.wanted for name in names}
 
-    def choose(self, there: Mapping[str, Any], shard: str, key: str) -> list[str]:
+    def choose(self, there: Collection[str], shard: str, key: str) -> list[str]:
         """The fields of a sample that are needed, of those that are there.
 
         Raises:
@@ -66,14 +66,15 @@ class Fields:
         if self.wanted is None:
             return list(there)
         chosen = []
-        for names in self.wanted:
-            name = next((name for name in names if name in there or name == KEY), None)
-            if name is None:
+        for alternatives in self.wanted:
+            for name in alternatives:
+                if name in there or name == KEY:
+                    chosen.append(name)
+                    break
+            else:
+                names = " or ".join(map(repr, alternatives))
                 shown = ", ".join(map(repr, list(there)[:_SHOWN])) or "none"
-                raise LookupError(
-                    f"sample {key!r} of {shard!r} has no field {' or '.join(map(repr, names))}; its fields are: {shown}"
-                )
-            chosen.append(name)
+                raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
         return chosen
 
     def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:

@@ -73,8 +73,6 @@ class Shard:
         size, mtime_ns: of the archive, as it was indexed.
         samples, members: how many.
         left_out: how many files other programs have put in, which are no samples.
-        choices: for the dataset that reads it: by the numbers of a sample's fields, which of them it reads, and of
-            those that are stored the number among them.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
@@ -82,7 +80,6 @@ class Shard:
         self.table = table
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
         self._columns: Columns | None = None
-        self.choices: dict[bytes, tuple[list[str], list[tuple[str, int]]]] = {}
 
     @property
     def columns(self) -> Columns:
