@@ -21,21 +21,23 @@ import functools
 import re
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from gpuload.datasets.litter import is_litter
+from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.stores.opening import OpenFile, open_file, windows
-from gpuload.datasets.stores.tar.headers import BLOCK, COMPRESSED, Damage, members
+from gpuload.datasets.stores.tar.headers import BLOCK, COMPRESSED, Damage, Member, members
 from gpuload.errors import visible
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["Shard", "Unusable", "build", "read", "restamped", "split_name", "table_of", "twice"]
+__all__ = ["Shard", "Unusable", "build", "fields_of", "read", "restamped", "split_name", "table_of"]
 
 MAGIC: Final = b"gltar\0\0\3"
 # The first ones may lack what is behind the first end in an archive that was joined, the others have a weaker sum.
@@ -106,8 +108,8 @@ class Shard:
         return f"Shard({self.path!r}: {self.samples} samples)"
 
 
-def build(path: str, remark: Any = lambda text: None, remote: Remote | None = None) -> Shard:
-    """The shard with an index made from its headers.
+def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: Remote | None = None) -> Shard:
+    """Return the shard with an index made from its headers.
 
     Args:
         path: of the archive.
@@ -123,60 +125,79 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
     _refuse_compressed(path, file)
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
-    names: dict[bytes, int] = {}
-    seen: dict[bytes, int] = {}
-    keys = bytearray()
-    current: bytes | None = None
-    here: set[int] = set()
-    left_out = 0
-
-    def unfinished(offset: int) -> None:
-        remark(
-            f"{path!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have been cut "
-            f"off between two members; {len(first)} samples are in it"
-        )
-
-    def behind(offset: int) -> None:
-        remark(
-            f"{path!r} has {file.size - offset:,} bytes behind the end of the archive, from offset {offset:,} on, that "
-            "are no archive; they are not read"
-        )
-
-    read_at = windows(file, WINDOW).read_at
+    numbers: dict[bytes, int] = {}  # of the fields' names
+    keys, key, left_out = bytearray(), b"", LeftOut()
+    count = lambda: f"; {len(first)} samples are in it"  # noqa: E731
+    archive = members(windows(file, WINDOW).read_at, path, file.size, remark=remark, count=count)
     try:
-        for name, start, data, nbytes in members(read_at, path, file.size, unfinished=unfinished, behind=behind):
-            split = split_name(name)
-            if split is None:
-                left_out += is_litter(name)
-                continue
-            key, field = split
-            if key != current:
-                if key in seen:
-                    raise Damage(twice(path, key, seen[key], start), start, name)
-                seen[key] = start
-                first.append(len(blocks))
-                keys += key
-                ends.append(len(keys))
-                current = key
-                here.clear()
-            number = names.setdefault(field, len(names))
-            if number in here:
-                raise Damage(twice(path, key, seen[key], start, field), start, name)
-            here.add(number)
-            blocks.append(data // BLOCK)
-            sizes.append(nbytes)
-            fields.append(number)
+        for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
+            first.append(len(blocks))
+            for _, _, name, member in sample:
+                blocks.append(member.data // BLOCK)
+                sizes.append(member.nbytes)
+                fields.append(numbers.setdefault(name, len(numbers)))
+            keys += key
+            ends.append(len(keys))
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
-        whole = len(first) - bool(current is not None and split is not None and split[0] == current)
-        count = f". {whole} whole samples lie before that; mend the shard, or leave it out" if first else ""
-        raise Damage(f"{damage}{count}", damage.offset, damage.member) from None
+        whole = len(first) - bool(first and split is not None and split[0] == key)
+        before = f". {whole} whole samples lie before that; mend the shard, or leave it out" if first else ""
+        raise Damage(f"{damage}{before}", damage.member) from None
     first.append(len(blocks))
     after = open_file(path, remote)
     if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
-        raise Damage(f"{path!r} was changed while it was indexed; wait until it is written", 0)
-    columns = first, ends, blocks, sizes, fields
-    return Shard(path, table_of((file.size, file.mtime_ns), columns, bytes(keys), b"\0".join(names), left_out))
+        raise Damage(f"{path!r} was changed while it was indexed; wait until it is written")
+    columns, stamp = (first, ends, blocks, sizes, fields), (file.size, file.mtime_ns)
+    return Shard(path, table_of(stamp, columns, bytes(keys), b"\0".join(numbers), left_out.files))
+
+
+class Field(NamedTuple):
+    """A field of a sample: where the sample begins in the archive, its key, the field's name, and its bytes' place."""
+
+    begin: int
+    key: bytes
+    name: bytes
+    member: Member
+
+
+def fields_of(
+    archive: Iterable[Member], path: str, left_out: LeftOut, seen: dict[bytes, int] | None = None
+) -> Iterator[Field]:
+    """Yield the fields of all samples, in the order of the archive.
+
+    Args:
+        archive: its members.
+        path: of the archive.
+        left_out: what other programs have put in is counted here.
+        seen: where each key begins is noted here, and none may come again; None: only neighbours are looked at.
+
+    Raises:
+        Damage: there are two samples with one key.
+    """
+    begin, current, names = 0, None, set()
+    for member in archive:
+        if (split := split_name(member.name)) is None:
+            if is_litter(member.name):
+                left_out.add(member.name)
+            continue
+        key, name = split
+        if key != current:
+            if seen is not None and seen.setdefault(key, member.start) != member.start:
+                raise _twice(path, key, seen[key], member)
+            begin, current, names = member.start, key, set()
+        elif name in names:
+            raise _twice(path, key, begin, member, f", with the field '{visible(name)}' again")
+        names.add(name)
+        yield Field(begin, key, name, member)
+
+
+def _twice(path: str, key: bytes, before: int, member: Member, again: str = "") -> Damage:
+    return Damage(
+        f"{path!r} has two samples with the key '{visible(key)}': one at offset {before:,}, one at {member.start:,}"
+        f"{again}; the members of a sample lie side by side, and each key comes once in a shard (archives with the "
+        "same keys are not joined, but shards of their own)",
+        member.name,
+    )
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
@@ -296,16 +317,5 @@ def _refuse_compressed(path: str, file: OpenFile) -> None:
         if start.startswith(magic):
             raise Damage(
                 f"{path!r} is compressed ({name}): nothing in it can be read without all that is before it. Unpack it "
-                "to a plain tar, or read it in one pass, with TarShards(…, stream=True)",
-                0,
+                "to a plain tar, or read it in one pass, with TarShards(…, stream=True)"
             )
-
-
-def twice(path: str, key: bytes, before: int, start: int, field: bytes | None = None) -> str:
-    """What is said of two samples with one key, which begin at these offsets."""
-    what = "" if field is None else f", with the field '{visible(field)}' again"
-    return (
-        f"{path!r} has two samples with the key '{visible(key)}': one at offset {before:,}, one at {start:,}{what}; "
-        "the members of a sample lie side by side, and each key comes once in a shard (archives with the same keys are "
-        "not joined, but shards of their own)"
-    )
