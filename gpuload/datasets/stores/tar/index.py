@@ -151,19 +151,11 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     return Shard(path, table_of(stamp, columns, bytes(keys), b"\0".join(numbers), left_out.files))
 
 
-class Field(NamedTuple):
-    """A field of a sample: where the sample begins in the archive, its key, the field's name, and its bytes' place."""
-
-    begin: int
-    key: bytes
-    name: bytes
-    member: Member
-
-
 def fields_of(
     archive: Iterable[Member], path: str, left_out: LeftOut, seen: dict[bytes, int] | None = None
-) -> Iterator[Field]:
-    """Yield the fields of all samples, in the order of the archive.
+) -> Iterator[tuple[int, bytes, bytes, Member]]:
+    """Yield the fields of all samples, in the order of the archive: of each where its sample begins, the sample's key,
+    the field's name, and the member that holds it.
 
     Args:
         archive: its members.
@@ -188,7 +180,7 @@ def fields_of(
         elif name in names:
             raise _twice(path, key, begin, member, f", with the field '{visible(name)}' again")
         names.add(name)
-        yield Field(begin, key, name, member)
+        yield begin, key, name, member
 
 
 def _twice(path: str, key: bytes, before: int, member: Member, again: str = "") -> Damage:

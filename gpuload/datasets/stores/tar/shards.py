@@ -14,11 +14,9 @@ import glob
 import itertools
 import json
 import os
-import queue
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -46,7 +44,6 @@ MOST: Final = 10_000_000
 
 SUFFIX: Final = ".gpuload-index"
 THREADS: Final = 8  # of each process: what they wait for is the medium
-PIECE: Final = 32  # shards whose index files are read by one call of a thread
 MOST_PROCESSES: Final = 16
 FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
 SHOWN: Final = 3
@@ -87,16 +84,12 @@ def open_shards(
     """
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
-    pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
     with _threads() as pool:
-        for piece, kept in zip(
-            pieces, pool.map(lambda piece: [_kept(path, remote) for path in piece], pieces), strict=True
-        ):
-            for path, (shard, remarks) in zip(piece, kept, strict=True):
-                _warn(remarks)
-                if shard is not None and not again:
-                    shards[path] = shard
-                    progress(path, False)
+        for path, (shard, remarks) in zip(unique, pool.map(partial(_kept, remote=remote), unique), strict=True):
+            _warn(remarks)
+            if shard is not None and not again:
+                shards[path] = shard
+                progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
     for path, made, remarks in _made(missing, workers, remote):
@@ -121,34 +114,35 @@ def _made(
         return
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
     count = min(count, len(paths), sum(map(_size, paths)) // FEW_BYTES)
-    if count < 2 or not sys.executable:
-        yield from map(_make, paths)
-        return
-    processes: list[subprocess.Popen[bytes]] = []
-    left = dict.fromkeys(paths)
-    try:
-        lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        for number in range(count):
-            command = [sys.executable, "-P", "-c", PROGRAM]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            processes.append(process)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
-            process.stdin.close()
-            threading.Thread(target=_hear, args=(process, lines), daemon=True).start()
-        while count:
-            if not (line := lines.get()):  # one has ended
-                count -= 1
-                continue
-            path, remarks = json.loads(line)
+    remaining = dict.fromkeys(paths)
+    if count > 1 and sys.executable:
+        for path, remarks in _made_by_processes(paths, count):
             if (shard := _kept(path)[0]) is not None:
-                del left[path]
+                del remaining[path]
                 yield path, shard, remarks
+    yield from map(_make, remaining)  # with its error, if it has one
+
+
+def _made_by_processes(paths: list[str], count: int) -> Iterator[list[Any]]:
+    """Make indexes in processes of their own, all of which write to one pipe: a line for each index, its path and
+    remarks. It ends with the last of them."""
+    processes: list[subprocess.Popen[bytes]] = []
+    reading, writing = os.pipe()
+    try:
+        with open(reading, "rb") as lines:
+            with open(writing, "wb") as pipe:
+                for number in range(count):
+                    command = [sys.executable, "-P", "-c", PROGRAM]
+                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
+                    processes.append(process)
+                    assert process.stdin is not None
+                    with process.stdin:
+                        process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
+            yield from map(json.loads, lines)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    yield from map(_make, left)  # with its error
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -157,19 +151,11 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-def _hear(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            lines.put(line)
-    lines.put(b"")
-
-
 def make_here(paths: Sequence[str]) -> None:
     """Make the indexes of these in this process, and write a line for each. What fails is left for who asked."""
     with _threads() as pool:
         for path, _, remarks in pool.map(_make, paths):
-            print(json.dumps([path, remarks]), flush=True)
+            os.write(1, json.dumps([path, remarks]).encode() + b"\n")  # in one piece: others write to the same pipe
 
 
 def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
@@ -178,24 +164,7 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
         shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
-    problem = _keep(shard, remote)
-    if problem is not None:
-        remarks.append(_unkept(path, problem))
-    return path, shard, remarks
-
-
-def keep(shard: Shard) -> None:
-    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
-    problem = _keep(shard)
-    if problem is not None:
-        warnings.warn(_unkept(shard.path, problem), stacklevel=2)
-
-
-def _unkept(path: str, problem: str) -> str:
-    return (
-        f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
-        "each time; set GPULOAD_CACHE to a folder that can be written"
-    )
+    return path, shard, remarks + _keep(shard, remote)
 
 
 def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
@@ -205,14 +174,9 @@ def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[s
         known = stamp(path, remote)
     except OSError:
         return None, []  # told when it is read
-    at_url = is_url(path)
-    for where in (_in_cache, _beside) if at_url else (_beside, _in_cache):
-        place = where(path, remote)
+    for place in _places(path, remote):
         try:
-            if at_url and where is _beside:
-                shard = _at_url(path, place, known, remote)
-            else:
-                shard = index_file.read(path, place, known)
+            shard = _at_url(path, place, known, remote) if is_url(place) else index_file.read(path, place, known)
             if shard is not None:
                 return shard, []
         except (Unusable, OSError) as error:
@@ -238,42 +202,50 @@ def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None
     return shard
 
 
-def _keep(shard: Shard, remote: Remote | None = None) -> str | None:
-    """Write its index beside it, else to the cache; returns why neither was possible."""
+def keep(shard: Shard) -> None:
+    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
+    _warn(_keep(shard))
+
+
+def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
+    """Write an index to the first place where that is possible; returns a remark if there is none."""
     problem = None
-    for where in (_in_cache,) if is_url(shard.path) else (_beside, _in_cache):
-        place = where(shard.path, remote)
+    for place in _places(shard.path, remote):
+        if is_url(place):
+            continue
         draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
         try:
-            if where is _in_cache:
-                os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
             with open(draft, "xb") as file:
                 file.write(shard.table.data)
             os.replace(draft, place)
-            return None
+            return []
         except OSError as error:
-            problem = str(error)
+            problem = error
             with contextlib.suppress(OSError):
                 os.unlink(draft)
-    return problem
+    return [
+        f"the index of {shard.path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made "
+        "anew each time; set GPULOAD_CACHE to a folder that can be written"
+    ]
 
 
-def _beside(path: str, remote: Remote | None) -> str:
-    return path + SUFFIX
+def _places(path: str, remote: Remote | None) -> Iterator[str]:
+    """Yield where the index of an archive may be: beside it and in the cache, of a URL first in the cache."""
+    if not is_url(path):
+        yield path + SUFFIX
+    import hashlib  # slow to import, and seldom needed
+
+    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
+    yield os.path.join(_cache(), hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest() + SUFFIX)
+    if is_url(path):
+        yield path + SUFFIX
 
 
 def _cache() -> str:
-    from gpuload.datasets.stores.cached import cache_folder  # seldom needed, and slow to import
+    from gpuload.datasets.stores.cached import cache_folder  # likewise
 
     return os.path.join(cache_folder(), "tar")
-
-
-def _in_cache(path: str, remote: Remote | None) -> str:
-    import hashlib  # likewise
-
-    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
-    name = hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest()
-    return os.path.join(_cache(), name + SUFFIX)
 
 
 def _size(path: str) -> int:
@@ -287,7 +259,7 @@ def _warn(remarks: list[str]) -> None:
         warnings.warn(remark, stacklevel=5)  # where the user makes a `TarShards`
 
 
-def _joined(errors: list[Any], count: int) -> Exception:
+def _joined(errors: list[Exception], count: int) -> Exception:
     """One error for all of them."""
     if len(errors) == 1:
         return errors[0]

@@ -180,8 +180,9 @@ class TarPass:
             for number, ((begin, key), fields) in enumerate(samples, place.number):
                 parts: dict[str, Any] = {}
                 for _, _, name, member in fields:
-                    is_read = needed(number) and (wanted is None or _text(name) in wanted)
-                    parts[_text(name)] = _content(file, member) if is_read else None
+                    field = _text(name)
+                    is_read = needed(number) and (wanted is None or field in wanted)
+                    parts[field] = _content(file, member) if is_read else None
                 yield _Raw(_Place(place.shard, begin, number), path, _text(key), parts)
             file.finish()
 
