@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Shard", "Unusable", "build", "fields_of", "read", "restamped", "split_name", "table_of"]
 
 MAGIC: Final = b"gltar\0\0\3"
-# The first ones may lack what is behind the first end in an archive that was joined, the others have a weaker sum.
-BEFORE: Final = (b"gltar\0\0\1", b"gltar\0\0\2")
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
 WINDOW: Final = 4096  # read with a header: what follows a small member is there already
 META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
@@ -81,20 +79,13 @@ class Shard:
         self.path = path
         self.table = table
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
-        self._columns: Columns | None = None
 
-    @property
+    @functools.cached_property
     def columns(self) -> Columns:
         """The parts of the table."""
-        if self._columns is None:
-            parts: list[Any] = [
-                np.frombuffer(self.table, kind, count, at).astype(kind.newbyteorder("="), copy=False).data
-                for at, count, kind in zip(*_layout(self.table)[:3], strict=True)
-            ]
-            names = parts.pop().tobytes()
-            texts = tuple(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else ()
-            self._columns = Columns._make([*parts, texts])
-        return self._columns
+        *parts, names = (array.data for array in _arrays(self.table))
+        texts = str(names, "utf-8", "surrogateescape").split("\0") if len(names) else ()
+        return Columns._make([*parts, tuple(texts)])
 
     def key(self, number: int) -> str:
         """The key of a sample."""
@@ -201,8 +192,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
-    """The shard with the index from a file; None if there is none, or of another archive, or of one since changed, or
-    if an earlier gpuload has made it.
+    """Return the shard with the index from a file; None if there is none, or of another archive, or of one since
+    changed.
 
     Args:
         path: of the archive.
@@ -219,44 +210,30 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.empty(file.size, np.uint8)
     table = table[: file.read_into(table, 0)]
-    if table[:8].tobytes() in BEFORE:
-        return None
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
         raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
-    try:
-        end = _layout(table)[3]
-    except (ValueError, OverflowError) as error:
-        raise Unusable(f"its head is damaged ({error})") from None
-    if end != len(table):
-        raise Unusable(f"it has {len(table):,} bytes, where its head says {end:,}")
+    arrays = _arrays(table)
     if _checksum(table) != HEAD.unpack_from(table.data)[-2]:
         raise Unusable("its checksum is wrong")
     shard = Shard(path, table)
     if (shard.size, shard.mtime_ns) != stamp:
         return None
-    if not _leads_into_the_archive(shard):
+    if not _leads_into_the_archive(shard, arrays):
         raise Unusable("it leads to places that are not in the archive")
     return shard
 
 
-def _leads_into_the_archive(shard: Shard) -> bool:
-    """Whether all that an index names is there: it may have come with the archive, from anybody."""
-    first, key_ends, blocks, sizes, fields, keys, names = (
-        np.frombuffer(shard.table, kind, count, at) for at, count, kind in zip(*_layout(shard.table)[:3], strict=True)
-    )
+def _leads_into_the_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
+    """Return whether all that an index names is there: it may have come with the archive, from anybody."""
+    first, key_ends, blocks, sizes, fields, keys, names = arrays
     for ends, total in ((first, shard.members), (key_ends, len(keys))):
         if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():
             return False
     if not shard.members:
         return True
-    if int(fields.max()) >= names.tobytes().count(b"\0") + 1 or not len(names):
-        return False
-    last, most = int(blocks.max()), int(sizes.max())
-    if last * BLOCK + most <= shard.size:  # nearly always, and the rest takes longer
-        return True
-    if last * BLOCK > shard.size or most > shard.size:
-        return False
-    return int((blocks.astype(np.int64) * BLOCK + sizes.astype(np.int64)).max()) <= shard.size
+    count = names.tobytes().count(b"\0") + 1 if len(names) else 0
+    # As floats, which do not overflow, and are exact up to 2**53.
+    return bool(fields.max() < count and (blocks * float(BLOCK) + sizes).max() <= shard.size)
 
 
 def restamped(shard: Shard, mtime_ns: int) -> Shard:
@@ -271,30 +248,34 @@ def table_of(
     stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes, left_out: int = 0
 ) -> np.ndarray:
     """The index of an archive with this size and time, see `store.stamp`; columns, keys and names as its parts are."""
-    arrays = [np.frombuffer(column, column.typecode) if column else np.zeros(0, np.uint8) for column in columns]
-    kinds = [np.min_scalar_type(int(column.max()) if len(column) else 0) for column in arrays]
-    arrays = [column.astype(kind) for column, kind in zip(arrays, kinds, strict=True)]
-    widths = [kind.itemsize for kind in kinds]
-    samples, total = len(arrays[0]) - 1, len(arrays[2])
-    head = HEAD.pack(MAGIC, *stamp, samples, total, len(keys), len(names), *widths, 0, left_out)
-    parts = [head, *(column.tobytes() for column in arrays), keys, names]
+    arrays = [np.asarray(column) for column in columns]
+    arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0)))) for array in arrays]
+    counts = len(arrays[0]) - 1, len(arrays[2]), len(keys), len(names)
+    head = HEAD.pack(MAGIC, *stamp, *counts, *(array.itemsize for array in arrays), 0, left_out)
+    parts = [head, *(array.tobytes() for array in arrays), keys, names]
     table = np.frombuffer(bytearray().join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _checksum(table)), np.uint8)
     return table
 
 
-def _layout(table: np.ndarray) -> tuple[list[int], list[int], list[np.dtype], int]:
-    """Where each part begins, how many numbers it has, of which type; and the end of the last."""
-    _, _, _, samples, total, key_bytes, name_bytes, *widths, _, _ = HEAD.unpack_from(table.data)
-    counts = [samples + 1, samples + 1, total, total, total, key_bytes, name_bytes]
+def _arrays(table: np.ndarray) -> list[np.ndarray]:
+    """Return the parts of a table.
+
+    Raises:
+        Unusable: it has no such parts.
+    """
+    _, _, _, samples, members, key_bytes, name_bytes, *widths, _, _ = HEAD.unpack_from(table.data)
     if not set(widths) <= {1, 2, 4, 8}:
-        raise ValueError(f"its numbers are of {widths} bytes")
-    kinds = [np.dtype(f"<u{width}") for width in (*widths, 1, 1)]
-    starts, at = [], HEAD.size
-    for count, kind in zip(counts, kinds, strict=True):
-        starts.append(at)
-        at += -(-count * kind.itemsize // 8) * 8
-    return starts, counts, kinds, at
+        raise Unusable(f"its head is damaged (its numbers are of {widths} bytes)")
+    arrays, at = [], HEAD.size
+    counts = (samples + 1, samples + 1, members, members, members, key_bytes, name_bytes)
+    for count, width in zip(counts, (*widths, 1, 1), strict=True):
+        nbytes = count * width
+        arrays.append(table[at : at + nbytes].view(f"<u{width}"))
+        at += -(-nbytes // 8) * 8
+    if at != len(table):
+        raise Unusable(f"it has {len(table):,} bytes, where its head says {at:,}")
+    return arrays
 
 
 def _checksum(table: np.ndarray) -> int:
