@@ -113,7 +113,8 @@ def _made(
             yield from pool.map(partial(_make, remote=remote), paths)
         return
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
-    count = min(count, len(paths), sum(map(_size, paths)) // FEW_BYTES)
+    nbytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+    count = min(count, len(paths), nbytes // FEW_BYTES)
     remaining = dict.fromkeys(paths)
     if count > 1 and sys.executable:
         for path, remarks in _made_by_processes(paths, count):
@@ -248,12 +249,6 @@ def _cache() -> str:
     return os.path.join(cache_folder(), "tar")
 
 
-def _size(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_size
-    return 0
-
-
 def _warn(remarks: list[str]) -> None:
     for remark in remarks:
         warnings.warn(remark, stacklevel=5)  # where the user makes a `TarShards`
@@ -325,33 +320,25 @@ def expand(pattern: str) -> Iterator[str]:
         >>> list(expand("s-{08..10}.{tar,zip}"))
         ['s-08.tar', 's-08.zip', 's-09.tar', 's-09.zip', 's-10.tar', 's-10.zip']
     """
-    for found in re.finditer(r"{", pattern):
-        end, commas = _closing(pattern, found.start())
-        inner = pattern[found.end() : end]
-        if end < 0:
+    for start in [found.start() for found in re.finditer("{", pattern)]:
+        depth, cuts = 0, [start]
+        for end in range(start, len(pattern)):
+            depth += {"{": 1, "}": -1}.get(pattern[end], 0)
+            if depth == 0 or (depth == 1 and pattern[end] == ","):
+                cuts.append(end)
+            if depth == 0:
+                break
+        if depth:  # it is not closed
             continue
-        if (span := RANGE.fullmatch(inner)) is not None:
+        if (span := RANGE.fullmatch(pattern, start + 1, cuts[-1])) is not None:
             choices: Iterable[str] = _range(pattern, *span.groups())
-        elif commas:
-            cuts = [found.start(), *commas, end]
+        elif len(cuts) > 2:
             choices = (name for low, high in itertools.pairwise(cuts) for name in expand(pattern[low + 1 : high]))
         else:
             continue
-        before, after = pattern[: found.start()], list(expand(pattern[end + 1 :]))
-        return (before + choice + rest for choice in choices for rest in after)
+        after = list(expand(pattern[cuts[-1] + 1 :]))
+        return (pattern[:start] + choice + ending for choice in choices for ending in after)
     return iter((pattern,))
-
-
-def _closing(pattern: str, start: int) -> tuple[int, list[int]]:
-    """Where the brace ends that begins at `start`, or -1; and where its own commas are."""
-    depth, commas = 0, []
-    for at in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[at], 0)
-        if depth == 0:
-            return at, commas
-        if depth == 1 and pattern[at] == ",":
-            commas.append(at)
-    return -1, []
 
 
 def _range(pattern: str, first: str, last: str, step: str | None) -> Iterator[str]:
