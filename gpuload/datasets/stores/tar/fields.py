@@ -31,7 +31,7 @@ _SHOWN: Final = 12
 
 
 class Fields:
-    """Which fields a sample has, and what they become.
+    """The fields that make up a sample, and what they become.
 
     Args:
         fields: as `TarShards` takes them.
@@ -43,22 +43,20 @@ class Fields:
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
         self.mode: Mode = check_mode(mode)
-        self.fields = fields
         self.alone = isinstance(fields, str)
         self.wanted: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:
-            given = (fields,) if isinstance(fields, str) else tuple(fields)
-            self.wanted = tuple(map(_alternatives, given))
-            if not given:
+            self.wanted = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
+            if not self.wanted:
                 raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None stands for all")
 
     @property
     def names(self) -> set[str] | None:
-        """All names that may be needed; None: any."""
+        """The names of all fields that may be needed; None means any."""
         return None if self.wanted is None else {name for names in self.wanted for name in names}
 
     def choose(self, there: Collection[str], shard: str, key: str) -> list[str]:
-        """The fields of a sample that are needed, of those that are there.
+        """Return the fields of a sample that are needed, of those that are there.
 
         Raises:
             LookupError: one is absent.
@@ -78,7 +76,7 @@ class Fields:
         return chosen
 
     def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
-        """A sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
+        """Make a sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
 
         Raises:
             ValueError: a field does not hold what its name says.

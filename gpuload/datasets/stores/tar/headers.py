@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 from gpuload.errors import visible
 
-__all__ = ["BLOCK", "COMPRESSED", "Damage", "Member", "cut_off", "members"]
+__all__ = ["BLOCK", "Damage", "Member", "compression_of", "cut_off", "members"]
 
 BLOCK: Final = 512
 EMPTY: Final = bytes(BLOCK)
-COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 MOST_DIGITS: Final = 40  # of a size in pax records
 MOST_EXTENDED: Final = 1 << 20  # bytes of a long name, or of pax records
 REFUSED: Final = {
@@ -132,6 +132,11 @@ def members(
                 yield Member(name, begin, data, nbytes)
             long_name, pax_size, sparse, begin = b"", None, False, after
         offset = after
+
+
+def compression_of(start: bytes) -> str | None:
+    """Return by what a file that begins with these bytes is compressed; None if it is not."""
+    return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
 
 
 def _is_header(block: bytes) -> bool:

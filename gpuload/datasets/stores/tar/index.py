@@ -30,8 +30,8 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.datasets.litter import LeftOut, is_litter
-from gpuload.datasets.stores.opening import OpenFile, open_file, windows
-from gpuload.datasets.stores.tar.headers import BLOCK, COMPRESSED, Damage, Member, members
+from gpuload.datasets.stores.opening import open_file, windows
+from gpuload.datasets.stores.tar.headers import BLOCK, Damage, Member, compression_of, members
 from gpuload.errors import visible
 
 if TYPE_CHECKING:
@@ -113,7 +113,11 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     """
     file = open_file(path, remote)
     file.read_randomly()
-    _refuse_compressed(path, file)
+    if kind := compression_of(file.read_at(0, 6)):
+        raise Damage(
+            f"{path!r} is compressed ({kind}): nothing in it can be read without all that is before it. Unpack it to a "
+            "plain tar, or read it in one pass, with TarShards(…, stream=True)"
+        )
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
     numbers: dict[bytes, int] = {}  # of the fields' names
@@ -282,13 +286,3 @@ def _checksum(table: np.ndarray) -> int:
     """Return the CRC-32 of all bytes but those of the checksum itself."""
     at = HEAD.size - 16
     return crc32(table[at + 8 :].data, crc32(table[:at].data))
-
-
-def _refuse_compressed(path: str, file: OpenFile) -> None:
-    start = file.read_at(0, 6)
-    for magic, name in COMPRESSED.items():
-        if start.startswith(magic):
-            raise Damage(
-                f"{path!r} is compressed ({name}): nothing in it can be read without all that is before it. Unpack it "
-                "to a plain tar, or read it in one pass, with TarShards(…, stream=True)"
-            )

@@ -57,25 +57,22 @@ from gpuload.datasets.stores.tar.shards import make_here
 make_here(given["shards"])
 """
 
-Progress = Callable[[str, bool], None]
-"""Called with each shard that is ready, and whether its index was made."""
-
 
 def open_shards(
     paths: Sequence[str],
     *,
     workers: int | None = None,
     again: bool = False,
-    progress: Progress = lambda path, made: None,
+    progress: Callable[[str, bool], None] = lambda path, made: None,
     remote: Remote | None = None,
 ) -> list[Shard]:
-    """The shards with their indexes.
+    """Return the shards with their indexes.
 
     Args:
         paths: of the archives; one may come several times.
         workers: processes that make indexes; None: the CPUs that this process may use, up to 16.
         again: make all indexes, also those that are fresh.
-        progress: called as they become ready.
+        progress: called with each shard that is ready, and whether its index was made.
         remote: how URLs are read.
 
     Raises:
@@ -107,7 +104,7 @@ def open_shards(
 def _made(
     paths: list[str], workers: int | None, remote: Remote | None
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
-    """Make the indexes of these; each with what went wrong, and remarks."""
+    """Make the indexes of these shards. Yields each with its remarks, or with what went wrong."""
     if remote is not None:
         with _threads() as pool:
             yield from pool.map(partial(_make, remote=remote), paths)
@@ -125,8 +122,8 @@ def _made(
 
 
 def _made_by_processes(paths: list[str], count: int) -> Iterator[list[Any]]:
-    """Make indexes in processes of their own, all of which write to one pipe: a line for each index, its path and
-    remarks. It ends with the last of them."""
+    """Make indexes in other processes, all of which write to one pipe: a line for each index, its path and remarks.
+    The pipe ends with the last process."""
     processes: list[subprocess.Popen[bytes]] = []
     reading, writing = os.pipe()
     try:
@@ -153,7 +150,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def make_here(paths: Sequence[str]) -> None:
-    """Make the indexes of these in this process, and write a line for each. What fails is left for who asked."""
+    """Make the indexes of these shards in this process, and write a line for each. A shard that fails gets no line."""
     with _threads() as pool:
         for path, _, remarks in pool.map(_make, paths):
             os.write(1, json.dumps([path, remarks]).encode() + b"\n")  # in one piece: others write to the same pipe
@@ -169,7 +166,7 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
 
 
 def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
-    """The shard with an index from a file, or None; and what is wrong with files that are there."""
+    """Return the shard with an index from a file, or None; and what is wrong with index files that are there."""
     remarks = []
     try:
         known = stamp(path, remote)

@@ -9,7 +9,6 @@ in the buffer begins; from there on what was in the buffer is read again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import itertools
 import operator
@@ -27,7 +26,7 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_for
 from gpuload.datasets.stores.tar.fields import Fields
-from gpuload.datasets.stores.tar.headers import COMPRESSED, Damage, Member, cut_off, members
+from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, cut_off, members
 from gpuload.datasets.stores.tar.index import fields_of
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
@@ -174,8 +173,7 @@ class TarPass:
         """Yield the samples of one shard, from a place on."""
         path, wanted = self._shards[place.shard], self._stream.fields.names
         with contextlib.closing(Sequential(path, self._stream._remote)) as file:
-            warn = functools.partial(warnings.warn, stacklevel=2)
-            archive = members(file.read_at, path, start=place.offset, remark=warn)
+            archive = members(file.read_at, path, start=place.offset, remark=warnings.warn)
             samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
             for number, ((begin, key), fields) in enumerate(samples, place.number):
                 parts: dict[str, Any] = {}
@@ -187,7 +185,7 @@ class TarPass:
             file.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come: small, and plain numbers."""
+        """Return how far the pass has come: a few plain numbers."""
         places = [raw.place for raw in self._buffer.slots if raw] or [self._last]
         return {
             **self._identity(),
@@ -199,7 +197,7 @@ class TarPass:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; the buffer's samples are read again.
+        """Continue from a state; the buffer's samples are read again.
 
         Raises:
             ValueError: the state is of other shards, of another share of them, or of another buffer.
@@ -252,7 +250,7 @@ def _text(name: bytes) -> str:
 
 
 def shard_order(key: Key, count: int) -> np.ndarray:
-    """The numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
+    """Return the numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
     drawn = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
     return np.argsort(drawn[:, 0] << np.uint64(32) | drawn[:, 1], kind="stable")
 
@@ -294,7 +292,7 @@ class ShuffleBuffer:
             self.slots[self._hole], self._hole = item, None
 
     def take(self) -> Any:
-        """The next item in the shuffled order; None if there is none."""
+        """Return the next item in the shuffled order; None if there is none."""
         self._close_hole()
         if not self.slots:
             return None
@@ -307,7 +305,7 @@ class ShuffleBuffer:
         return item
 
     def restore(self, given: int, read: int, ended: bool) -> None:
-        """Set it to where it is after so many items were given and read. In its slots are then the items' numbers,
+        """Set the buffer to its state after n items were given and m read. The slots then hold the items' numbers,
         counted as they were read."""
         replaced = min(max(0, given - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
@@ -353,8 +351,7 @@ class Sequential:
         self._file = open_stream(path, remote)
         self._stream: Any = self._file
         try:
-            start = self._file.peek(6)[:6]
-            kind = next((kind for magic, kind in COMPRESSED.items() if start.startswith(magic)), None)
+            kind = compression_of(self._file.peek(6))
             self._seeks = kind is None and self._file.seekable()
             if kind is not None:
                 self._stream = _unpacked(kind, self._file, path)
@@ -363,10 +360,10 @@ class Sequential:
             raise
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """These bytes; fewer only where it ends.
+        """Return the bytes at an offset; fewer only where the file ends.
 
         Raises:
-            Damage: it cannot be unpacked, or ends before the offset.
+            Damage: the file cannot be unpacked, or ends before the offset.
         """
         try:
             if self._seeks and offset > self.position:
