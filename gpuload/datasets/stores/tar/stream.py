@@ -83,19 +83,11 @@ class TarStream:
         return f"TarStream({self.shards[0]!r}{more}, shuffle_buffer={self.shuffle_buffer})"
 
 
-class _Place(NamedTuple):
-    """Where a sample begins: the number of its shard in this pass, the offset there; and its number in the pass."""
-
-    shard: int
-    offset: int
-    number: int
-
-
 class _Raw(NamedTuple):
-    """A sample as it was read: the bytes of fields that are needed, None of others, an error where one is refused."""
+    """A sample as it was read. Its place is the number of its shard in this pass, the offset in there where it begins,
+    and its number in the pass; of fields that are not needed there is None, of a refused one the error."""
 
-    place: _Place
-    shard: str
+    place: tuple[int, int, int]
     key: str
     parts: dict[str, Any]
 
@@ -123,65 +115,61 @@ class TarPass:
         self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._left_out = LeftOut()
         self._damaged: list[int] = []  # numbers of shards whose damage was told
-        self._last, self._read = _Place(0, 0, 0), 0  # where the last sample that was read begins; how many were read
-        self._samples = self._samples_from(self._last, lambda number: True)
+        self._last, self._read = (0, 0, 0), 0  # the place of the last sample that was read; how many were read
+        self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
     def __iter__(self) -> TarPass:
         return self
 
     def __next__(self) -> Any:
-        while self._buffer.has_room:
-            raw = self._next_raw()  # may raise: the next call goes on
-            if raw is None:
-                self._buffer.ended = True
-                self._left_out.log(self._shards)
-            else:
-                self._buffer.put(raw)
-        raw = self._buffer.take()
+        raw = self._buffer.take(self._next_raw)  # may raise: the next call goes on
         if raw is None:
             raise StopIteration
-        chosen = self._stream.fields.choose(raw.parts, raw.shard, raw.key)
+        fields, path = self._stream.fields, self._shards[raw.place[0]]
+        chosen = fields.choose(raw.parts, path, raw.key)
         for name in chosen:
             if isinstance(raw.parts.get(name), Exception):
                 raise raw.parts[name]
-        return self._stream.fields.sample(raw.parts, chosen, raw.shard, raw.key)
+        return fields.sample(raw.parts, chosen, path, raw.key)
 
     def _next_raw(self) -> _Raw | None:
         raw = next(self._samples, None)
         if isinstance(raw, Exception):
             raise raw
-        if raw is not None:
-            self._last, self._read = raw.place, raw.place.number + 1
+        if raw is None:
+            self._left_out.log(self._shards)
+        else:
+            self._last, self._read = raw.place, raw.place[2] + 1
         return raw
 
-    def _samples_from(self, place: _Place, needed: Callable[[int], bool]) -> Iterator[_Raw | Exception]:
+    def _samples_from(
+        self, first: int, offset: int, number: int, needed: Callable[[int], bool]
+    ) -> Iterator[_Raw | Exception]:
         """Yield the samples from a place on, with the bytes of those whose numbers are needed. The error of a damaged
         shard comes once, and then the next shard."""
-        _, offset, number = place
-        for shard in range(place.shard, len(self._shards)):
+        for shard in range(first, len(self._shards)):
             try:
-                for raw in self._samples_of(_Place(shard, offset, number), needed):
+                for raw in self._samples_of(shard, offset, number, needed):
                     yield raw
-                    number = raw.place.number + 1
+                    number = raw.place[2] + 1
             except Exception as error:  # also a warning that was made one
                 if shard not in self._damaged:
                     self._damaged.append(shard)
                     yield error
             offset = 0
 
-    def _samples_of(self, place: _Place, needed: Callable[[int], bool]) -> Iterator[_Raw]:
-        """Yield the samples of one shard, from a place on."""
-        path, wanted = self._shards[place.shard], self._stream.fields.names
+    def _samples_of(self, shard: int, offset: int, first: int, needed: Callable[[int], bool]) -> Iterator[_Raw]:
+        path, wanted = self._shards[shard], self._stream.fields.names
         with contextlib.closing(Sequential(path, self._stream._remote)) as file:
-            archive = members(file.read_at, path, start=place.offset, remark=warnings.warn)
+            archive = members(file.read_at, path, start=offset, remark=warnings.warn)
             samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
-            for number, ((begin, key), fields) in enumerate(samples, place.number):
-                parts: dict[str, Any] = {}
+            for count, ((begin, key), fields) in enumerate(samples):
+                number, parts = first + count, {}
                 for _, _, name, member in fields:
                     field = _text(name)
                     is_read = needed(number) and (wanted is None or field in wanted)
                     parts[field] = _content(file, member) if is_read else None
-                yield _Raw(_Place(place.shard, begin, number), path, _text(key), parts)
+                yield _Raw((shard, begin, number), _text(key), parts)
             file.finish()
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,7 +180,7 @@ class TarPass:
             "given": self._buffer.given,
             "read": self._read,
             "ended": self._buffer.ended,
-            "from": list(min(places, key=operator.attrgetter("number"))),
+            "from": list(min(places, key=operator.itemgetter(2))),
             "damaged": list(self._damaged),
         }
 
@@ -213,13 +201,12 @@ class TarPass:
         self._buffer.restore(state["given"], read, state["ended"])
         needed = set(self._buffer.slots) - {None}
         self._damaged = list(state["damaged"])
-        self._last = _Place(*state["from"])
-        self._read = self._last.number
-        self._samples = self._samples_from(self._last, lambda number: number >= read or number in needed)
+        self._last = shard, offset, self._read = state["from"]
+        self._samples = self._samples_from(shard, offset, self._read, lambda n: n >= read or n in needed)
         samples: dict[int, _Raw] = {}
         while self._read < read and (raw := self._next_raw()) is not None:
-            if raw.place.number in needed:
-                samples[raw.place.number] = raw
+            if raw.place[2] in needed:
+                samples[raw.place[2]] = raw
         if self._read < read or len(samples) < len(needed):
             raise ValueError(
                 f"the shards have fewer samples than the state says ({self._read} of {read}): were they changed?"
@@ -279,21 +266,23 @@ class ShuffleBuffer:
         self._hole: int | None = None  # the slot that the last one was taken from
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether an item, or the end, is expected before the next one can be taken."""
-        return not self.ended and (self._hole is not None or len(self.slots) < self._capacity)
+    def take(self, read: Callable[[], Any]) -> Any:
+        """Return the next item in the shuffled order; None if there is none.
 
-    def put(self, item: Any) -> None:
-        """Put in the next item that was read."""
-        if self._hole is None:
-            self.slots.append(item)
-        else:
-            self.slots[self._hole], self._hole = item, None
-
-    def take(self) -> Any:
-        """Return the next item in the shuffled order; None if there is none."""
-        self._close_hole()
+        `read` gives the items to put in, and None behind the last one. If it raises, the next call goes on.
+        """
+        while not self.ended and (self._hole is not None or len(self.slots) < self._capacity):
+            if (item := read()) is None:
+                self.ended = True
+            elif self._hole is None:
+                self.slots.append(item)
+            else:
+                self.slots[self._hole], self._hole = item, None
+        if self._hole is not None:
+            last = self.slots.pop()
+            if self._hole < len(self.slots):
+                self.slots[self._hole] = last
+            self._hole = None
         if not self.slots:
             return None
         block, turn = divmod(self.given, AT_ONCE)
@@ -315,15 +304,8 @@ class ShuffleBuffer:
         self.slots, self._hole = numbers.tolist(), None
         self.given, self.ended = replaced, ended
         for _ in range(replaced, given):
-            self.take()
-
-    def _close_hole(self) -> None:
-        """Let the last slot's item fill the hole."""
-        if self._hole is not None:
-            last = self.slots.pop()
-            if self._hole < len(self.slots):
-                self.slots[self._hole] = last
-            self._hole = None
+            self.take(lambda: None)
+        self.ended = ended
 
     def _drawn(self, start: int, count: int) -> np.ndarray:
         turns = np.arange(start, start + count, dtype=np.int64)

@@ -111,11 +111,12 @@ def test_a_resumed_stream_reads_only_from_the_oldest_sample_of_its_buffer_on(
     _, state = loaded(shards, buffer, stop=18)
     opened = []
     plain = TarPass._samples_of
-    monkeypatch.setattr(TarPass, "_samples_of", lambda *args: opened.append(args[1]) or plain(*args))
+    monkeypatch.setattr(TarPass, "_samples_of", lambda *args: opened.append(args[1:3]) or plain(*args))
     rest = loaded(shards, buffer, state)
     assert len(flat(rest)) == 4
-    assert opened[0].shard == 3
-    assert (opened[0].offset > 0) == (buffer == 0), "the oldest of the buffer is the first of its shard here"
+    shard, offset = opened[0]
+    assert shard == 3
+    assert (offset > 0) == (buffer == 0), "the oldest of the buffer is the first of its shard here"
 
 
 def without_torch(worker: int) -> None:
@@ -274,17 +275,7 @@ def test_arguments(tmp_path: Path) -> None:
 
 def ordered(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
     """All that comes out."""
-    out = []
-    while True:
-        while buffer.has_room:
-            item = next(source, None)
-            if item is None:
-                buffer.ended = True
-            else:
-                buffer.put(item)
-        if (item := buffer.take()) is None:
-            return out
-        out.append(item)
+    return list(iter(lambda: buffer.take(lambda: next(source, None)), None))
 
 
 @pytest.mark.parametrize(("capacity", "count"), [(1, 5), (3, 0), (3, 2), (3, 3), (3, 40), (50, 40), (7, 700)])
