@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
@@ -159,13 +160,14 @@ class TarShards(Store):
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Return these samples; those at URLs are read together, others in the order in which they lie."""
+        file_of = cache(partial(self._file, handle))
         if self._remote is None:
-            samples = {row: self._read_one(handle, numbers[row]) for row in np.argsort(numbers).tolist()}
+            samples = {row: self._read_one(file_of, numbers[row]) for row in np.argsort(numbers).tolist()}
             return [samples[row] for row in range(len(numbers))]
         plans = [self._plan(number) for number in numbers]
         handle.look(self._shards[plan.shard].path for plan in plans if plan.places)
         places = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.places]
-        contents = iter(handle.read([(self._file(handle, shard), offset, nbytes) for shard, offset, nbytes in places]))
+        contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in places]))
         return [self._sample(plan, [next(contents) for _ in plan.places]) for plan in plans]
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
@@ -173,14 +175,14 @@ class TarShards(Store):
         memory that is used again costs less than the copy. None: at URLs all come at once."""
         if self._remote is not None:
             return None
-        handle, numbers = self._handle, self._numbers(indices)
-        return lambda row: self._read_one(handle, numbers[row])
+        file_of, numbers = cache(partial(self._file, self._handle)), self._numbers(indices)
+        return lambda row: self._read_one(file_of, numbers[row])
 
-    def _read_one(self, handle: OpenFiles, number: int) -> Any:
+    def _read_one(self, file_of: Callable[[int], OpenFile], number: int) -> Any:
         plan = self._plan(number)
         contents = []
         if plan.places:
-            file = self._file(handle, plan.shard)
+            file = file_of(plan.shard)
             contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.places]
         return self._sample(plan, contents)
 
