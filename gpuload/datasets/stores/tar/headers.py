@@ -5,8 +5,7 @@ members and devices are refused: their bytes are not where the header says.
 
 Archives may be joined with ``cat``: the empty blocks that close one are passed over, as ``tar -i`` does.
 
-(The standard library's `tarfile` takes five times as long for the same: its `TarInfo.frombuf` 11 µs for a header, all
-of this 3 µs. It also reads past what is damaged here and there, without a word.)
+(The standard library's `tarfile` takes five times as long: its `TarInfo.frombuf` alone 11 µs for a header, this 3 µs.)
 """
 
 from __future__ import annotations
