@@ -217,7 +217,10 @@ def open_packed(folder: str) -> Any:
     Raises:
         FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
     """
-    from gpuload.datasets import LMDB, ArrayFile, Parquet, TarShards
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
+    from gpuload.datasets.stores.tar.dataset import TarShards
 
     kinds: dict[str, Any] = {"tar": TarShards, "parquet": Parquet, "lmdb": LMDB, "array": ArrayFile}
     manifest = read_manifest(folder)
