@@ -1,5 +1,5 @@
 """What can be done with any of gpuload's map-style datasets (`Dataset`): ``+`` puts another one after it (`Joined`),
-``map()`` changes its samples (`Mapped`). And indices that may count from the end.
+``map()`` changes its samples (`Mapped`).
 
 Made in the main process, copied to workers. No torch.
 """
@@ -15,8 +15,9 @@ import numpy as np
 
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.kinds import each_of, fetched, forget, maps_samples, natural_blocks
+from gpuload.datasets.scan import from_start
 
-__all__ = ["Dataset", "Joined", "Mapped", "from_start", "has_samples"]
+__all__ = ["Dataset", "Joined", "Mapped", "has_samples"]
 
 
 class Dataset:
@@ -183,17 +184,6 @@ class Mapped(Dataset):
 
 def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
-
-
-def from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """An index that may count from the end, as one from 0."""
-    try:
-        number = index.__index__()
-    except AttributeError:
-        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-    if not -count <= number < count:
-        raise IndexError(f"index {number} is out of range: {text}")
-    return number % count
 
 
 def has_samples(other: Any) -> bool:

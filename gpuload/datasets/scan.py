@@ -16,31 +16,24 @@ one copy.
 from __future__ import annotations
 
 import errno
-import operator
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, overload
+from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from gpuload.datasets.litter import STARTS, LeftOut, is_litter
 
-__all__ = ["Lazy", "Paths", "Scanner", "full_path", "scanned"]
+__all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path", "scanned"]
 
 Entry = TypeVar("Entry")
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
 SETTLED_NS: Final = 2_000_000_000  # a folder that was changed later than this before a scan may change unseen
-
-
-class _Folder(NamedTuple):
-    path: bytes
-    joined: bytes  # the paths of its images, one after the other
-    lengths: np.ndarray
 
 
 class Scanner:
@@ -56,7 +49,7 @@ class Scanner:
     """
 
     def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
-        self._root = os.fsencode(root)
+        self.root, self._root = root, os.fsencode(root)
         self._real_root = os.path.realpath(self._root)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
@@ -70,17 +63,14 @@ class Scanner:
                 entry.name for entry in entries if not self._is_left_out(entry, b"") and self._is_folder(entry, b"")
             )
 
-    def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
-        """The images at any depth below `start`, a path relative to the root.
-
-        Returns:
-            Their paths relative to the root, joined without a separator, and the length of each (uint32).
+    def images(self, start: bytes = b"") -> Paths:
+        """Return the paths of the images at any depth below `start`, a path relative to the root.
 
         Raises:
             OSError: a folder cannot be read.
             ValueError: a link leaves the root, or leads in a circle.
         """
-        found: list[_Folder] = []
+        images: dict[bytes, Paths] = {}
         waiting = [start]
         while waiting:
             folder = waiting.pop()
@@ -94,10 +84,9 @@ class Scanner:
                     elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
                         names.append(entry.name)
             if names:
-                found.append(_pack(folder, names))
-        found.sort(key=lambda folder: folder.path)
-        lengths = [folder.lengths for folder in found] or [np.empty(0, np.uint32)]
-        return b"".join(folder.joined for folder in found), np.concatenate(lengths)
+                prefix = os.path.join(folder, b"")
+                images[folder] = Paths.of("", [prefix + name for name in sorted(names)])
+        return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
 
     def _entries(self, folder: bytes) -> Any:
         path = os.path.join(self._root, folder)
@@ -173,30 +162,19 @@ class Scanner:
 def scanned(
     scanner: Scanner, root: str, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """What `build` makes with a scanner of a folder, and what was left out; that of a large one is kept, until a folder
-    changes.
-
-    Args:
-        root: the scanner's, an absolute path.
-        asked: what else it depends on, as JSON.
+    """Return what `build` makes with a scanner of the folder `root`; for a large folder this is kept until a folder in
+    it changes. `asked`, as JSON, is what else it depends on.
     """
     from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
     started = time.time_ns()
     return cached(
         root,
-        ["scan without litter", *asked],
-        lambda: {**build(), **scanner.left_out.arrays(), **scanner.times()},
+        ["scan 2", *asked],
+        lambda: {**build(), **scanner.times()},
         is_fresh=scanner.is_fresh,
         is_kept=lambda arrays: int(arrays["times"].max()) < started - SETTLED_NS,
     )
-
-
-def _pack(folder: bytes, names: list[bytes]) -> _Folder:
-    names.sort()
-    prefix = os.path.join(folder, b"")
-    lengths = np.fromiter(map(len, names), np.uint32, len(names)) + np.uint32(len(prefix))
-    return _Folder(folder, prefix + prefix.join(names), lengths)
 
 
 def full_path(path: str | os.PathLike[str]) -> str:
@@ -214,6 +192,17 @@ def full_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(full)
 
 
+def from_start(index: SupportsIndex, count: int, text: str) -> int:
+    """Return an index that may count from the end as one from 0; `text` says in an error how many there are."""
+    try:
+        number = index.__index__()
+    except AttributeError:
+        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of range: {text}")
+    return number % count
+
+
 class Lazy(Sequence[Entry]):
     """A sequence that makes each entry when it is asked for: `_entry` of its number, 0 ≤ number < length."""
 
@@ -227,13 +216,9 @@ class Lazy(Sequence[Entry]):
     @overload
     def __getitem__(self, index: slice) -> list[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        count = len(self)
         if isinstance(index, slice):
-            return [self._entry(i) for i in range(*index.indices(count))]
-        number = operator.index(index)
-        if not -count <= number < count:
-            raise IndexError(f"index {number} is out of range: there are {count} {self._entries}")
-        return self._entry(number % count)
+            return [self._entry(number) for number in range(*index.indices(len(self)))]
+        return self._entry(from_start(index, len(self), f"there are {len(self)} {self._entries}"))
 
 
 class Paths(Lazy[str]):
@@ -245,7 +230,7 @@ class Paths(Lazy[str]):
         offsets: n + 1 integers, where each path begins and the last one ends.
 
     Example:
-        >>> paths = Paths.pack("/data", [(b"a.jpgsub/b.jpg", np.array([5, 9]))])
+        >>> paths = Paths.of("/data", [b"a.jpg", b"sub/b.jpg"])
         >>> paths[-1], len(paths)
         ('/data/sub/b.jpg', 2)
     """
@@ -257,26 +242,34 @@ class Paths(Lazy[str]):
         self._prefix = os.path.join(root, "")
 
     @classmethod
-    def pack(cls, root: str, pieces: Iterable[tuple[bytes, np.ndarray]]) -> Paths:
-        """Paths from pieces: relative paths joined without a separator, and the length of each."""
-        pieces = list(pieces)
-        data = np.frombuffer(bytearray().join(joined for joined, _ in pieces), np.uint8)
-        lengths = [lengths for _, lengths in pieces]
-        offsets = np.zeros(1 + sum(map(len, lengths)), np.uint32 if len(data) < WIDE_BYTES else np.int64)
-        if lengths:
-            np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    def pack(cls, root: str, data: Any, lengths: Any) -> Paths:
+        """Return paths from a buffer of them one after the other, and the length of each."""
+        data = np.frombuffer(data, np.uint8)
+        offsets = np.zeros(1 + len(lengths), np.uint32 if len(data) < WIDE_BYTES else np.int64)
+        np.cumsum(lengths, out=offsets[1:])
         return cls(root, data, offsets)
+
+    @classmethod
+    def of(cls, root: str, paths: Sequence[bytes]) -> Paths:
+        """Return paths that are relative to the root."""
+        return cls.pack(root, bytearray().join(paths), np.fromiter(map(len, paths), np.int64, len(paths)))
+
+    @classmethod
+    def joined(cls, root: str, parts: Sequence[Paths]) -> Paths:
+        """Return the paths of several parts, one part after the other, all below one root."""
+        lengths = [np.diff(part.offsets) for part in parts]
+        return cls.pack(
+            root, bytearray().join(part.data.data for part in parts), np.concatenate([np.zeros(0, np.int64), *lengths])
+        )
 
     @classmethod
     def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
         """Pack paths, relative ones to the working directory, below the root if all are in it, else below ``/``."""
         names = [os.fsencode(path) for path in paths]
-        given = os.path.join(os.fsencode(root), b"")
-        if given and all(map(operator.methodcaller("startswith", given), names)):
-            folder, names = os.path.abspath(root), [name[len(given) :] for name in names]
-        else:
-            folder, names = "/", [os.path.abspath(name)[1:] for name in names]
-        return cls.pack(os.fsdecode(folder), [(b"".join(names), np.fromiter(map(len, names), np.int64, len(names)))])
+        prefix = os.path.join(os.fsencode(root), b"")
+        if prefix and all(name.startswith(prefix) for name in names):
+            return cls.of(os.path.abspath(os.fsdecode(root)), [name[len(prefix) :] for name in names])
+        return cls.of("/", [os.path.abspath(name)[1:] for name in names])
 
     @property
     def nbytes(self) -> int:

@@ -434,7 +434,7 @@ def _packed(rows: Iterable[Row], source: Source, wanted: Wanted) -> dict[str, np
             column.append(value)
     if not lengths:
         raise ValueError(f"{source.name} names no images")
-    packed = Paths.pack(source.root, [(bytes(joined), np.array(lengths, np.int64))])
+    packed = Paths.pack(source.root, joined, lengths)
     arrays = {"data": packed.data, "offsets": packed.offsets}
     for place, (target, values) in enumerate(zip(wanted.targets, columns, strict=True)):
         remark, classes, places = "", wanted.classes[place], known[place]

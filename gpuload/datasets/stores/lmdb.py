@@ -280,7 +280,7 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
     if "error" in found:
         raise ValueError(found["error"])
     lengths = np.frombuffer(content, np.uint32, found["count"])
-    packed = Paths.pack("", [(content[lengths.nbytes :], lengths)])
+    packed = Paths.pack("", bytearray(content[lengths.nbytes :]), lengths)
     return {"data": packed.data, "offsets": packed.offsets}
 
 

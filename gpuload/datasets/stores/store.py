@@ -17,8 +17,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import KINDS
-from gpuload.datasets.joined import Dataset, from_start
-from gpuload.datasets.scan import full_path
+from gpuload.datasets.joined import Dataset
+from gpuload.datasets.scan import from_start, full_path
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 

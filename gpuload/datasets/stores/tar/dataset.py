@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 import numpy as np
 
 from gpuload.datasets.files import allows, check_size
-from gpuload.datasets.joined import from_start
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.scan import Lazy
+from gpuload.datasets.scan import Lazy, from_start
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import KEY, Fields
