@@ -34,7 +34,7 @@ from gpuload.datasets.litter import LeftOut, is_litter
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote_cache import Disk
-from gpuload.datasets.stores.remote_failures import check_image, check_whole, failure_of, http_system, s3_system, shown
+from gpuload.datasets.stores.remote_failures import check_whole, failure_of, http_system, s3_system, shown
 from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = [
@@ -235,7 +235,7 @@ class Client:
             url = urls[number]
             if len(data) == files.LARGE_BYTES:
                 (file,) = self.look([url])
-                check_image(file.size, data, url)
+                files.check_large(file.size, data, shown(url))
                 data += self._ranges([(url, files.LARGE_BYTES, file.size)])[0]
             files.check_size(len(data), shown(url))
             images[number] = data

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import allows, check_size
+from gpuload.datasets.files import byte_limit, check_size
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
@@ -208,7 +208,7 @@ class TarShards(Store):
         """Refuse a sample with a field that is larger than is allowed."""
         shard, key, _, places = plan
         for name, _, size in places:
-            check_size(size, self._shards[shard].path, ":", key, ".", name)
+            check_size(size, f"{self._shards[shard].path}:{key}.{name}")
 
     def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
         """The file of a shard, which is still the one that was indexed."""
@@ -256,7 +256,7 @@ class _Reading:
                     parts.append((shard, begin, size, row, name))
                 if size > most:
                     most = size
-        if not allows(most):
+        if most > byte_limit():
             for plan in plans:
                 dataset._check(plan)
         parts.sort()
