@@ -8,8 +8,8 @@ million ImageNet-like paths with their labels take 360 MB.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,10 +35,11 @@ class _ScannedFolder(ImageFileDataset):
         extensions: str | Iterable[str],
         follow_links: bool,
         storage_options: StorageOptions,
-        build: Callable[[Any], dict[str, np.ndarray]],
-    ) -> tuple[str, dict[str, np.ndarray]]:
-        """Scan a folder: `build` makes arrays with a scanner, `data` and `offsets` of `Paths` among them. Return these
-        arrays, and for messages what was looked for."""
+        *,
+        by_class: bool,
+    ) -> tuple[list[str], np.ndarray, str]:
+        """Find the images, in all folders of the root or in the root itself. Return the names of these folders, how
+        many images each has, and for messages what was looked for."""
         folder, endings = existing_folder(root), _checked_extensions(extensions)
         self._remote = remote_for(root, storage_options)
         if self._remote is None:
@@ -49,14 +50,29 @@ class _ScannedFolder(ImageFileDataset):
             scanner = RemoteScanner(client(self._remote), folder, extensions=endings)
 
         def scan() -> dict[str, np.ndarray]:
-            arrays = build(scanner)
-            return {**arrays, "left_out": np.frombuffer(str(scanner.left_out).encode(), np.uint8)}
+            names = scanner.folders() if by_class else [b""]
+            if not names:
+                hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
+                raise FileNotFoundError(
+                    f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
+                    f"{hint if len(scanner.images()) else ''}"
+                )
+            images = [scanner.images(name) for name in names]
+            paths = Paths.joined(folder, images)
+            return {
+                "names": np.frombuffer(b"\0".join(names), np.uint8),
+                "counts": np.array(list(map(len, images))),
+                "data": paths.data,
+                "offsets": paths.offsets,
+                "left_out": np.frombuffer(str(scanner.left_out).encode(), np.uint8),
+            }
 
-        asked = [type(self).__name__, endings, follow_links]
+        asked = [by_class, endings, follow_links]
         arrays = scanned(scanner, folder, asked, scan) if isinstance(scanner, Scanner) else scan()
         log_left_out(folder, arrays["left_out"].tobytes().decode())
         self.paths = Paths(folder, arrays["data"], arrays["offsets"])
-        return f"looked at any depth for names that end in {', '.join(endings)}", arrays
+        names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
+        return names, arrays["counts"], f"looked at any depth for names that end in {', '.join(endings)}"
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -127,9 +143,7 @@ class ImageFolder(_ScannedFolder):
     ) -> None:
         names = class_names(classes)
         self.mode = check_mode(mode)
-        looked, arrays = self._scan(root, extensions, follow_links, storage_options, _classes_in)
-        folders = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
-        counts = arrays["counts"]
+        folders, counts, looked = self._scan(root, extensions, follow_links, storage_options, by_class=True)
         if names is None and not counts.all():
             _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], looked)
         self.classes = folders if names is None else names
@@ -195,9 +209,7 @@ class ImageFiles(_ScannedFolder):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode = check_mode(mode)
-        looked, _ = self._scan(
-            root, extensions, follow_links, storage_options, lambda scanner: _arrays(scanner.images())
-        )
+        *_, looked = self._scan(root, extensions, follow_links, storage_options, by_class=False)
         if not len(self.paths):
             raise FileNotFoundError(f"{self.root!r} has no images in it: {looked}")
 
@@ -206,26 +218,6 @@ class ImageFiles(_ScannedFolder):
 
     def __repr__(self) -> str:
         return f"ImageFiles({self.root!r}: {len(self)} images)"
-
-
-def _classes_in(scanner: Any) -> dict[str, np.ndarray]:
-    """Return the names of the folders, how many images each has, and the images' paths."""
-    names = scanner.folders()
-    if not names:
-        hint = ""
-        if len(scanner.images()):
-            hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
-        raise FileNotFoundError(
-            f"{scanner.root!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
-            f"{hint}"
-        )
-    images = [scanner.images(name) for name in names]
-    counts = np.array([len(paths) for paths in images])
-    return {"names": np.frombuffer(b"\0".join(names), np.uint8), "counts": counts, **_arrays(Paths.joined("", images))}
-
-
-def _arrays(paths: Paths) -> dict[str, np.ndarray]:
-    return {"data": paths.data, "offsets": paths.offsets}
 
 
 def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
