@@ -19,7 +19,7 @@ from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import log_left_out
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
-from gpuload.datasets.scan import Paths, Scanner, scanned
+from gpuload.datasets.scan import Paths, Scanner
 from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class _ScannedFolder(ImageFileDataset):
                 "left_out": np.frombuffer(str(scanner.left_out).encode(), np.uint8),
             }
 
-        asked = [by_class, endings, follow_links]
-        arrays = scanned(scanner, folder, asked, scan) if isinstance(scanner, Scanner) else scan()
+        is_local = isinstance(scanner, Scanner)
+        arrays = scanner.cached([by_class, endings, follow_links], scan) if is_local else scan()
         log_left_out(folder, arrays["left_out"].tobytes().decode())
         self.paths = Paths(folder, arrays["data"], arrays["offsets"])
         names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]

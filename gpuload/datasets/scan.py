@@ -2,7 +2,7 @@
 
 Runs once, in the main process, when a dataset is made. Names are handled as bytes, so the locale and the order of
 `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read:
-only one folder's names exist as objects. What a long scan finds is kept for the next time (`scanned`).
+only one folder's names exist as objects. What a long scan finds is kept for the next time.
 
 The order is that of torchvision's ImageFolder: folders sorted by path (`a-b` before `a/b`, since "-" comes before "/"),
 files of one folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
@@ -20,14 +20,14 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from gpuload.datasets.litter import STARTS, LeftOut, is_litter
 
-__all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path", "scanned"]
+__all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path"]
 
 Entry = TypeVar("Entry")
 
@@ -54,14 +54,11 @@ class Scanner:
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
         self.left_out = LeftOut()
-        self._seen: dict[bytes, int] = {}  # when each folder was changed last, before it was read
+        self._times: dict[bytes, int] = {}  # when each folder was changed last, before it was read
 
     def folders(self) -> list[bytes]:
-        """The names of the folders directly in the root, sorted."""
-        with self._entries(b"") as entries:
-            return sorted(
-                entry.name for entry in entries if not self._is_left_out(entry, b"") and self._is_folder(entry, b"")
-            )
+        """Return the names of the folders directly in the root, sorted."""
+        return sorted(entry.name for entry, is_folder in self._entries(b"") if is_folder)
 
     def images(self, start: bytes = b"") -> Paths:
         """Return the paths of the images at any depth below `start`, a path relative to the root.
@@ -74,44 +71,51 @@ class Scanner:
         waiting = [start]
         while waiting:
             folder = waiting.pop()
-            names: list[bytes] = []
-            with self._entries(folder) as entries:
-                for entry in entries:
-                    if self._is_left_out(entry, folder):
-                        continue
-                    if self._is_folder(entry, folder):
-                        waiting.append(os.path.join(folder, entry.name))
-                    elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
-                        names.append(entry.name)
+            prefix, names = os.path.join(folder, b""), []
+            for entry, is_folder in self._entries(folder):
+                if is_folder:
+                    waiting.append(prefix + entry.name)
+                elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
+                    names.append(prefix + entry.name)
             if names:
-                prefix = os.path.join(folder, b"")
-                images[folder] = Paths.of("", [prefix + name for name in sorted(names)])
+                images[folder] = Paths.of("", sorted(names))
         return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
 
-    def _entries(self, folder: bytes) -> Any:
-        path = os.path.join(self._root, folder)
-        self._seen[folder] = os.stat(path).st_mtime_ns
-        return os.scandir(path)
+    def cached(self, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return what `build` makes with this scanner. For a large root it is kept, under what is `asked` for, until a
+        folder changes: a file that comes, goes or is renamed changes its folder's time."""
+        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
-    def times(self) -> dict[str, np.ndarray]:
-        """The folders that were read, and when each was changed last."""
-        folders = np.frombuffer(b"\0".join(self._seen), np.uint8)
-        return {"folders": folders, "times": np.array(list(self._seen.values()), np.int64)}
+        started = time.time_ns()
 
-    def is_fresh(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Whether the folders of an earlier scan are as they were: a file that comes, goes or is renamed changes its
-        folder's time."""
-        folders = arrays["folders"].tobytes().split(b"\0")
-        times = [os.stat(os.path.join(self._root, folder)).st_mtime_ns for folder in folders]
-        return times == arrays["times"].tolist()
+        def scan() -> dict[str, np.ndarray]:
+            arrays = build()
+            folders = np.frombuffer(b"\0".join(self._times), np.uint8)
+            return {**arrays, "folders": folders, "times": np.array(list(self._times.values()), np.int64)}
 
-    def _is_left_out(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
-        if entry.name[0] not in STARTS or not is_litter(entry.name):
-            return False
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if is_folder or entry.name.lower().endswith(self._extensions):
-            self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
-        return True
+        def is_fresh(arrays: dict[str, np.ndarray]) -> bool:
+            folders = arrays["folders"].tobytes().split(b"\0")
+            return arrays["times"].tolist() == [self._time_of(folder) for folder in folders]
+
+        def is_kept(arrays: dict[str, np.ndarray]) -> bool:
+            return int(arrays["times"].max()) < started - SETTLED_NS
+
+        return cached(self.root, ["scan 2", *asked], scan, is_fresh=is_fresh, is_kept=is_kept)
+
+    def _time_of(self, folder: bytes) -> int:
+        return os.stat(os.path.join(self._root, folder)).st_mtime_ns
+
+    def _entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
+        """Yield what is in a folder, without litter, and whether each entry is a folder."""
+        self._times[folder] = self._time_of(folder)
+        with os.scandir(os.path.join(self._root, folder)) as entries:
+            for entry in entries:
+                if entry.name[0] in STARTS and is_litter(entry.name):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if is_folder or entry.name.lower().endswith(self._extensions):
+                        self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
+                else:
+                    yield entry, self._is_folder(entry, folder)
 
     def _is_folder(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
         try:
@@ -159,26 +163,8 @@ class Scanner:
         )
 
 
-def scanned(
-    scanner: Scanner, root: str, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
-    """Return what `build` makes with a scanner of the folder `root`; for a large folder this is kept until a folder in
-    it changes. `asked`, as JSON, is what else it depends on.
-    """
-    from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
-
-    started = time.time_ns()
-    return cached(
-        root,
-        ["scan 2", *asked],
-        lambda: {**build(), **scanner.times()},
-        is_fresh=scanner.is_fresh,
-        is_kept=lambda arrays: int(arrays["times"].max()) < started - SETTLED_NS,
-    )
-
-
 def full_path(path: str | os.PathLike[str]) -> str:
-    """A path that does not depend on the working directory; ``~`` is the user's home.
+    """Return a path that does not depend on the working directory; ``~`` is the user's home.
 
     Raises:
         FileNotFoundError: there is no home: HOME is not set, and the user is in no table.
