@@ -11,17 +11,13 @@ import contextlib
 import errno
 import math
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Final
 
 from gpuload.errors import DecodeError
-
-try:
-    import resource
-except ModuleNotFoundError:  # Windows has none
-    resource = None
 
 __all__ = [
     "EXTENSIONS",
@@ -33,6 +29,7 @@ __all__ = [
     "check_large",
     "check_pixels",
     "check_size",
+    "damaged",
     "is_complete",
     "limited",
     "no_image",
@@ -46,6 +43,7 @@ __all__ = [
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
+THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
 KINDS: Final[dict[int, str]] = {
@@ -53,20 +51,15 @@ KINDS: Final[dict[int, str]] = {
 }  # fmt: skip
 
 FORMATS: Final = "JPEG, PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI"
-STARTS: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\xff\x4f\xff\x51", "JPEG2000"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
-    (b"qoif", "QOI"),
-)
+STARTS: Final[dict[str, tuple[bytes, ...]]] = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "JPEG2000": (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n"),
+    "QOI": (b"qoif",),
+}
 
 # What comes in place of images, and what to do about it. Text is compared without leading blanks, in small letters.
 AGAIN: Final = "as a server sends in place of a file that it does not give; download it again"
@@ -168,14 +161,14 @@ def check_size(nbytes: int, source: str) -> None:
         DecodeError: it is larger than is allowed; `source` is its `filename`.
     """
     if nbytes > byte_limit():
-        raise _refused(too_large(nbytes, byte_limit()), source)
+        raise damaged(source, too_large(nbytes, byte_limit()))
 
 
 def check_large(nbytes: int, start: bytes, source: str) -> None:
     """Refuse a file of more than 16 MiB that is larger than is allowed, or does not begin as an image."""
     check_size(nbytes, source)
     if sniff(start) is None:
-        raise _refused(no_image(start, nbytes), source)
+        raise damaged(source, no_image(start, nbytes))
 
 
 def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
@@ -191,10 +184,10 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
         DecodeError: it is larger than `Decode.max_bytes`.
     """
     if nbytes > byte_limit():
-        raise _refused(
+        raise damaged(
+            path,
             f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={byte_limit():,}: perhaps a "
             f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
-            path,
         )
 
 
@@ -212,7 +205,8 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
         )
 
 
-def _refused(complaint: str, path: str | None) -> DecodeError:
+def damaged(path: str | None, complaint: str) -> DecodeError:
+    """Return the error for what a file cannot give, with the file's name before the complaint, unless that says it."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
     return error
@@ -259,8 +253,8 @@ def _brands(start: bytes) -> set[bytes]:
 
 def sniff(data: bytes) -> str | None:
     """Return the format by the first bytes, or None; the file's name does not matter."""
-    for start, name in STARTS:
-        if data.startswith(start):
+    for name, starts in STARTS.items():
+        if data.startswith(starts):
             return name
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
@@ -273,7 +267,7 @@ def sniff(data: bytes) -> str | None:
 
 
 def is_complete(data: bytes) -> bool:
-    """Whether a file begins as an image and, of the formats that say where they end, is not cut short. What stands
+    """Return whether a file begins as an image and, if its format says where it ends, is not cut short. What stands
     behind the end does not matter."""
     match sniff(data):
         case "JPEG":  # an end after the last scan; a thumbnail in the head has both
@@ -287,21 +281,14 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """What this thread has had read from disks of this machine, also where it named something to be read ahead.
-
-    Of network file systems the kernel counts nothing.
-    """
+    """What this thread has had read from disks of this machine, or named to be read ahead. Of network file systems the
+    kernel counts nothing."""
 
     def __init__(self) -> None:
-        self._blocks = _blocks()
+        self._blocks = 0
+        self.was_read()
 
     def was_read(self) -> bool:
-        """Whether there was anything since it was asked last."""
-        before, self._blocks = self._blocks, _blocks()
+        """Return whether anything was read since this was asked last."""
+        before, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
         return self._blocks != before
-
-
-def _blocks() -> int:
-    if resource is None:
-        return 0
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock
