@@ -165,32 +165,33 @@ class FileList(ImageFileDataset):
                 f"own, got the manifest {'a table' if is_table else repr(name)}"
             )
         wanted = _wanted(path, target, classes)
+        (_, *columns), _ = wanted
         if is_table:
             self._remote = remote_for(root, storage_options)
             folder = absolute("." if root is None else root)
-            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None)
-            arrays = _packed(_table_rows(manifest, source, wanted), source, wanted)
+            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *wanted)
+            arrays = _packed(_table_rows(manifest, source), source)
         else:
             remote = remote_for([manifest, root], storage_options)
             file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it", streams=True)
             folder = os.path.dirname(file) if root is None else absolute(root)
             between = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
             read, unit = (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, between), "line")
-            source = Source(repr(file), unit, folder, root is not None)
+            source = Source(repr(file), unit, folder, root is not None, *wanted)
             self._remote = remote if is_url(folder) else None
             arrays = cached(
                 file,
                 [INDEX, *stamp(file, remote), *scope_of(remote), folder, *wanted, between],
-                lambda: _packed(read(file, source, wanted, remote), source, wanted),
+                lambda: _packed(read(file, source, remote), source),
             )
         self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
-        targets: list[Any] = [arrays[f"targets {place}"] for place in range(len(wanted.targets))]
+        targets: list[Any] = [arrays[f"targets {place}"] for place in range(len(columns))]
         names, remarks = json.loads(arrays["words"].tobytes())
         self.labels: Any = next(iter(targets), None)
         self.classes: Any = next(iter(names), None)
         if target is not None and not isinstance(target, str | int):
-            self.labels = dict(zip(wanted.targets, targets, strict=True))
-            self.classes = {column: own for column, own in zip(wanted.targets, names, strict=True) if own is not None}
+            self.labels = dict(zip(columns, targets, strict=True))
+            self.classes = {column: own for column, own in zip(columns, names, strict=True) if own is not None}
         for remark in remarks:
             warnings.warn(remark, stacklevel=3)
 
@@ -220,35 +221,32 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """Where rows come from: what messages call it and its rows, the folder that paths are in, and whether the user
-    named it."""
+    """What is read, and how: what messages call it and its rows; the folder of the paths, and whether the user named
+    it; the column of paths and those of targets, and the classes of each of these, or None."""
 
     name: str
     unit: str
     root: str
     has_root: bool
-
-
-class Wanted(NamedTuple):
-    """The columns that are read: that of paths, those of targets; and of each of these its classes, or None."""
-
-    path: str | int
-    targets: list[str | int]
+    columns: list[str | int]
     classes: list[list[str] | None]
 
+    def where(self, number: int) -> str:
+        return f"{self.unit} {number} of {self.name}"
 
-def _wanted(path: str | int, target: Any, classes: Any) -> Wanted:
-    """Return the columns that are asked for, checked."""
+
+def _wanted(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
+    """Return the columns that are asked for, of paths first, and the classes of the others, checked."""
     if target is None or isinstance(target, str | int):
         if classes is not None and target is None:
             raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
-        return Wanted(path, [] if target is None else [target], [class_names(classes)])
+        return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
         raise ValueError(f"target must be the name of a column, or a list of several, each once, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
         raise ValueError(f"with several targets classes= is a dict of them, {{{targets[0]!r}: names}}, got {classes!r}")
-    return Wanted(path, targets, [class_names((classes or {}).get(name)) for name in targets])
+    return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 
 def _checked_delimiter(delimiter: str | None) -> str | None:
@@ -308,9 +306,9 @@ def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | No
     return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
 
 
-def _table_rows(table: Any, source: Source, wanted: Wanted) -> Rows:
+def _table_rows(table: Any, source: Source) -> Rows:
     """Return the rows of a table of pyarrow or pandas."""
-    columns = [wanted.path, *wanted.targets]
+    columns = source.columns
     if hasattr(table, "to_batches"):
         return _arrow_rows(table.to_batches(), table.column_names, columns, source)
     _check_names(list(table.columns), columns, source)
@@ -321,8 +319,8 @@ def _table_rows(table: Any, source: Source, wanted: Wanted) -> Rows:
     return enumerate(zip(*values, strict=True))
 
 
-def _parquet_rows(file: str, source: Source, wanted: Wanted, remote: Remote | None) -> Rows:
-    columns = [str(name) for name in (wanted.path, *wanted.targets)]
+def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
+    columns = list(map(str, source.columns))
     parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
     with naming(file, lambda text: ValueError(f"{file!r} is no Parquet file, or is cut off: {text}")):
         opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
@@ -346,8 +344,8 @@ def _check_names(names: list[Any], columns: Sequence[str | int], source: Source)
             )
 
 
-def _csv_rows(delimiter: str, file: str, source: Source, wanted: Wanted, remote: Remote | None) -> Rows:
-    columns = [wanted.path, *wanted.targets]
+def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) -> Rows:
+    columns = source.columns
     if len({type(column) for column in columns}) > 1:
         raise ValueError(
             f"path and target must both be names of columns, or both numbers (without a line of names), got {columns}"
@@ -355,7 +353,7 @@ def _csv_rows(delimiter: str, file: str, source: Source, wanted: Wanted, remote:
     with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
         rows = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
-            if isinstance(wanted.path, str):
+            if isinstance(columns[0], str):
                 names = next(rows, [])
                 _check_first_line(file, names, [str(column) for column in columns], delimiter)
                 places = [names.index(str(column)) for column in columns]
@@ -369,8 +367,8 @@ def _csv_rows(delimiter: str, file: str, source: Source, wanted: Wanted, remote:
                     other = next((one for one in SEPARATORS if len(delimiter.join(row).split(one)) > most), None)
                     hint = "" if other is None else f"; if {other!r} separates them, write delimiter={other!r}"
                     raise ValueError(
-                        f"line {rows.line_num} of {file!r} has {len(row)} fields, but column {most} (from 0) is "
-                        f"needed: {row}{hint}"
+                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {most} (from 0) is needed: "
+                        f"{row}{hint}"
                     )
                 yield rows.line_num, [row[place] for place in places]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -398,14 +396,14 @@ def _check_first_line(file: str, names: list[str], wanted: list[str], delimiter:
         raise ValueError(f"{file!r} has no column {column!r}; its first line says {names}. {remedy}")
 
 
-def _packed(rows: Rows, source: Source, wanted: Wanted) -> dict[str, np.ndarray]:
+def _packed(rows: Rows, source: Source) -> dict[str, np.ndarray]:
     """Return the paths relative to the root in one buffer, an array for each column of targets, and as JSON the names
     of the classes of each column and the remarks on all of them."""
     joined, lengths = bytearray(), array("q")
-    columns: list[list[Any]] = [[] for _ in wanted.targets]
+    columns: list[list[Any]] = [[] for _ in source.classes]
     numbers = array("q")  # the line or number of each row
     for number, (path, *values) in rows:
-        where = f"{source.unit} {number} of {source.name}"
+        where = source.where(number)
         relative = _relative(path, where, source)
         joined += relative
         lengths.append(len(relative))
@@ -421,9 +419,9 @@ def _packed(rows: Rows, source: Source, wanted: Wanted) -> dict[str, np.ndarray]
     paths = Paths.pack(source.root, joined, lengths)
     arrays = {"data": paths.data, "offsets": paths.offsets}
     words: tuple[list[Any], list[str]] = [], []
-    for place, (target, names, values) in enumerate(zip(wanted.targets, wanted.classes, columns, strict=False)):
+    for place, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
         if names is not None:
-            targets = _places(values, names, lambda row: f"{source.unit} {numbers[row]} of {source.name}")
+            targets = _places(values, names, lambda row: source.where(numbers[row]))
         else:
             targets, names = encode_targets(values)
             if names is not None and (strays := stray_cells(values)):
