@@ -96,13 +96,9 @@ def fetches_many(dataset: Any) -> bool:
     then each sample is seeded for itself.
     """
     kind, inside = _kind(dataset), _inside(dataset)
-    if kind in JOINED and maps_samples(dataset):
-        inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
-        return any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
-    if kind == MAPPED:
-        return all(fetches_many(part) and draws_nothing(part) for part in inside)
     if maps_samples(dataset):
-        return False
+        inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
+        return kind in (MAPPED, *JOINED) and any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
     if kind in (SUBSET, STACK):
         return any(map(fetches_many, inside))
     if kind == CACHED:

@@ -24,7 +24,7 @@ SHOWN: Final = 3
 
 
 def is_litter(name: bytes) -> bool:
-    """Whether a file or folder is litter, by its name, or by that of a folder in its path.
+    """Return whether a file or folder is litter, by its name, or by that of a folder in its path.
 
     Example:
         >>> [is_litter(name) for name in (b"a/.ipynb_checkpoints/b.jpg", b"__MACOSX", b"a/._b.jpg", b"a/b.jpg")]
@@ -66,14 +66,14 @@ def log_left_out(where: Any, text: str) -> None:
 
 
 def without_litter(paths: Iterable[str], pattern: str) -> list[str]:
-    """The paths that a pattern stands for, but for litter. The folders that it names are searched whatever they are
-    called."""
-    named = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-    kept, left_out = [], LeftOut()
+    """Return the paths that match a pattern, without litter. The folders that the pattern names are searched whatever
+    they are called."""
+    folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+    clean, left_out = [], LeftOut()
     for path in paths:
-        if is_litter(os.fsencode(path.removeprefix(named))):
+        if is_litter(os.fsencode(path.removeprefix(folder))):
             left_out.add(os.fsencode(path))
         else:
-            kept.append(path)
+            clean.append(path)
     left_out.log(pattern)
-    return kept
+    return clean

@@ -129,7 +129,7 @@ class Scanner:
         return True
 
     def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
-        """Whether an entry that is no folder is a file to read. A pipe is not: reading it waits for ever."""
+        """Return whether an entry that is not a folder is a file to read. A pipe is not: it may never end."""
         if not entry.is_symlink():
             return entry.is_file(follow_symlinks=False)
         self._check_inside(entry)
@@ -259,7 +259,7 @@ class Paths(Lazy[str]):
 
     @property
     def nbytes(self) -> int:
-        """How much memory the paths take."""
+        """How many bytes of memory the paths take."""
         return self.data.nbytes + self.offsets.nbytes
 
     def __len__(self) -> int:

@@ -143,7 +143,7 @@ def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """One container of a sample or batch from its parts, a dict's keys in their original order."""
+    """Return one container of a sample or batch from its parts, a dict's keys in their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
         return parts if cls is None else made_like(cls, parts)
@@ -172,25 +172,24 @@ def made_like(cls: type, plain: Any) -> Any:
 
 
 def _clip(frames: list[Any]) -> Any:
-    """Finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
+    """Return finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
     if isinstance(frames[0], list):
         return [_clip(list(view)) for view in zip(*frames, strict=True)]
     return sys.modules["torch"].stack(frames)
 
 
 def leaf_count(node: Structure) -> int:
-    """How many leaves it has."""
     return 1 if node == LEAF else sum(map(leaf_count, node[3]))
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """A sample from its structure and its leaves, depth first."""
+    """Return a sample from its structure and its leaves, depth first."""
     rest = iter(leaves)
     return assembled(structure, lambda within: next(rest), keep_tuples=True)
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """A structure with leaves from `leaf`, called depth first with the kind of the leaf's container. Plain tuples
+    """Return a structure with leaves from `leaf`, called depth first with the kind of the container of each. Plain tuples
     become lists unless `keep_tuples`.
 
     (An inner function that calls itself would be a reference cycle, and hold a batch until it is collected.)
@@ -203,7 +202,7 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
-    """A structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
+    """Return a structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
         return "·" if leaves is None else kind_of(next(iter(leaves)))
     kind, cls, keys, children = structure
@@ -228,7 +227,7 @@ def labels_of(node: Structure) -> list[str]:
 
 
 def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
-    """The name of each leaf, depth first: the path to it, joined by dots."""
+    """Return the name of each leaf, depth first: the path to it, joined by dots."""
     if structure == LEAF:
         return [".".join(path)]
     children = zip(labels_of(structure), structure[3], strict=True)
@@ -258,7 +257,7 @@ def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[
 
 @functools.lru_cache(64)
 def places_of(structure: Structure) -> list[str]:
-    """The place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
+    """Return the place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
     return [place for node, place, _ in located(structure) if node == LEAF]
 
 
@@ -268,7 +267,7 @@ def any_of(structure: Structure, leaves: Iterable[int]) -> str:
 
 
 def _quoted(key: Any) -> str:
-    """A key as Python writes it, in double quotes where it has none inside: a message may stand in single ones."""
+    """Return a key as Python writes it, in double quotes where it has none inside: a message may be in single ones."""
     text = repr(key)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text
 
@@ -297,7 +296,7 @@ def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> 
 
 
 def kind_of(leaf: Any) -> str:
-    """What a leaf is, in words: ``uint8 array 48×64×3``."""
+    """Return what a leaf is, in words: ``uint8 array 48×64×3``."""
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
         what = "array" if isinstance(leaf, np.ndarray) else "tensor"
         return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
@@ -305,21 +304,20 @@ def kind_of(leaf: Any) -> str:
 
 
 def dtype_of(leaf: Any) -> str:
-    """The name of an array's or a tensor's dtype: ``"uint8"``."""
+    """Return the name of an array's or a tensor's dtype: ``"uint8"``."""
     return str(leaf.dtype).removeprefix("torch.")
 
 
 def is_plain_tensor(kind: type) -> bool:
-    """Whether a type is torch's Tensor itself, no subclass."""
+    """Return whether a type is torch's Tensor itself, not a subclass."""
     return (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Whether it is a tensor, of torch's own type or a subclass."""
     return is_tensor_type(type(leaf))
 
 
 def is_tensor_type(kind: type) -> bool:
-    """Whether it is a type of tensors: torch's Tensor, or a subclass."""
+    """Return whether a type is torch's Tensor or a subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(kind, torch.Tensor)

@@ -154,7 +154,7 @@ class FileList(ImageFileDataset):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
-        is_table = any(cls.__module__.startswith(("pandas.", "pyarrow.")) for cls in type(manifest).__mro__)
+        is_table = any(cls.__module__.partition(".")[0] in ("pandas", "pyarrow") for cls in type(manifest).__mro__)
         name = "" if is_table else os.fsdecode(manifest)
         if "{index" in name:
             self._generate(name, root, count, start, labels, class_names(classes), storage_options)
