@@ -228,9 +228,12 @@ def too_large(nbytes: int, limit: float) -> str:
 
 def no_image(start: bytes, nbytes: int) -> str:
     """Return why a file is refused that does not begin as an image does."""
-    kind = _kind(start)
-    remedy = f", {kind}" if kind else f"; expected one of {FORMATS}, recognised by its content"
-    return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}{remedy}"
+    if kind := _kind(start):
+        return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
+    return (
+        f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}; "
+        f"expected one of {FORMATS}, recognised by its content"
+    )
 
 
 def _kind(start: bytes) -> str | None:

@@ -189,8 +189,8 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """Return a structure with leaves from `leaf`, called depth first with the kind of the container of each. Plain tuples
-    become lists unless `keep_tuples`.
+    """Return a structure with leaves from `leaf`, called depth first with the kind of the container of each. Plain
+    tuples become lists unless `keep_tuples`.
 
     (An inner function that calls itself would be a reference cycle, and hold a batch until it is collected.)
     """
