@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuload import datasets
+import gpuload as gl
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import is_litter
 from gpuload.errors import one_line
@@ -64,7 +64,7 @@ def _open(source: str, store: dict[str, str]) -> Any:
         options["classes"] = _open(options["classes"], {})
     if options.get("target") == "":
         options["target"] = None
-    return getattr(datasets, name)(source, **options)
+    return getattr(gl, name)(source, **options)
 
 
 def _kind_of(source: str) -> str:

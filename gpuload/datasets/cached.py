@@ -22,11 +22,11 @@ import numpy as np
 
 from gpuload.datasets.cache_file import Entries, Place
 from gpuload.datasets.files import is_complete
-from gpuload.datasets.joined import View, from_start
+from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style, draws_nothing, fetched, forget
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
-from gpuload.datasets.scan import full_path
+from gpuload.datasets.scan import from_start, full_path
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 

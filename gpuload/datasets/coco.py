@@ -578,7 +578,7 @@ class JsonLists(Paths):
 
 def _as_json(values: Iterable[Any]) -> JsonLists:
     texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
-    return JsonLists.pack("", [(b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))])  # pyright: ignore[reportReturnType]
+    return JsonLists.of("", texts)  # pyright: ignore[reportReturnType]
 
 
 def _if_json(values: list[Any]) -> Sequence[Any]:

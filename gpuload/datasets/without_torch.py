@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
-import numpy as np
-
 from gpuload.datasets.base import LabelledPaths, pack_labels
 from gpuload.datasets.files import will_read
 from gpuload.datasets.sample import Encoded, read
@@ -102,6 +100,5 @@ def _packed(samples: list[Any]) -> Sequence[Any]:
     prefix = os.path.join(folder, "")
     with contextlib.suppress(UnicodeEncodeError):
         inner = [os.fsencode(name[len(prefix) :]) for name in names]
-        paths = Paths.pack(folder, [(b"".join(inner), np.fromiter(map(len, inner), np.int64, len(inner)))])
-        return LabelledPaths(paths, pack_labels([target for _, target in samples]))
+        return LabelledPaths(Paths.of(folder, inner), pack_labels([target for _, target in samples]))
     return samples

@@ -257,12 +257,16 @@ def open_packed(folder: str) -> Any:
     Raises:
         FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
     """
-    from gpuload import datasets
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
+    from gpuload.datasets.stores.tar.dataset import TarShards
 
     read = read_manifest(folder)["read"]
     _refuse_links(folder)
     path, options = _call(folder, read)
-    dataset = getattr(datasets, read["dataset"])(path, **options)
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ArrayFile, LMDB, Parquet, TarShards)}
+    dataset = kinds[read["dataset"]](path, **options)
     path = os.path.join(folder, CLASSES)
     dataset.classes = classes = read_json(path)
     if difference(classes, [str]) and classes is not None:

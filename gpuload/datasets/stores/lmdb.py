@@ -279,4 +279,4 @@ def _walk(view: _View, path: str, image: str | None) -> Paths:
         missing = f"no keys like {image!r}" if image is not None else "no keys"
         first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none at all"
         raise ValueError(f"{path!r} has {missing} in it; its first are {first}")
-    return Paths.pack("", [(bytes(joined), np.frombuffer(lengths, np.uint32))])
+    return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))

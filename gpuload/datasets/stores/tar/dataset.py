@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import check_size
-from gpuload.datasets.joined import from_start
+from gpuload.datasets.files import byte_limit, check_size
 from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
-from gpuload.datasets.scan import Lazy
+from gpuload.datasets.scan import Lazy, from_start
 from gpuload.datasets.stores.opening import KEPT_OPEN, OpenFile, OpenFiles, remote_for
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.stores.tar.fields import Fields
@@ -227,8 +226,10 @@ class TarShards(Store):
         places = [
             (name, blocks[member] * BLOCK, sizes[member]) for member, name in enumerate(names, first) if name in chosen
         ]
+        limit = byte_limit()
         for name, _, nbytes in places:
-            check_size(nbytes, source.path, ":", key, ".", name)
+            if nbytes > limit:
+                check_size(nbytes, f"{source.path}:{key}.{name}")
         return Plan(shard, key, chosen, places)
 
     def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
