@@ -93,9 +93,9 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
 
 def client(remote: Remote | None) -> Client:
     """What reads URLs in this process; with no options if there are none."""
-    from gpuload.datasets.stores.remote import Remote, client_of
+    from gpuload.datasets.stores.remote import client_of
 
-    return client_of(remote or _defaults(Remote))
+    return client_of(remote)
 
 
 def scope_of(remote: Remote | None) -> tuple[str, ...]:
@@ -106,15 +106,6 @@ def scope_of(remote: Remote | None) -> tuple[str, ...]:
 
     digest = digest_of(remote)
     return (digest,) if digest else ()
-
-
-_default: list[Any] = []
-
-
-def _defaults(cls: Any) -> Any:
-    if not _default:
-        _default.append(cls())
-    return _default[0]
 
 
 class OpenFile:
@@ -214,9 +205,9 @@ def windows(file: OpenFile, nbytes: int) -> Any:
     at a URL as many as seem wise."""
     if isinstance(file, OpenFile):
         return _Window(file, nbytes)
-    from gpuload.datasets.stores.remote import Windows
+    from gpuload.datasets.stores.remote import RemoteIO
 
-    return Windows(file)
+    return RemoteIO(file)
 
 
 class OpenFiles:
