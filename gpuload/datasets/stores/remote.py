@@ -12,6 +12,7 @@ supported); and over HTTP fsspec makes no request again. So neither is used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import io
@@ -363,11 +364,10 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
 
 def _seconds(moment: Any) -> float:
     """Return a time as a number, 0.0 if it is none: file systems give datetimes, numbers, and headers."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         moment = parsedate_to_datetime(moment) if isinstance(moment, str) else moment
         return float(moment.timestamp() if hasattr(moment, "timestamp") else moment)
-    except (TypeError, ValueError):
-        return 0.0
+    return 0.0
 
 
 # -- files and folders ------------------------------------------------------------------------------------------------
@@ -471,25 +471,23 @@ class RemoteScanner:
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
         endings = tuple(extensions)
-        self._folders: set[bytes] = set()
         self.left_out = LeftOut()
-        images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
+        self._folders: set[bytes] = set()
+        self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
         for url, path in client.files(root):
             name, is_image = os.fsencode(path), path.lower().endswith(endings)
-            folder, _, own = name.rpartition(b"/")
-            if is_litter(name):
-                if is_image:
-                    self.left_out.add(name)
-                continue
-            if folder:
+            folder, _, base = name.rpartition(b"/")
+            if not is_litter(name):
                 self._folders.add(folder.partition(b"/")[0])
-            if is_image:
-                images.append((folder, own, os.fsencode(url)))
-        self._images = sorted(images)
+                if is_image:
+                    self._images.append((folder, base, os.fsencode(url)))
+            elif is_image:
+                self.left_out.add(name)
+        self._images.sort()
 
     def folders(self) -> list[bytes]:
         """Return the names of the folders directly in the root, sorted."""
-        return sorted(self._folders)
+        return sorted(filter(None, self._folders))
 
     def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
         """Return the images at any depth below `start`: the rest of their URLs after the root, joined without a

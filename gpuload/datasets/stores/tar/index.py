@@ -28,7 +28,7 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.datasets.litter import is_litter
-from gpuload.datasets.stores.opening import OpenFile, open_file, windows
+from gpuload.datasets.stores.opening import OpenFile, near_reads, open_file
 from gpuload.datasets.stores.tar.headers import BLOCK, COMPRESSED, Damage, members
 from gpuload.errors import visible
 
@@ -145,7 +145,7 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
             "are no archive; they are not read"
         )
 
-    read_at = windows(file, WINDOW).read_at
+    read_at = near_reads(file, WINDOW)
     try:
         for name, start, data, nbytes in members(read_at, path, file.size, unfinished=unfinished, behind=behind):
             split = split_name(name)
