@@ -207,16 +207,17 @@ class ArrayFile(Store):
         check_stamp(self.path, self._stamp, self._remote)
         if self._remote is not None:
             return OpenFiles(1, self._remote)
-        extent = self._offset + self.shape[0] * self._sample_bytes
         if not self.shape[0]:
             return _Mapped(np.empty(self.shape, self.dtype), None)
         with open(self.path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), extent, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
         return _Mapped(np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        if isinstance(handle, OpenFiles):
-            arrays = self._fetched(handle, numbers)
+        if self._remote is not None:
+            each, file = self._sample_bytes, handle.get(self.path)
+            parts = handle.read([(file, self._offset + number * each, each) for number in numbers])
+            arrays = [np.frombuffer(part, self.dtype).reshape(self.shape[1:]) for part in parts]
         else:
             self._announce(handle, numbers)
             arrays = [handle.array[number] for number in numbers]
@@ -241,38 +242,27 @@ class ArrayFile(Store):
         return array[..., None] if self._pixels.layout == "HW" else array
 
     def _all(self) -> np.ndarray:
-        """The whole array, in memory."""
-        if isinstance(self._handle, OpenFiles):
-            file = self._handle.get(self.path)
-            (data,) = self._handle.read([(file, self._offset, self.shape[0] * self._sample_bytes)])
-            return np.frombuffer(data, self.dtype).reshape(self.shape)
-        return np.array(self._handle.array)
-
-    def _fetched(self, files: OpenFiles, numbers: list[int]) -> list[np.ndarray]:
-        """Entries of an array at a URL."""
-        each, file = self._sample_bytes, files.get(self.path)
-        data = files.read([(file, self._offset + number * each, each) for number in numbers])
-        return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
+        """Read the whole array into memory."""
+        if self._remote is None:
+            return np.array(self._handle.array)
+        file = self._handle.get(self.path)
+        return np.frombuffer(file.read_at(self._offset, len(self) * self._sample_bytes), self.dtype).reshape(self.shape)
 
     def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
         """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they
-        come from a disk: what is in memory is found there in less time. Not where they lie one behind the other: the
-        kernel reads ahead by itself then, and keeps larger pieces than of what is named to it, which cost less CPU
-        time, now and whenever they are read again."""
+        come from a disk: what is in memory is found there in less time. Not where they are neighbours: the kernel reads
+        ahead by itself then, and keeps larger pages than of what is named to it, which cost less CPU time, now and
+        whenever they are read again."""
         if mapped.mapping is None or not mapped.is_cold():
             return
-        ordered = sorted(set(numbers))
-        if len(ordered) > 1 and ordered[-1] - ordered[0] + 1 == len(ordered):
+        ordered = np.unique(numbers)
+        runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+        if len(runs) == 1 < len(ordered):
             return
-        first = 0
-        for at, number in enumerate(ordered):
-            if at + 1 < len(ordered) and ordered[at + 1] == number + 1:
-                continue  # the next one lies behind it
-            begin = self._offset + ordered[first] * self._sample_bytes
+        for run in runs:
+            begin, end = (self._offset + int(number) * self._sample_bytes for number in (run[0], run[-1] + 1))
             start = begin - begin % mmap.PAGESIZE
-            end = self._offset + (number + 1) * self._sample_bytes
             mapped.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
-            first = at + 1
 
     def __repr__(self) -> str:
         each = "×".join(map(str, self.shape[1:])) or "one number"
