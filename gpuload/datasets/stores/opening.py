@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from gpuload.datasets.files import FLAGS, KINDS, read_file
 from gpuload.datasets.stores.remote_failures import shown
 
@@ -146,20 +144,9 @@ class OpenFile:
             offset += len(part)
         return b"".join(parts)
 
-    def read_into(self, array: np.ndarray, offset: int) -> int:
-        """Fill an array of uint8 with the bytes from an offset on. Returns how many there were."""
-        view, got = array.data, 0
-        while got < len(view) and (more := os.preadv(self._descriptor, [view[got : got + AT_ONCE]], offset + got)):
-            got += more
-        return got
-
     def will_read(self, offset: int, nbytes: int) -> None:
         """Let the kernel read these bytes, which are asked for soon."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
-
-    def read_randomly(self) -> None:
-        """Tell the kernel to read nothing beyond what is asked for."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # as Python ends, `os` may be gone before
         for descriptor in self._held:
@@ -185,6 +172,7 @@ def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
         from gpuload.datasets.stores.remote import RemoteIO
 
         return RemoteIO(file).read_at
+    os.posix_fadvise(file._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
     stream = open(file._descriptor, "rb", nbytes, closefd=False)  # noqa: SIM115
 
     def read_at(offset: int, nbytes: int, file: OpenFile = file) -> bytes:  # its last reference closes the descriptor

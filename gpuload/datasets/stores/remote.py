@@ -219,7 +219,6 @@ class Client:
         Raises:
             OSError: one is missing, is a folder, or its size is not said.
         """
-        self._invalidate(urls)
         looked = []
         for url, info in zip(urls, self._all([self._request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
@@ -238,7 +237,6 @@ class Client:
     def files(self, root: str) -> list[tuple[str, str]]:
         """Return all files at any depth below a folder: the rest of their URLs, and the same as a name (without
         ``%20``)."""
-        self._invalidate([root])
         (listed,) = self._all([self._request(root, "find", detail=True)])
         before = self._place(root)[1].rstrip("/") + "/"
         names = [name[len(before) :] for name, info in listed.items() if info.get("type") != "directory"]
@@ -247,7 +245,6 @@ class Client:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the URLs of the files that a pattern stands for, sorted."""
-        self._invalidate([pattern])
         (listed,) = self._all([self._request(pattern, "glob", detail=True)])
         system = self._place(pattern)[0]
         return sorted(system.unstrip_protocol(name) for name, info in listed.items() if info.get("type") != "directory")
@@ -262,14 +259,12 @@ class Client:
             else:
                 runs.append((url, begin, end))
             run_of[url, begin, end] = len(runs) - 1
-        pieces = [range(begin, end, PIECE_BYTES) for _, begin, end in runs]
         requests = [
-            self._cat(url, at, min(at + PIECE_BYTES, end))
-            for (url, _, end), starts in zip(runs, pieces, strict=True)
-            for at in starts
+            [self._cat(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
+            for url, begin, end in runs
         ]
-        answers = iter(self._all(requests))
-        data = [b"".join(itertools.islice(answers, len(starts))) for starts in pieces]
+        answers = iter(self._all(list(itertools.chain.from_iterable(requests))))
+        data = [b"".join(itertools.islice(answers, len(pieces))) for pieces in requests]
         places = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
         return [data[run][offset : offset + nbytes] for run, offset, nbytes in places]
 
@@ -285,6 +280,8 @@ class Client:
         """Return what calls a method of a URL's file system, again while that may help; `check` raises if its answer is
         not what was asked for."""
         system, path = self._place(url)  # not on fsspec's thread, which some of them wait for as they are made
+        if method != "cat_file":
+            system.invalidate_cache()  # what it remembers of folders may be old
         call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
         if not system.async_impl:
             call = partial(self._in_thread, call)
@@ -320,11 +317,6 @@ class Client:
         for error in filter(lambda answer: isinstance(answer, BaseException), answers):
             raise error
         return answers
-
-    def _invalidate(self, urls: Iterable[str]) -> None:
-        """Forget what file systems remember of folders, which may be old."""
-        for system in {id(system): system for system, _ in map(self._place, urls)}.values():
-            system.invalidate_cache()
 
     def _place(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, opened if it is not, and what it calls the file."""
@@ -393,15 +385,6 @@ class RemoteFile:
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return these bytes; fewer only where the file ends."""
         return self.client.read([(self, offset, nbytes)])[0]
-
-    def read_into(self, array: np.ndarray, offset: int) -> int:
-        """Fill an array of uint8 with the bytes from an offset on. Returns how many there were."""
-        data = self.read_at(offset, len(array))
-        array[: len(data)] = np.frombuffer(data, np.uint8)
-        return len(data)
-
-    def read_randomly(self) -> None:
-        """Do nothing: what was not asked for is never read."""
 
 
 class RemoteIO(io.RawIOBase):

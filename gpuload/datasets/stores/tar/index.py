@@ -122,7 +122,6 @@ def build(path: str, remark: Any = lambda text: None, remote: Remote | None = No
         Damage: it is cut off, no tar, or holds what is refused; or two samples with one key.
     """
     file = open_file(path, remote)
-    file.read_randomly()
     _refuse_compressed(path, file)
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
@@ -207,8 +206,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         file = open_file(index, remote)
     except FileNotFoundError:
         return None
-    table = np.empty(file.size, np.uint8)
-    table = table[: file.read_into(table, 0)]
+    table = np.frombuffer(file.read_at(0, file.size), np.uint8)
     if table[:8].tobytes() in BEFORE:
         return None
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
