@@ -174,9 +174,10 @@ class ArrayFile(Store):
                         f"{self.path!r} is a .npy file, which says its dtype and shape itself; leave dtype=, shape= "
                         "and offset= out"
                     )
-                self.shape, self.dtype, self._offset = _npy_header(file, self.path)
+                header = _npy_header(file, self.path)
             else:
-                self.shape, self.dtype, self._offset = _plain(self.path, start, nbytes, dtype, shape, offset)
+                header = _plain(self.path, start, nbytes, dtype, shape, offset)
+        self.shape, self.dtype, self._offset = header
         _check_kind(self.path, self.dtype)
         if not self.shape:
             raise ValueError(f"{self.path!r} holds a single number; expected an array with an axis of samples")
@@ -291,7 +292,6 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
         shape, fortran, dtype = read_npy_header(file)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
-    _check_kind(path, dtype)
     if fortran and len(shape) > 1:
         raise ValueError(
             f"{path!r} is stored in Fortran order, where the numbers of one sample lie all over the file; store it "

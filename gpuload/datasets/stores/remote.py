@@ -137,13 +137,9 @@ def _digest_of_object(value: Any) -> list[str]:
 Request = Callable[[], Awaitable[Any]]
 
 
-def client_of(remote: Remote | None) -> Client:
-    """Return what reads URLs with these options in this process; None means the usual options."""
-    return _client(remote, os.getpid())
-
-
 @functools.lru_cache(CLIENTS)
-def _client(remote: Remote | None, process: int) -> Client:
+def client_of(remote: Remote | None, process: int) -> Client:
+    """Return what reads URLs with these options in a process; None means the usual options."""
     return Client(remote or Remote())
 
 

@@ -20,7 +20,8 @@ import gpuload as gl
 from gpuload.datasets import files
 from gpuload.datasets.stores import remote as module
 from gpuload.datasets.stores import remote_failures
-from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO, client_of
+from gpuload.datasets.stores.opening import client as client_of
+from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO
 from gpuload.datasets.stores.remote_failures import check_image as check
 from gpuload.datasets.stores.remote_failures import failure_of
 
