@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
+import math
 import os
 import stat
 import tempfile
@@ -91,12 +91,19 @@ def cached(
 def _read(path: str, identity: bytes) -> Arrays | None:
     """Return the arrays in a file; None if they are of another source."""
     with zipfile.ZipFile(path) as file:
-        if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
-            return None  # no memory for what a damaged directory says
-        if file.read(IDENTITY) != identity:
+        # A damaged directory, or head of an array, takes no memory beyond its file.
+        if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path) or file.read(IDENTITY) != identity:
             return None
-        # All of an array's bytes first, with their CRC-32, and then what they say of its size.
-        return {name: np.load(io.BytesIO(file.read(name))) for name in file.namelist() if name != IDENTITY}
+        arrays: Arrays = {}
+        for entry in file.infolist()[1:]:
+            with file.open(entry) as member:
+                np.lib.format.read_magic(member)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            if math.prod(shape) * dtype.itemsize > entry.file_size:
+                return None
+            with file.open(entry) as member:
+                arrays[entry.filename] = np.load(member, allow_pickle=False)
+        return arrays
 
 
 def _write(path: str, identity: bytes, arrays: Arrays) -> None:
@@ -107,7 +114,7 @@ def _write(path: str, identity: bytes, arrays: Arrays) -> None:
             archive.writestr(IDENTITY, identity)
             for name, array in arrays.items():
                 with archive.open(name, "w", force_zip64=True) as member:
-                    np.save(member, array, allow_pickle=False)
+                    np.lib.format.write_array(member, array, allow_pickle=False)
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

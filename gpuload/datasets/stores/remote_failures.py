@@ -70,10 +70,9 @@ def shown(url: str) -> str:
 
 def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     """Return what went wrong with a request."""
-    chain: list[BaseException] = []
-    while error is not None and len(chain) < 8:
-        chain.append(error)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)  # pyright: ignore
+    chain = [error]
+    while len(chain) < 8 and (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)):
+        chain.append(error := cause)
     names = " ".join({cls.__name__ for one in chain for cls in type(one).__mro__})
     statuses, codes, waits = zip(*map(_facts, chain), strict=True)
     status, code, after_s = (next(filter(None, facts), None) for facts in (statuses, codes, waits))

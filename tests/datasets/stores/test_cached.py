@@ -73,17 +73,19 @@ def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
-def test_a_damaged_length_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    cached("/a", [1], build)
+def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
+    cached("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})
     (path,) = folder.iterdir()
     data = path.read_bytes()
-    if damage == "directory":  # the entry of the member of 1,000 numbers and 128 bytes before them
-        size = (1128).to_bytes(4, "little")
+    if damage == "directory":
+        size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
         at = data.rindex(size + size)
-        path.write_bytes(data[:at] + b"\xfe\xff\xff\x7f" * 2 + data[at + 8 :])
+        changed = data[:at] + b"\xfe\xff\xff\x7f" * 2 + data[at + 8 :]
     else:
-        path.write_bytes(data.replace(b"(1000,), }         ", b"(1000000000000,), }"))
-    assert path.read_bytes() != data
+        changed = data.replace(b"(1000000,), }   ", b"(1000000000,), }")
+    assert len(changed) == len(data)
+    assert changed != data
+    path.write_bytes(changed)
     tracemalloc.start()
     try:
         assert same(cached("/a", [1], lambda: build(7)), build(7))
