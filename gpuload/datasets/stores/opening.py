@@ -91,7 +91,7 @@ def client(remote: Remote | None) -> Client:
     """Return what reads URLs in this process."""
     from gpuload.datasets.stores.remote import client_of
 
-    return client_of(remote, os.getpid())
+    return client_of(remote)
 
 
 def scope_of(remote: Remote | None) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import io
 import itertools
@@ -27,6 +26,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -45,7 +45,6 @@ PIECE_BYTES: Final = 8 << 20  # a longer range is asked for in several requests
 LEAST_WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 32 << 20
 WINDOWS: Final = 8
-CLIENTS: Final = 256  # that a process keeps
 BYTES_PER_S: Final = 1 << 20  # an answer may take a second more for so many
 # What says that a file is the same, the surest first, as file systems call it; times are the last resort.
 TIMES: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
@@ -137,10 +136,18 @@ def _digest_of_object(value: Any) -> list[str]:
 Request = Callable[[], Awaitable[Any]]
 
 
-@functools.lru_cache(CLIENTS)
-def client_of(remote: Remote | None, process: int) -> Client:
-    """Return what reads URLs with these options in a process; None means the usual options."""
-    return Client(remote or Remote())
+_usual = Remote()
+_clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
+
+
+def client_of(remote: Remote | None) -> Client:
+    """Return what reads URLs with these options in this process; None means the usual options."""
+    remote = remote or _usual
+    process, client = _clients.get(remote, (0, None))
+    if client is None or process != os.getpid():
+        client = Client(remote)
+        _clients[remote] = os.getpid(), client
+    return client
 
 
 class Client:
@@ -154,7 +161,10 @@ class Client:
     """
 
     def __init__(self, remote: Remote) -> None:
-        self.remote, self.requests = remote, 0
+        # Not the `Remote` itself: a client is kept as long as others have that.
+        self.gap_bytes, self.retries, self.timeout_s = remote.gap_bytes, remote.retries, remote.timeout_s
+        self.requests = 0
+        self._options = dict(remote.options)
         self._systems: dict[str, Any] = {}
         self._gate = asyncio.Semaphore(remote.in_flight)
         self._threads = ThreadPoolExecutor(remote.in_flight, "gpuload-remote")
@@ -250,7 +260,7 @@ class Client:
         runs: list[tuple[str, int, int]] = []
         run_of = {}
         for url, begin, end in sorted(set(spans)):
-            if runs and url == runs[-1][0] and begin <= runs[-1][2] + self.remote.gap_bytes:
+            if runs and url == runs[-1][0] and begin <= runs[-1][2] + self.gap_bytes:
                 runs[-1] = url, runs[-1][1], max(runs[-1][2], end)
             else:
                 runs.append((url, begin, end))
@@ -266,7 +276,7 @@ class Client:
 
     def _cat(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
         """Return the request for bytes of a file; `exact`: more and fewer are an error."""
-        limit_s = self.remote.timeout_s + (end - begin) / BYTES_PER_S
+        limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
         check = partial(check_whole, begin, end) if exact else None
         return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
 
@@ -281,7 +291,7 @@ class Client:
         call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
         if not system.async_impl:
             call = partial(self._in_thread, call)
-        return partial(self._attempts, call, url, limit_s or self.remote.timeout_s, check or (lambda answer: answer))
+        return partial(self._attempts, call, url, limit_s or self.timeout_s, check or (lambda answer: answer))
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -295,7 +305,7 @@ class Client:
                 raise
             except Exception as error:
                 failure = failure_of(error, url, limit_s)
-                if not failure.again or attempt > self.remote.retries:
+                if not failure.again or attempt > self.retries:
                     raise failure.error(url, attempt) from error
             await asyncio.sleep(failure.wait_s(attempt))
 
@@ -319,7 +329,7 @@ class Client:
         scheme, _, rest = url.partition("://")
         host = f"{scheme}://{rest.partition('/')[0]}"
         if host not in self._systems:
-            self._systems[host] = _opened(url, dict(self.remote.options))
+            self._systems[host] = _opened(url, self._options)
         return self._systems[host], self._systems[host]._strip_protocol(url)
 
 

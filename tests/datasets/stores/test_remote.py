@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,14 @@ def test_each_process_has_a_client_of_its_own(server: Server) -> None:
         finally:
             os._exit(9)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_client_ends_with_its_options() -> None:
+    remote = Remote()
+    ended = weakref.ref(client_of(remote))
+    del remote
+    assert ended() is None
+    assert client_of(None) is client_of(None)
 
 
 def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: Path) -> None:
