@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.datasets.files import Disk
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
-from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, open_file, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -48,12 +48,12 @@ class Pixels:
 
     Args:
         shape, dtype: of one entry.
-        layout: as `ArrayFile` has it; None: an image where dtype and axes let it be one.
+        layout: as `ArrayFile` has it; None means an image where dtype and axes let it be one.
         as_dtype: what entries are converted to, or None.
         what: the file, for messages.
 
     Attributes:
-        size_hw: of an image; None where entries are none.
+        size_hw: of an image; None where entries are not images.
 
     Raises:
         ValueError: an entry cannot be what `layout` says.
@@ -96,7 +96,7 @@ class Pixels:
             ) from None
 
     def sample(self, array: np.ndarray) -> Image | np.ndarray | Any:
-        """An entry as the sample that a dataset yields."""
+        """Return an entry as the sample that a dataset yields."""
         if self.dtype is not None:
             array = array.astype(self.dtype)
         if self.layout == "data":
@@ -207,7 +207,7 @@ class ArrayFile(Store):
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
         if self._remote is not None:
-            return OpenFiles(1, self._remote)
+            return open_file(self.path, self._remote)
         if not self.shape[0]:
             return _Mapped(np.empty(self.shape, self.dtype), None)
         with open(self.path, "rb") as file:
@@ -216,8 +216,8 @@ class ArrayFile(Store):
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if self._remote is not None:
-            each, file = self._sample_bytes, handle.get(self.path)
-            parts = handle.read([(file, self._offset + number * each, each) for number in numbers])
+            each = self._sample_bytes
+            parts = client(self._remote).read([(handle, self._offset + number * each, each) for number in numbers])
             arrays = [np.frombuffer(part, self.dtype).reshape(self.shape[1:]) for part in parts]
         else:
             self._announce(handle, numbers)
@@ -229,12 +229,12 @@ class ArrayFile(Store):
 
     @property
     def _row_bytes(self) -> int:
-        """How many bytes each image takes, if they may be copied as they lie in the file; else 0."""
+        """Return how many bytes each image takes, if images may be copied as they are in the file; else 0."""
         lie_there = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
         return self._sample_bytes if lie_there and len(self) else 0
 
     def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
-        """All samples as images N×H×W×C in the memory of the file, for one who copies those of these numbers; None
+        """Return all samples as images N×H×W×C in the memory of the file, for a caller who copies these numbers; None
         without `_row_bytes`."""
         if not self._row_bytes:
             return None
@@ -246,8 +246,8 @@ class ArrayFile(Store):
         """Read the whole array into memory."""
         if self._remote is None:
             return np.array(self._handle.array)
-        file = self._handle.get(self.path)
-        return np.frombuffer(file.read_at(self._offset, len(self) * self._sample_bytes), self.dtype).reshape(self.shape)
+        data = self._handle.read_at(self._offset, len(self) * self._sample_bytes)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
         """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they
@@ -286,7 +286,7 @@ class _Mapped:
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype, and where the numbers begin."""
+    """Return shape, dtype, and where the numbers begin."""
     file.seek(0)
     try:
         shape, fortran, dtype = read_npy_header(file)
@@ -303,7 +303,7 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
 def _plain(
     path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and offset of a file that does not say them."""
+    """Return shape, dtype and offset of a file that does not say them."""
     if dtype is None or shape is None:
         hint = next((text for other, text in OTHERS if start.startswith(other)), None)
         raise ValueError(

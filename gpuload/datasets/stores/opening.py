@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 KEPT_OPEN: Final = 64
-AT_ONCE: Final = 1 << 30  # one call reads at most 2 GiB
 STREAM_BYTES: Final = 128 << 10
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -139,7 +138,7 @@ class OpenFile:
         if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
-        while offset < end and (part := os.pread(self._descriptor, min(end - offset, AT_ONCE), offset)):
+        while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
             parts.append(part)
             offset += len(part)
         return b"".join(parts)
@@ -225,9 +224,6 @@ class OpenFiles:
         for file in client(self.remote).look(new):
             with self._lock:
                 self._files[file.path] = file  # pyright: ignore[reportArgumentType]
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None, bool]]:
         return OpenFiles, (self.limit, self.remote, self.mapped)

@@ -241,8 +241,7 @@ class Client:
         return looked
 
     def files(self, root: str) -> list[tuple[str, str]]:
-        """Return all files at any depth below a folder: the rest of their URLs, and the same as a name (without
-        ``%20``)."""
+        """Return all files below a folder: the rest of their URLs, and the same as names (without ``%20``)."""
         (listed,) = self._all([self._request(root, "find", detail=True)])
         before = self._place(root)[1].rstrip("/") + "/"
         names = [name[len(before) :] for name, info in listed.items() if info.get("type") != "directory"]
@@ -448,11 +447,7 @@ class RemoteIO(io.RawIOBase):
 
 
 class RemoteScanner:
-    """Lists the image files below a URL once, in the order that `Scanner` has them in on a disk.
-
-    Args:
-        client, root: where.
-        extensions: the endings of image files' names, lower case, with the dot.
+    """The image files below a URL, listed once, in the order that `Scanner` has them in on a disk.
 
     Attributes:
         left_out: what other programs keep there.
