@@ -80,6 +80,7 @@ class Shard:
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
+        table.flags.writeable = False  # as one from a file is: a `Cached` on disk compares pickles
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
         self._columns: Columns | None = None
         self.choices: dict[bytes, tuple[list[str], list[tuple[str, int]]]] = {}
