@@ -58,7 +58,7 @@ WITHIN_FUNCTIONS = {
     ("gpuload.transforms.chain", "gpuload.transforms.custom"): "few chains have one, and workers start sooner without",
     ("gpuload.transforms.composite", "gpuload.transforms.custom"): "as above",
     ("gpuload.datasets.*", "gpuload.datasets.stores.remote"): "asyncio, threads and fsspec, for URLs alone",
-    ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "threads, hashes and tempfile, where an index is kept",
+    ("gpuload.datasets.*", "gpuload.datasets.stores.cached"): "zipfile, hashes and tempfile, where an index is kept",
     ("gpuload.datasets.hugging_face", "gpuload.datasets.arrow_rows"): "pyarrow, for datasets of Hugging Face alone",
     ("gpuload.packing.manifest", "gpuload.datasets.stores.*"): "only who opens a packed set needs the datasets",
     ("gpuload.stage.dali.backend", "gpuload.stage.dali.*"): "DALI is an optional library",

@@ -15,7 +15,7 @@ import numpy as np
 from gpuload.datasets.files import Disk
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import PIXELS, Image
-from gpuload.datasets.stores.opening import OpenFiles, open_seekable, remote_for
+from gpuload.datasets.stores.opening import client, open_file, open_seekable, remote_for
 from gpuload.datasets.stores.store import (
     Store,
     check_stamp,
@@ -48,12 +48,12 @@ class Pixels:
 
     Args:
         shape, dtype: of one entry.
-        layout: as `ArrayFile` has it; None: an image where dtype and axes let it be one.
+        layout: as `ArrayFile` has it; None means an image where dtype and axes let it be one.
         as_dtype: what entries are converted to, or None.
         what: the file, for messages.
 
     Attributes:
-        size_hw: of an image; None where entries are none.
+        size_hw: of an image; None where entries are not images.
 
     Raises:
         ValueError: an entry cannot be what `layout` says.
@@ -96,7 +96,7 @@ class Pixels:
             ) from None
 
     def sample(self, array: np.ndarray) -> Image | np.ndarray | Any:
-        """An entry as the sample that a dataset yields."""
+        """Return an entry as the sample that a dataset yields."""
         if self.dtype is not None:
             array = array.astype(self.dtype)
         if self.layout == "data":
@@ -174,9 +174,10 @@ class ArrayFile(Store):
                         f"{self.path!r} is a .npy file, which says its dtype and shape itself; leave dtype=, shape= "
                         "and offset= out"
                     )
-                self.shape, self.dtype, self._offset = _npy_header(file, self.path)
+                header = _npy_header(file, self.path)
             else:
-                self.shape, self.dtype, self._offset = _plain(self.path, start, nbytes, dtype, shape, offset)
+                header = _plain(self.path, start, nbytes, dtype, shape, offset)
+        self.shape, self.dtype, self._offset = header
         _check_kind(self.path, self.dtype)
         if not self.shape:
             raise ValueError(f"{self.path!r} holds a single number; expected an array with an axis of samples")
@@ -206,17 +207,18 @@ class ArrayFile(Store):
     def _open(self) -> Any:
         check_stamp(self.path, self._stamp, self._remote)
         if self._remote is not None:
-            return OpenFiles(1, self._remote)
-        extent = self._offset + self.shape[0] * self._sample_bytes
+            return open_file(self.path, self._remote)
         if not self.shape[0]:
             return _Mapped(np.empty(self.shape, self.dtype), None)
         with open(self.path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), extent, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
         return _Mapped(np.ndarray(self.shape, self.dtype, mapping, self._offset), mapping)
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        if isinstance(handle, OpenFiles):
-            arrays = self._fetched(handle, numbers)
+        if self._remote is not None:
+            each = self._sample_bytes
+            parts = client(self._remote).read([(handle, self._offset + number * each, each) for number in numbers])
+            arrays = [np.frombuffer(part, self.dtype).reshape(self.shape[1:]) for part in parts]
         else:
             self._announce(handle, numbers)
             arrays = [handle.array[number] for number in numbers]
@@ -227,12 +229,12 @@ class ArrayFile(Store):
 
     @property
     def _row_bytes(self) -> int:
-        """How many bytes each image takes, if they may be copied as they lie in the file; else 0."""
+        """Return how many bytes each image takes, if images may be copied as they are in the file; else 0."""
         lie_there = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
         return self._sample_bytes if lie_there and len(self) else 0
 
     def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
-        """All samples as images N×H×W×C in the memory of the file, for one who copies those of these numbers; None
+        """Return all samples as images N×H×W×C in the memory of the file, for a caller who copies these numbers; None
         without `_row_bytes`."""
         if not self._row_bytes:
             return None
@@ -241,38 +243,27 @@ class ArrayFile(Store):
         return array[..., None] if self._pixels.layout == "HW" else array
 
     def _all(self) -> np.ndarray:
-        """The whole array, in memory."""
-        if isinstance(self._handle, OpenFiles):
-            file = self._handle.get(self.path)
-            (data,) = self._handle.read([(file, self._offset, self.shape[0] * self._sample_bytes)])
-            return np.frombuffer(data, self.dtype).reshape(self.shape)
-        return np.array(self._handle.array)
-
-    def _fetched(self, files: OpenFiles, numbers: list[int]) -> list[np.ndarray]:
-        """Entries of an array at a URL."""
-        each, file = self._sample_bytes, files.get(self.path)
-        data = files.read([(file, self._offset + number * each, each) for number in numbers])
-        return [np.frombuffer(own, self.dtype).reshape(self.shape[1:]) for own in data]
+        """Read the whole array into memory."""
+        if self._remote is None:
+            return np.array(self._handle.array)
+        data = self._handle.read_at(self._offset, len(self) * self._sample_bytes)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
         """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they
-        come from a disk: what is in memory is found there in less time. Not where they lie one behind the other: the
-        kernel reads ahead by itself then, and keeps larger pieces than of what is named to it, which cost less CPU
-        time, now and whenever they are read again."""
+        come from a disk: what is in memory is found there in less time. Not where they are neighbours: the kernel reads
+        ahead by itself then, and keeps larger pages than of what is named to it, which cost less CPU time, now and
+        whenever they are read again."""
         if mapped.mapping is None or not mapped.is_cold():
             return
-        ordered = sorted(set(numbers))
-        if len(ordered) > 1 and ordered[-1] - ordered[0] + 1 == len(ordered):
+        ordered = np.unique(numbers)
+        runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+        if len(runs) == 1 < len(ordered):
             return
-        first = 0
-        for at, number in enumerate(ordered):
-            if at + 1 < len(ordered) and ordered[at + 1] == number + 1:
-                continue  # the next one lies behind it
-            begin = self._offset + ordered[first] * self._sample_bytes
+        for run in runs:
+            begin, end = (self._offset + int(number) * self._sample_bytes for number in (run[0], run[-1] + 1))
             start = begin - begin % mmap.PAGESIZE
-            end = self._offset + (number + 1) * self._sample_bytes
             mapped.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
-            first = at + 1
 
     def __repr__(self) -> str:
         each = "×".join(map(str, self.shape[1:])) or "one number"
@@ -295,13 +286,12 @@ class _Mapped:
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype, and where the numbers begin."""
+    """Return shape, dtype, and where the numbers begin."""
     file.seek(0)
     try:
         shape, fortran, dtype = read_npy_header(file)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
-    _check_kind(path, dtype)
     if fortran and len(shape) > 1:
         raise ValueError(
             f"{path!r} is stored in Fortran order, where the numbers of one sample lie all over the file; store it "
@@ -313,7 +303,7 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
 def _plain(
     path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and offset of a file that does not say them."""
+    """Return shape, dtype and offset of a file that does not say them."""
     if dtype is None or shape is None:
         hint = next((text for other, text in OTHERS if start.startswith(other)), None)
         raise ValueError(

@@ -3,8 +3,7 @@
 Runs where datasets do. `OpenFiles` keeps the last few files open, each process its own: descriptors are never pickled.
 It can map them, where a disk that fails may end the process by SIGBUS: 130 KB that are in memory are copied out of a
 mapping in 8 µs, by `pread` in 12 to 25.
-A path may be a URL; a `Remote` says how it is read, and `gpuload.datasets.stores.remote` does it, imported when the
-first URL is opened.
+A path may be a URL: `gpuload.datasets.stores.remote` reads it, imported when the first URL is opened.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from gpuload.datasets.files import FLAGS, KINDS, read_file
 from gpuload.datasets.stores.remote_failures import shown
@@ -33,6 +31,7 @@ __all__ = [
     "client",
     "is_url",
     "named",
+    "near_reads",
     "normal",
     "open_file",
     "open_seekable",
@@ -40,11 +39,9 @@ __all__ = [
     "read_whole",
     "remote_for",
     "scope_of",
-    "windows",
 ]
 
 KEPT_OPEN: Final = 64
-AT_ONCE: Final = 1 << 30  # one call reads at most 2 GiB
 STREAM_BYTES: Final = 128 << 10
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -55,15 +52,13 @@ def is_url(path: Any) -> bool:
 
 
 def named(path: str) -> str:
-    """A path as messages have it: a URL without a password, and without a query, which may be a signature."""
-    if not is_url(path):
-        return path
-    return shown(path)
+    """Return a path as messages show it: a URL without a password, and without a query, which may be a signature."""
+    return shown(path) if is_url(path) else path
 
 
 def normal(root: str, path: str) -> str:
-    """A path below a root, or an absolute one, without ``..`` and the like; a root that is a URL keeps its beginning,
-    which nothing leads out of."""
+    """Return a path below a root, or an absolute one, without ``..`` and the like. Of a URL nothing leads out of its
+    beginning."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
     start, between, rest = root.partition("://")
@@ -71,7 +66,7 @@ def normal(root: str, path: str) -> str:
 
 
 def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
-    """How the URLs among these paths are read; None if there are none.
+    """Return how the URLs among these paths are read; None if there are none.
 
     Raises:
         TypeError: `storage_options` are of a wrong type.
@@ -92,29 +87,19 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
 
 
 def client(remote: Remote | None) -> Client:
-    """What reads URLs in this process; with no options if there are none."""
-    from gpuload.datasets.stores.remote import Remote, client_of
+    """Return what reads URLs in this process."""
+    from gpuload.datasets.stores.remote import client_of
 
-    return client_of(remote or _defaults(Remote))
+    return client_of(remote)
 
 
 def scope_of(remote: Remote | None) -> tuple[str, ...]:
-    """What belongs to the identity of whatever is kept of URLs, see `digest_of`; nothing for local files."""
+    """Return what belongs to the identity of whatever is cached of URLs, see `digest_of`; nothing for local files."""
     if remote is None:
         return ()
     from gpuload.datasets.stores.remote import digest_of
 
-    digest = digest_of(remote)
-    return (digest,) if digest else ()
-
-
-_default: list[Any] = []
-
-
-def _defaults(cls: Any) -> Any:
-    if not _default:
-        _default.append(cls())
-    return _default[0]
+    return tuple(filter(None, [digest_of(remote)]))
 
 
 class OpenFile:
@@ -149,32 +134,18 @@ class OpenFile:
                 self._map = mmap.mmap(self._descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """These bytes; fewer only where the file ends."""
+        """Return these bytes; fewer only where the file ends."""
         if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # else SIGBUS
             return self._map[offset : offset + nbytes]
-        data = os.pread(self._descriptor, min(nbytes, AT_ONCE), offset)
-        if len(data) == nbytes or not data:
-            return data
-        parts, got = [data], len(data)
-        while got < nbytes and (part := os.pread(self._descriptor, min(nbytes - got, AT_ONCE), offset + got)):
+        parts, end = [], offset + nbytes
+        while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):
             parts.append(part)
-            got += len(part)
+            offset += len(part)
         return b"".join(parts)
-
-    def read_into(self, array: np.ndarray, offset: int) -> int:
-        """Fill an array of uint8 with the bytes from an offset on. Returns how many there were."""
-        view, got = array.data, 0
-        while got < len(view) and (more := os.preadv(self._descriptor, [view[got : got + AT_ONCE]], offset + got)):
-            got += more
-        return got
 
     def will_read(self, offset: int, nbytes: int) -> None:
         """Let the kernel read these bytes, which are asked for soon."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
-
-    def read_randomly(self) -> None:
-        """Tell the kernel to read nothing beyond what is asked for."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # as Python ends, `os` may be gone before
         for descriptor in self._held:
@@ -182,41 +153,32 @@ class OpenFile:
 
 
 def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
-    """The file at this path or URL, for reads at offsets. All stores open their files here."""
+    """Open the file at a path or URL, for reads at offsets. All stores open their files here."""
     if is_url(path):
         return client(remote).look([path])[0]  # pyright: ignore[reportReturnType]
     return OpenFile(path, mapped)
 
 
 def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
-    """Whole image files: those at URLs together."""
-    if remote is None:
-        return [read_file(path) for path in paths]
-    return client(remote).whole(paths)
+    """Read whole image files, those at URLs together."""
+    return list(map(read_file, paths)) if remote is None else client(remote).whole(paths)
 
 
-class _Window:
-    """Reads that lie near each other, by few calls; see `windows`."""
+def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
+    """Return a `read_at` for small reads that lie near each other: it reads at least so many bytes at once, and of a
+    file at a URL as many as seem wise."""
+    if not isinstance(file, OpenFile):
+        from gpuload.datasets.stores.remote import RemoteIO
 
-    def __init__(self, file: OpenFile, nbytes: int) -> None:
-        self._file, self._least, self._at, self._data = file, nbytes, 0, b""
+        return RemoteIO(file).read_at
+    os.posix_fadvise(file._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
+    stream = open(file._descriptor, "rb", nbytes, closefd=False)  # noqa: SIM115
 
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        begin = offset - self._at
-        if begin >= 0 and begin + nbytes <= len(self._data):
-            return self._data[begin : begin + nbytes]
-        self._at, self._data = offset, self._file.read_at(offset, max(nbytes, self._least - offset % self._least))
-        return self._data[:nbytes]
+    def read_at(offset: int, nbytes: int, file: OpenFile = file) -> bytes:  # its last reference closes the descriptor
+        stream.seek(offset)
+        return stream.read(nbytes)
 
-
-def windows(file: OpenFile, nbytes: int) -> Any:
-    """Something with `read_at`, for small reads that lie near each other: each reads at least so many bytes, of a file
-    at a URL as many as seem wise."""
-    if isinstance(file, OpenFile):
-        return _Window(file, nbytes)
-    from gpuload.datasets.stores.remote import Windows
-
-    return Windows(file)
+    return read_at
 
 
 class OpenFiles:
@@ -234,7 +196,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> OpenFile:
-        """The file, opened if it is not; the one that was not used for longest is closed."""
+        """Return the file, opened if it is not; the one that was not used for longest is closed."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
@@ -246,8 +208,8 @@ class OpenFiles:
             return file
 
     def read(self, places: Sequence[tuple[OpenFile, int, int]]) -> list[bytes]:
-        """Bytes at these places (a file of `get`, offset, how many); fewer only where a file ends. Those at URLs are
-        asked for together."""
+        """Return bytes at these places (a file of `get`, offset, how many); fewer only where a file ends. Those at URLs
+        are asked for together."""
         if self.remote is None:
             return [file.read_at(offset, nbytes) for file, offset, nbytes in places]
         remote: Any = places
@@ -263,27 +225,21 @@ class OpenFiles:
             with self._lock:
                 self._files[file.path] = file  # pyright: ignore[reportArgumentType]
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int, Remote | None, bool]]:
         return OpenFiles, (self.limit, self.remote, self.mapped)
 
 
 def open_stream(path: str, remote: Remote | None = None) -> Any:
-    """What is at this path or URL, for reading from its beginning on: a file, a FIFO, or with ``"-"`` the standard
-    input."""
+    """Open a path or URL for reading from its beginning on: a file, a FIFO, or with ``"-"`` the standard input."""
     if path == "-":
         return open(0, "rb", buffering=STREAM_BYTES, closefd=False)
     if is_url(path):
-        import io
-
-        return io.BufferedReader(open_seekable(path, remote), STREAM_BYTES)
+        return BufferedReader(open_seekable(path, remote), STREAM_BYTES)
     return open(path, "rb", buffering=STREAM_BYTES)
 
 
 def open_seekable(path: str, remote: Remote | None = None) -> Any:
-    """A file object, for libraries that read where they like."""
+    """Open a path or URL as a file object, for libraries that read where they like."""
     if is_url(path):
         from gpuload.datasets.stores.remote import RemoteIO
 

@@ -1,33 +1,32 @@
 """Files at URLs, read through fsspec: ranges joined, several requests in flight, a time limit for each, retries.
 
-`Remote` says how, a plain value that travels to workers. What it opens belongs to one process, the one that reads: file
-systems hold threads and connections, so a `Client` opens them, in a child after a fork anew, and is never pickled.
-Requests run on fsspec's own thread; methods of file systems that are not asynchronous on threads of the client's.
+`Remote` holds the options, a plain value that travels to workers. A `Client` opens file systems, which hold threads and
+connections: it belongs to one process, a child after a fork opens its own, and it is never pickled. Requests run on
+fsspec's own thread; methods of file systems that are not asynchronous run on threads of the client's.
 
-fsspec's `cat_ranges` is not used: it has no time limit for a request, and asks a file system that is not asynchronous
-for one range after the other. Nor is `merge_offset_ranges`, which loses the end of a range with another one in it
-(fsspec 2025.3, which is supported). Over HTTP fsspec makes no request again.
+fsspec's `cat_ranges` has no time limit for a request, and asks a file system that is not asynchronous for one range
+after the other; `merge_offset_ranges` loses the end of a range with another one in it (fsspec 2025.3, which is
+supported); and over HTTP fsspec makes no request again. So neither is used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import pickle
-import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from gpuload.datasets import files
 from gpuload.datasets.litter import LeftOut, is_litter
@@ -37,17 +36,7 @@ from gpuload.datasets.stores.remote_cache import Disk
 from gpuload.datasets.stores.remote_failures import check_whole, failure_of, http_system, s3_system, shown
 from gpuload.errors import DecodeError, import_optional, visible
 
-__all__ = [
-    "Client",
-    "Remote",
-    "RemoteFile",
-    "RemoteIO",
-    "RemoteScanner",
-    "StorageOptions",
-    "Windows",
-    "client_of",
-    "digest_of",
-]
+__all__ = ["Client", "Remote", "RemoteFile", "RemoteIO", "RemoteScanner", "StorageOptions", "client_of", "digest_of"]
 
 GAP_BYTES: Final = 256 << 10
 BLOCK_BYTES: Final = 128 << 10  # of the cache
@@ -122,9 +111,9 @@ StorageOptions = Mapping[str, Any] | Remote | None
 
 
 def digest_of(remote: Remote) -> str:
-    """Return a digest of what, next to the URL, says which store is read and as whom: the options, fsspec's
-    configuration, and variables of the environment. Whatever is kept under one is not found under another. Empty if
-    there are none."""
+    """Return a digest of what, in addition to the URL, says which store is read and as whom: the options, fsspec's
+    configuration, and variables of the environment; empty if there are none of them. What is cached under one digest is
+    not found under another."""
     configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     scope = [dict(remote.options), configured, environment]
@@ -133,10 +122,9 @@ def digest_of(remote: Remote) -> str:
 
 
 def _digest_of_object(value: Any) -> list[str]:
-    """Return what stands in JSON for an object: its type, and the digest of its pickle."""
     try:
         packed = pickle.dumps(value)
-    except Exception:  # whatever its class raises: then nothing that others keep is found
+    except Exception:  # whatever its class raises: then nothing that others cached is found
         packed = os.urandom(16)
     return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(packed, digest_size=16).hexdigest()]
 
@@ -144,31 +132,21 @@ def _digest_of_object(value: Any) -> list[str]:
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
-    """A call of a method of a URL's file system; `check` raises if the answer is not what was asked for."""
-
-    url: str
-    method: str
-    options: dict[str, Any]
-    limit_s: float
-    check: Callable[[Any], Any] = lambda answer: answer
+Request = Callable[[], Awaitable[Any]]
 
 
+_usual = Remote()
 _clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
-def client_of(remote: Remote) -> Client:
-    """Return the client of these options, in this process."""
-    with _lock:
-        pid, client = _clients.get(remote, (0, None))
-        if client is None or pid != os.getpid():
-            client = Client(remote)
-            _clients[remote] = os.getpid(), client
-        return client
-
-
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # pyright: ignore[reportAttributeAccessIssue]
+def client_of(remote: Remote | None) -> Client:
+    """Return what reads URLs with these options in this process; None means the usual options."""
+    remote = remote or _usual
+    process, client = _clients.get(remote, (0, None))
+    if client is None or process != os.getpid():
+        client = Client(remote)
+        _clients[remote] = os.getpid(), client
+    return client
 
 
 class Client:
@@ -182,12 +160,11 @@ class Client:
     """
 
     def __init__(self, remote: Remote) -> None:
-        # Not the `Remote` itself: it is kept only as long as somebody reads with it.
+        # Not the `Remote` itself: a client is kept as long as others have that.
         self.gap_bytes, self.retries, self.timeout_s = remote.gap_bytes, remote.retries, remote.timeout_s
         self.requests = 0
         self._options = dict(remote.options)
         self._systems: dict[str, Any] = {}
-        self._lock = threading.RLock()
         self._gate = asyncio.Semaphore(remote.in_flight)
         self._threads = ThreadPoolExecutor(remote.in_flight, "gpuload-remote")
         self._disk: Disk | None = None
@@ -204,21 +181,14 @@ class Client:
         spans = [(file, min(offset, file.size), min(offset + nbytes, file.size)) for file, offset, nbytes in places]
         if self._disk is None:
             return self._ranges([(file.path, begin, end) for file, begin, end in spans])
-        blocks: dict[tuple[RemoteFile, int], bytes | None] = {}
-        for file, begin, end in spans:
-            for at in range(begin // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES):
-                blocks[file, at] = self._disk.get(_block(file, at))
-        missing = [key for key, data in blocks.items() if data is None]
+        blocks = {(file, at): self._disk.get(_key(file, at)) for file, *span in spans for at in _blocks(*span)}
+        missing = [block for block, data in blocks.items() if data is None]
         wanted = [(file.path, at, min(at + BLOCK_BYTES, file.size)) for file, at in missing]
-        for key, data in zip(missing, self._ranges(wanted), strict=True):
-            blocks[key] = data
-            self._disk.put(_block(*key), data)
-        found = []
-        for file, begin, end in spans:
-            first = begin // BLOCK_BYTES * BLOCK_BYTES
-            data = b"".join([blocks[file, at] or b"" for at in range(first, end, BLOCK_BYTES)])
-            found.append(data[begin - first : end - first])
-        return found
+        for block, data in zip(missing, self._ranges(wanted), strict=True):
+            blocks[block] = data
+            self._disk.put(_key(*block), data)
+        joined = [b"".join([blocks[file, at] or b"" for at in _blocks(*span)]) for file, *span in spans]
+        return [data[begin % BLOCK_BYTES :][: end - begin] for data, (_, begin, end) in zip(joined, spans, strict=True)]
 
     def whole(self, urls: Sequence[str]) -> list[bytes]:
         """Return whole image files, of sizes not known before. What is on the disk is found by the URL and the options
@@ -254,27 +224,24 @@ class Client:
         Raises:
             OSError: one is missing, is a folder, or its size is not said.
         """
-        self._invalidate(urls)
         looked = []
-        for url, info in zip(urls, self._all([self._call(url, "info") for url in urls]), strict=True):
+        for url, info in zip(urls, self._all([self._request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
                 raise IsADirectoryError(21, "it is a folder; expected a file", shown(url))
             if info.get("size") is None:
                 raise OSError(
                     5, "the server does not say how many bytes it has, so no part of it can be asked for", shown(url)
                 )
-            known = next((str(info[name]) for name in VERSIONS if info.get(name)), None)
-            digest = hashlib.blake2b((known or "").encode(), digest_size=8).digest()
-            version = int.from_bytes(digest, "little") >> 1 if known else 0
+            version = next((str(info[name]) for name in VERSIONS if info.get(name)), "")
+            digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
+            number = int.from_bytes(digest, "little") >> 1 if version else 0
             written = next((info[name] for name in TIMES if info.get(name)), None)
-            looked.append(RemoteFile(self, url, int(info["size"]), version, _seconds(written)))
+            looked.append(RemoteFile(self, url, int(info["size"]), number, _seconds(written)))
         return looked
 
     def files(self, root: str) -> list[tuple[str, str]]:
-        """Return all files at any depth below a folder: the rest of their URLs, and the same as a name (without
-        ``%20``)."""
-        self._invalidate([root])
-        (listed,) = self._all([self._call(root, "find", detail=True)])
+        """Return all files below a folder: the rest of their URLs, and the same as names (without ``%20``)."""
+        (listed,) = self._all([self._request(root, "find", detail=True)])
         before = self._place(root)[1].rstrip("/") + "/"
         names = [name[len(before) :] for name, info in listed.items() if info.get("type") != "directory"]
         quoted = root.startswith(("http://", "https://"))
@@ -282,94 +249,94 @@ class Client:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the URLs of the files that a pattern stands for, sorted."""
-        self._invalidate([pattern])
-        (listed,) = self._all([self._call(pattern, "glob", detail=True)])
+        (listed,) = self._all([self._request(pattern, "glob", detail=True)])
         system = self._place(pattern)[0]
         return sorted(system.unstrip_protocol(name) for name, info in listed.items() if info.get("type") != "directory")
 
     def _ranges(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Return bytes of files, those near each other by one request, long ones by several."""
         runs: list[tuple[str, int, int]] = []
+        run_of = {}
         for url, begin, end in sorted(set(spans)):
             if runs and url == runs[-1][0] and begin <= runs[-1][2] + self.gap_bytes:
                 runs[-1] = url, runs[-1][1], max(runs[-1][2], end)
             else:
                 runs.append((url, begin, end))
-        pieces = [
+            run_of[url, begin, end] = len(runs) - 1
+        requests = [
             [self._cat(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
             for url, begin, end in runs
         ]
-        answers = iter(self._all([piece for own in pieces for piece in own]))
-        data = [b"".join([next(answers) for _ in own]) for own in pieces]
-        found = []
-        for url, begin, end in spans:
-            number = bisect_right(runs, (url, begin), key=lambda run: run[:2]) - 1
-            at = begin - runs[number][1]
-            found.append(data[number][at : at + end - begin])
-        return found
+        answers = iter(self._all(list(itertools.chain.from_iterable(requests))))
+        data = [b"".join(itertools.islice(answers, len(pieces))) for pieces in requests]
+        places = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
+        return [data[run][offset : offset + nbytes] for run, offset, nbytes in places]
 
-    def _cat(self, url: str, begin: int, end: int, *, exact: bool = True) -> _Call:
+    def _cat(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
         """Return the request for bytes of a file; `exact`: more and fewer are an error."""
-        call = self._call(url, "cat_file", start=begin, end=end)
         limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
-        return call._replace(limit_s=limit_s, check=partial(check_whole, begin, end) if exact else call.check)
+        check = partial(check_whole, begin, end) if exact else None
+        return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
 
-    def _call(self, url: str, method: str, **options: Any) -> _Call:
-        return _Call(url, method, options, self.timeout_s)
+    def _request(
+        self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: Any
+    ) -> Request:
+        """Return what calls a method of a URL's file system, again while that may help; `check` raises if its answer is
+        not what was asked for."""
+        system, path = self._place(url)  # not on fsspec's thread, which some of them wait for as they are made
+        if method != "cat_file":
+            system.invalidate_cache()  # what it remembers of folders may be old
+        call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
+        if not system.async_impl:
+            call = partial(self._in_thread, call)
+        return partial(self._attempts, call, url, limit_s or self.timeout_s, check or (lambda answer: answer))
 
-    def _all(self, calls: Sequence[_Call]) -> list[Any]:
-        """Make calls, all of them under way together, each again while that may help."""
-        if not calls:
-            return []
-        from fsspec.asyn import get_loop, sync
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-        self.requests += len(calls)
-        results: Any = sync(get_loop(), self._gather, [self._place(call.url) for call in calls], calls)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
-
-    async def _gather(self, places: Sequence[tuple[Any, str]], calls: Sequence[_Call]) -> list[Any]:
-        return await asyncio.gather(*map(self._attempts, places, calls), return_exceptions=True)
-
-    async def _attempts(self, place: tuple[Any, str], call: _Call) -> Any:
-        (system, path), attempt = place, 0
-        while True:
-            attempt += 1
+    async def _attempts(self, call: Request, url: str, limit_s: float, check: Callable[[Any], Any]) -> Any:
+        for attempt in itertools.count(1):
             try:
                 async with self._gate:
-                    if system.async_impl:
-                        answer = getattr(system, f"_{call.method}")(path, **call.options)
-                    else:
-                        method = partial(getattr(system, call.method), path, **call.options)
-                        answer = asyncio.get_running_loop().run_in_executor(self._threads, method)
-                    return call.check(await asyncio.wait_for(answer, call.limit_s))
+                    return check(await asyncio.wait_for(call(), limit_s))
             except DecodeError:
                 raise
             except Exception as error:
-                failure = failure_of(error, call.url, call.limit_s)
+                failure = failure_of(error, url, limit_s)
                 if not failure.again or attempt > self.retries:
-                    raise failure.error(call.url, attempt) from error
+                    raise failure.error(url, attempt) from error
             await asyncio.sleep(failure.wait_s(attempt))
 
-    def _invalidate(self, urls: Iterable[str]) -> None:
-        """Forget what file systems remember of folders, which may be old."""
-        for system in {id(system): system for system, _ in map(self._place, urls)}.values():
-            system.invalidate_cache()
+    def _all(self, requests: Sequence[Request]) -> list[Any]:
+        """Make requests, all of them under way together."""
+        if not requests:
+            return []
+        from fsspec.asyn import get_loop, sync
+
+        async def gather() -> list[Any]:
+            return await asyncio.gather(*[request() for request in requests], return_exceptions=True)
+
+        self.requests += len(requests)
+        answers: Any = sync(get_loop(), gather)
+        for error in filter(lambda answer: isinstance(answer, BaseException), answers):
+            raise error
+        return answers
 
     def _place(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, opened if it is not, and what it calls the file."""
-        after = url.index("://") + 3
-        host = url[:end] if (end := url.find("/", after)) > 0 else url
-        with self._lock:
-            if host not in self._systems:
-                self._systems[host] = _opened(url, self._options)
-        system = self._systems[host]
-        return system, system._strip_protocol(url)
+        scheme, _, rest = url.partition("://")
+        host = f"{scheme}://{rest.partition('/')[0]}"
+        if host not in self._systems:
+            self._systems[host] = _opened(url, self._options)
+        return self._systems[host], self._systems[host]._strip_protocol(url)
 
 
-def _block(file: RemoteFile, at: int) -> str:
+def _blocks(begin: int, end: int) -> range:
+    """Return where the blocks begin that hold these bytes."""
+    return range(begin // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES)
+
+
+def _key(file: RemoteFile, at: int) -> str:
     """Return the cache's key of a block."""
     return f"{file.path}\0{file.mtime_ns}\0{file.size}\0{at}"
 
@@ -393,13 +360,10 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
 
 def _seconds(moment: Any) -> float:
     """Return a time as a number, 0.0 if it is none: file systems give datetimes, numbers, and headers."""
-    from email.utils import parsedate_to_datetime
-
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         moment = parsedate_to_datetime(moment) if isinstance(moment, str) else moment
         return float(moment.timestamp() if hasattr(moment, "timestamp") else moment)
-    except (TypeError, ValueError):
-        return 0.0
+    return 0.0
 
 
 # -- files and folders ------------------------------------------------------------------------------------------------
@@ -426,18 +390,9 @@ class RemoteFile:
         """Return these bytes; fewer only where the file ends."""
         return self.client.read([(self, offset, nbytes)])[0]
 
-    def read_into(self, array: np.ndarray, offset: int) -> int:
-        """Fill an array of uint8 with the bytes from an offset on. Returns how many there were."""
-        data = self.read_at(offset, len(array))
-        array[: len(data)] = np.frombuffer(data, np.uint8)
-        return len(data)
 
-    def read_randomly(self) -> None:
-        """Do nothing: what was not asked for is never read."""
-
-
-class Windows:
-    """Reads that lie near each other, by few requests.
+class RemoteIO(io.RawIOBase):
+    """A file object, which reads what lies near each other by few requests.
 
     What is asked for next often lies just behind: then each window is twice as long as the last, up to 32 MiB, else
     64 KiB. So the headers of an archive of small members cost about what reading it through does, and those of large
@@ -445,39 +400,11 @@ class Windows:
     """
 
     def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-        self._windows: list[tuple[int, bytes]] = []
-        self._end, self._length = 0, LEAST_WINDOW // 2
-
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only where the file ends."""
-        nbytes = min(nbytes, max(0, self._file.size - offset))
-        for begin, data in reversed(self._windows):
-            if begin <= offset and offset + nbytes <= begin + len(data):
-                return data[offset - begin : offset - begin + nbytes]
-        follows = self._end - nbytes <= offset <= self._end + self._length
-        self._length = min(2 * self._length, MOST_WINDOW) if follows else LEAST_WINDOW
-        data = self._file.read_at(offset, max(nbytes, self._length))
-        is_long = len(data) > LEAST_WINDOW
-        short = [window for window in self._windows if not (is_long and len(window[1]) > LEAST_WINDOW)]
-        self._windows = [*short[1 - WINDOWS :], (offset, data)]
-        self._end = offset + len(data)
-        return data[:nbytes]
-
-
-class RemoteIO(io.RawIOBase):
-    """A file object that can be sought in.
-
-    Attributes:
-        size: bytes.
-    """
-
-    def __init__(self, file: RemoteFile) -> None:
         super().__init__()
-        self.file, self.size, self.name = file, file.size, file.path
-        self._windows = Windows(file)
+        self.file, self.name, self.size = file, file.path, file.size
         self._loaded: list[tuple[int, bytes]] = []
-        self._at = 0
+        self._windows: list[tuple[int, bytes]] = []
+        self._end, self._length, self._at = 0, LEAST_WINDOW // 2, 0
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read these ranges (begin, end) together, in place of those that were loaded before."""
@@ -485,9 +412,20 @@ class RemoteIO(io.RawIOBase):
         data = self.file.client.read(places)
         self._loaded = [(begin, own) for (_, begin, _), own in zip(places, data, strict=True)]
 
-    def unload(self) -> None:
-        """Forget what was loaded."""
-        self._loaded = []
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Return these bytes; fewer only where the file ends."""
+        nbytes = min(nbytes, max(0, self.file.size - offset))
+        for begin, data in reversed(self._windows + self._loaded):
+            if begin <= offset and offset + nbytes <= begin + len(data):
+                return data[offset - begin : offset - begin + nbytes]
+        follows = self._end - nbytes <= offset <= self._end + self._length
+        self._length = min(2 * self._length, MOST_WINDOW) if follows else LEAST_WINDOW
+        data = self.file.read_at(offset, max(nbytes, self._length))
+        is_long = len(data) > LEAST_WINDOW
+        short = [window for window in self._windows if not (is_long and len(window[1]) > LEAST_WINDOW)]
+        self._windows = [*short[1 - WINDOWS :], (offset, data)]
+        self._end = offset + len(data)
+        return data[:nbytes]
 
     def readable(self) -> bool:
         return True
@@ -495,33 +433,20 @@ class RemoteIO(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = max(0, offset + (0, self._at, self.size)[whence])
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        view, at = memoryview(buffer).cast("B"), self._at
-        end = min(at + len(view), max(at, self.size))
-        for begin, own in self._loaded:
-            if begin <= at and end <= begin + len(own):
-                data = own[at - begin : end - begin]
-                break
-        else:
-            data = self._windows.read_at(at, end - at)
+        view = memoryview(buffer).cast("B")
+        data = self.read_at(self._at, len(view))
         view[: len(data)] = data
         self._at += len(data)
         return len(data)
 
 
 class RemoteScanner:
-    """Lists the image files below a URL once, in the order that `Scanner` has them in on a disk.
-
-    Args:
-        client, root: where.
-        extensions: the endings of image files' names, lower case, with the dot.
+    """The image files below a URL, listed once, in the order that `Scanner` has them in on a disk.
 
     Attributes:
         left_out: what other programs keep there.
@@ -529,25 +454,23 @@ class RemoteScanner:
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
         self.root, endings = root, tuple(extensions)
-        self._folders: set[bytes] = set()
         self.left_out = LeftOut()
-        images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
+        self._folders: set[bytes] = set()
+        self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
         for url, path in client.files(root):
             name, is_image = os.fsencode(path), path.lower().endswith(endings)
-            folder, _, own = name.rpartition(b"/")
-            if is_litter(name):
-                if is_image:
-                    self.left_out.add(name)
-                continue
-            if folder:
+            folder, _, base = name.rpartition(b"/")
+            if not is_litter(name):
                 self._folders.add(folder.partition(b"/")[0])
-            if is_image:
-                images.append((folder, own, os.fsencode(url)))
-        self._images = sorted(images)
+                if is_image:
+                    self._images.append((folder, base, os.fsencode(url)))
+            elif is_image:
+                self.left_out.add(name)
+        self._images.sort()
 
     def folders(self) -> list[bytes]:
         """Return the names of the folders directly in the root, sorted."""
-        return sorted(self._folders)
+        return sorted(filter(None, self._folders))
 
     def images(self, start: bytes = b"") -> Paths:
         """Return the images at any depth below `start`."""

@@ -1,13 +1,11 @@
 """What was read from URLs, kept on this machine's disk, within a limit, for all of its processes.
 
-One file for each block, named by a digest of its key, in 256 folders: a head (8 bytes of magic, the number of bytes
-that follow, their CRC-32), then the bytes. A file is written under another name and then renamed, so nobody reads half
-of one, and a process that is killed while it writes leaves a draft that nobody reads; a file that a power failure has
-damaged has another sum, and counts as absent. How many bytes there are is written in ``used``, under a lock. Whoever
-exceeds the limit looks through all files and removes the least recently used, a tenth of the limit, and the drafts of
-writers that were killed.
+One file for each key, named by a digest of it, in 256 folders: a head (8 bytes of magic, the number of bytes that
+follow, their CRC-32), then the bytes. A file is written as a draft and then renamed, so nobody reads half of one. One
+that a power failure has damaged counts as absent. How many bytes there are is written in ``used``, under a lock. The
+process that exceeds the limit removes the least recently used files, a tenth of the limit, and old drafts.
 
-(fsspec's caches have no limit but an age, and write the list of all they hold anew for each file.)
+(fsspec's caches have no limit but an age, and write the list of all that they hold again for each file.)
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ MAGIC: Final = b"glblock2"
 HEAD: Final = struct.Struct("<8sQI")
 LEFT: Final = 0.9  # of the limit, when room was made
 TOUCHED_S: Final = 60.0  # a file's time is set anew when it is older
-CRASHED_S: Final = 3600.0  # a draft that is older was left by a writer that was killed
+CRASHED_S: Final = 3600.0  # the writer of an older draft was killed
 DRAFT: Final = ".part"
 
 
 class Disk:
-    """The files in a folder.
+    """Bytes by keys, in the files of a folder.
 
     Args:
-        folder: where; made if it is not there.
-        limit_bytes: the most that they may have together.
+        folder: made if it is not there.
+        limit_bytes: the most that the files may have together.
         scope: what is put under a key is found again only under the same scope.
 
     Raises:
@@ -73,11 +71,10 @@ class Disk:
         draft = f"{path}.{os.urandom(6).hex()}{DRAFT}"
         with contextlib.suppress(OSError):
             try:
-                self._count(HEAD.size + len(data))
+                self._make_room(HEAD.size + len(data))
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                with open(draft, "xb", buffering=0) as file:
-                    file.write(_head(data))
-                    file.write(data)
+                with open(draft, "xb") as file:
+                    file.writelines((_head(data), data))
                 os.replace(draft, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -97,26 +94,23 @@ class Disk:
         name = hashlib.blake2b(full.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, name[:2], name[2:])
 
-    def _count(self, nbytes: int) -> None:
-        """Note that so many bytes are about to be written; make room for them if there is none."""
+    def _make_room(self, nbytes: int) -> None:
+        """Count bytes that are about to be written, and remove files if they would exceed the limit."""
         with open(self._used, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             count = file.read(8)
-            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # unknown: look
-            used += nbytes
-            if used > self.limit_bytes:
-                used = self._make_room(nbytes) + nbytes
+            used = int.from_bytes(count, "little") if len(count) == 8 else self.limit_bytes  # not known: look
+            if used + nbytes > self.limit_bytes:
+                used = self._remove(min(int(self.limit_bytes * LEFT), self.limit_bytes - nbytes))
             file.seek(0)
-            file.write(used.to_bytes(8, "little"))
+            file.write((used + nbytes).to_bytes(8, "little"))
 
-    def _make_room(self, nbytes: int) -> int:
-        """Remove the least recently used files; returns how many bytes are left."""
-        files = sorted(self._files())
+    def _remove(self, target: int) -> int:
+        """Remove the least recently used files; return how many bytes are left, `target` at most."""
+        files, now = sorted(self._files()), time.time()
         used = sum(size for _, size, _ in files)
-        target, now = max(0, min(int(self.limit_bytes * LEFT), self.limit_bytes - nbytes)), time.time()
         for modified, size, path in files:
-            is_draft = path.endswith(DRAFT)
-            if now - modified > CRASHED_S if is_draft else used > target:
+            if now - modified > CRASHED_S if path.endswith(DRAFT) else used > target:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 used -= size

@@ -1,7 +1,7 @@
-"""What may be wrong with an answer: what is refused of HTTP, whether another attempt may help, and words for it.
+"""Which answers are refused, which errors are worth another attempt, and words for them.
 
-Every library behind fsspec has errors of its own. They are told apart by what they have in common (the HTTP status, the
-name of the class, the service's code), so that none of these libraries is imported here.
+Each library behind fsspec has its own errors. They are told apart by what they have in common (the HTTP status, the
+name of the class, the code of the service), so that no library is imported for it.
 
 fsspec takes any answer over HTTP, of any length, unpacks it, and leaves out folders that it cannot list; s3fs takes
 other bytes than were asked for. `http_system` and `s3_system` do not.
@@ -14,7 +14,6 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from gpuload.datasets import files
@@ -26,13 +25,13 @@ LISTING_BYTES: Final = 1 << 28  # the longest page of links that is read
 FIRST_WAIT_S: Final = 0.25
 LONGEST_WAIT_S: Final = 10.0
 NO_CREDENTIALS: Final = re.compile(r"(No|Default|Partial)Credentials|ProfileNotFound")
-TIMEOUT: Final = re.compile(r"Timeout")
 CUT_SHORT: Final = re.compile(r"Short|ContentLengthError|IncompleteRead")
 CLOSED: Final = re.compile(
-    r"Connect|Disconnect|ChunkedEncoding|ClientOSError|ClientPayload|HTTPClientError|Protocol|^ReadError|ResponseStreaming"
+    r"Connect|Disconnect|ChunkedEncoding|ClientOSError|ClientPayload|HTTPClientError|Protocol|\bReadError|ResponseStreaming"
 )
 EXPIRED: Final = re.compile(r"expired|RequestTimeTooSkewed|RefreshError", re.IGNORECASE)
 BUSY_CODES: Final = {"SlowDown", "Throttling", "ThrottlingException", "InternalError", "RequestTimeout", "503", "500"}
+START: Final = 1024  # bytes that say of what kind a file is
 TEXT: Final = 300  # characters of a library's own words
 
 
@@ -41,10 +40,7 @@ class Short(ConnectionError):
 
 
 class Failure(NamedTuple):
-    """What an error amounts to.
-
-    `again`: another attempt may succeed; `after_s`: how long the server wants it to be waited, or None.
-    """
+    """A kind of error: whether another attempt may succeed, and how long the server asks to be left alone."""
 
     kind: type[OSError]
     number: int
@@ -74,56 +70,46 @@ def shown(url: str) -> str:
 
 def failure_of(error: BaseException, url: str, timeout_s: float) -> Failure:
     """Return what went wrong with a request."""
-    chain = list(_chain(error))
-    classes = {cls.__name__ for one in chain for cls in type(one).__mro__}
-    statuses, named, waits = zip(*map(_facts, chain), strict=True)
-    status, after_s = next(filter(None, statuses), None), next(filter(None, waits), None)
-    codes = set(filter(None, named))
+    chain = [error]
+    while len(chain) < 8 and (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)):
+        chain.append(error := cause)
+    names = " ".join({cls.__name__ for one in chain for cls in type(one).__mro__})
+    statuses, codes, waits = zip(*map(_facts, chain), strict=True)
+    status, code, after_s = (next(filter(None, facts), None) for facts in (statuses, codes, waits))
     words = visible(" ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split()))[:TEXT]
     refused = functools.partial(Failure, PermissionError, errno.EACCES)
     lost = functools.partial(Failure, ConnectionError, again=True)
-
-    def is_a(pattern: re.Pattern[str]) -> bool:
-        return any(map(pattern.search, classes))
-
-    if is_a(NO_CREDENTIALS):
+    if NO_CREDENTIALS.search(names):
         return refused(
             f"there are no credentials for it ({words}); give them in storage_options, or where its library looks for "
             "them, and ask for public data without them (s3: storage_options={'anon': True})"
         )
-    if is_a(TIMEOUT):
+    if "Timeout" in names:
         return Failure(TimeoutError, errno.ETIMEDOUT, f"no whole answer within {timeout_s:g} s", again=True)
-    if is_a(CUT_SHORT) or any("ContentLengthError" in str(one) for one in chain):
+    if CUT_SHORT.search(names) or any("ContentLengthError" in str(one) for one in chain):
         return lost(errno.EIO, f"the answer has fewer bytes than it announced ({words})")
-    if status == 429 or (status or 0) >= 500 or (status is None and codes & BUSY_CODES):
-        code = f"{status or ''} {' '.join(codes)}".strip()
-        return Failure(OSError, errno.EIO, f"the server answered {code}", again=True, after_s=after_s)
-    if status is None and is_a(CLOSED):
+    if status == 429 or (status or 0) >= 500 or (status is None and code in BUSY_CODES):
+        answer = " ".join(str(fact) for fact in (status, code) if fact)
+        return Failure(OSError, errno.EIO, f"the server answered {answer}", again=True, after_s=after_s)
+    if status is None and CLOSED.search(names):
         return lost(errno.ECONNRESET, f"the connection failed, or was closed early ({words})")
-    if (status in (400, 401, 403) or codes or "PermissionError" in classes) and EXPIRED.search(f"{words} {codes}"):
+    is_refused = "PermissionError" in names
+    if (status in (400, 401, 403) or code or is_refused) and EXPIRED.search(f"{words} {code}"):
         return refused(
             f"the credentials have expired ({words}); renew them, and make the dataset again, or take credentials that "
             "renew themselves"
         )
-    if status in (401, 403) or "PermissionError" in classes:
+    if status in (401, 403) or is_refused:
         what = f"the server answered {status}" if status else words
         return refused(
             f"no permission to read it ({what}); look at the credentials in storage_options. Some servers say so of "
             "files that do not exist"
         )
-    if status in (404, 410) or (status is None and "FileNotFoundError" in classes):
+    if status in (404, 410) or (status is None and "FileNotFoundError" in names):
         more = "; what is in memory:// belongs to one process, so it takes num_workers=0"
         text = "there is no such file" + more * url.startswith("memory://")
         return Failure(FileNotFoundError, errno.ENOENT, text)
     return Failure(OSError, errno.EIO, words if status is None else f"the server answered {status} ({words})")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those that it comes from."""
-    seen = 0
-    while error is not None and seen < 8:
-        yield error
-        error, seen = error.__cause__ or (None if error.__suppress_context__ else error.__context__), seen + 1
 
 
 def _facts(error: Any) -> tuple[int | None, str, float | None]:
@@ -140,10 +126,6 @@ def _facts(error: Any) -> tuple[int | None, str, float | None]:
     return (status if type(status) is int and 400 <= status < 600 else None), code, after_s
 
 
-class Unlisted(Exception):
-    """A folder that cannot be listed; the cause says why."""
-
-
 @functools.cache
 def http_system() -> Any:
     """Return fsspec's file system for HTTP, with answers that are looked at before their body is taken, and read no
@@ -154,23 +136,27 @@ def http_system() -> Any:
     class Bounded(aiohttp.ClientResponse):
         async def read(self) -> bytes:
             if self._body is None:
-                parts, nbytes = [], 0
+                body = bytearray()
                 try:
                     asked = self.request_info.headers.get("Range", "") if self.status < 300 else ""
                     limit = _limit_bytes(self.status, asked, self.headers.get("Content-Range", ""))
                     async for part in self.content.iter_any():
-                        parts.append(part)
-                        nbytes += len(part)
-                        if nbytes <= limit:
+                        body += part
+                        if len(body) <= limit:
                             continue
-                        if asked and self.status == 200 and limit == files.LARGE_BYTES:  # a whole file: no ranges
-                            files.check_large(nbytes, parts[0], shown(str(self.url)))
-                        else:
-                            raise _no_ranges(f"more than {limit:,} bytes", limit) if asked else _too_long(limit)
+                        if not asked:
+                            raise OSError(
+                                f"it answered more than {limit:,} bytes, where the list of a folder's files was "
+                                "expected"
+                            )
+                        if self.status != 200 or limit != files.LARGE_BYTES:
+                            raise _no_ranges(f"more than {limit:,} bytes", limit)
+                        # From a server without ranges.
+                        files.check_large(len(body), bytes(body[:START]), shown(str(self.url)))
                 except BaseException:
                     self.close()
                     raise
-                self._body = b"".join(parts)
+                self._body = bytes(body)
             return self._body
 
     class BoundedHTTP(HTTPFileSystem):
@@ -185,7 +171,7 @@ def http_system() -> Any:
             except FileNotFoundError:
                 raise
             except OSError as error:  # then fsspec would leave the folder out: a lost connection, a smaller data set
-                raise Unlisted from error
+                raise RuntimeError from error
 
     return BoundedHTTP
 
@@ -234,10 +220,6 @@ def _no_ranges(what: str, nbytes: int) -> OSError:
         f"it answered {what} where {nbytes:,} were asked for: it does not serve ranges, which all but whole images "
         "take; copy the file, or serve it otherwise"
     )
-
-
-def _too_long(limit: int) -> OSError:
-    return OSError(f"it answered more than {limit:,} bytes, where the list of a folder's files was expected")
 
 
 def check_whole(begin: int, end: int, data: bytes) -> bytes:

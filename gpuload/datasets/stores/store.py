@@ -1,5 +1,4 @@
-"""What all stores share: files that are opened where they are read, indices from the end, labels, words for what is
-wrong.
+"""What all stores share: files that are opened where they are read, indices from the end, labels, words for errors.
 
 A store is made in the main process, which looks at its files once and keeps sizes and places in arrays. What it opens
 to read samples belongs to one process: it is opened at the first sample, left behind when the store is pickled, and
@@ -54,7 +53,7 @@ class Store(Dataset):
         raise NotImplementedError
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
-        """The samples of these numbers, each 0 … n−1, in this order."""
+        """Return the samples of these numbers, each 0 … n−1, in this order."""
         raise NotImplementedError
 
     @property
@@ -74,35 +73,31 @@ class Store(Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Several samples, those that lie together read together."""
+        """Return several samples; neighbours are read together."""
         numbers = self._numbers(indices)  # before anything is opened
         return self._read(self._handle, numbers)
 
     def _numbers(self, indices: Iterable[SupportsIndex]) -> list[int]:
-        """Indices that may count from the end, as numbers from 0."""
+        """Return indices that may count from the end as numbers from 0."""
         count = len(self)
         return [
-            index if type(index) is int and 0 <= index < count else from_start(index, count, self._told())
+            index
+            if type(index) is int and 0 <= index < count
+            else from_start(index, count, f"{type(self).__name__}({self.path!r}) has {count} samples")
             for index in indices
         ]
 
-    def _told(self) -> str:
-        return f"{type(self).__name__}({self.path!r}) has {len(self)} samples"
-
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path that does not depend on the working directory; a URL as it is."""
-    if is_url(path):
-        return os.fsdecode(path).rstrip("/")
-    return full_path(path)
+    """Return a path that does not depend on the working directory; a URL as it is."""
+    return os.fsdecode(path).rstrip("/") if is_url(path) else full_path(path)
 
 
 def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool = False) -> str:
-    """The absolute path of a file. A URL is looked at when its stamp is taken.
+    """Return the absolute path of a file. A URL is looked at when its stamp is taken.
 
     Args:
-        path: of the file.
-        expected: what it should be, for the message.
+        path, expected: where it is, and what it should be, for the message.
         streams: take FIFOs and devices too, which are read from their beginning on.
 
     Raises:
@@ -136,7 +131,7 @@ def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
-    """By what a file is known to be the same: its bytes, and when it was written (of a URL: its version)."""
+    """Return what a file is known by: how many bytes it has, and when it was written (for a URL, its version)."""
     if is_url(path):
         (file,) = client(remote).look([path])
         return file.size, file.mtime_ns
@@ -155,11 +150,11 @@ def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> Non
 
 
 def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
-    """Labels as an array, one for each sample.
+    """Return labels as an array, one for each sample; None if there are none.
 
     Args:
-        labels: anything that `numpy.asarray` takes; None for none.
-        count: how many samples there are; `what` says of what, for the message.
+        labels: anything that `numpy.asarray` takes.
+        count, what: how many samples there are, and of what, for the message.
 
     Raises:
         TypeError: they are neither numbers nor strings of one shape.
@@ -181,11 +176,11 @@ def labels_array(labels: Any, count: int, what: str) -> np.ndarray | None:
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether columns come first, and dtype of an array in numpy's format; `file` is then where the numbers are.
+    """Read shape, whether columns come first, and dtype of an array in NumPy's format, up to where its numbers begin.
 
     Raises:
         ValueError, EOFError: it is none, or not of a version that arrays of numbers have; or its shape holds other
-            things than lengths, which numpy does not look at.
+            things than lengths, which NumPy does not look at.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
@@ -198,6 +193,6 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def value_of(array: np.ndarray, number: int) -> Any:
-    """One entry: a plain number or str, or an array."""
+    """Return one entry: a plain number or str, or an array."""
     value = array[number]
     return value.item() if isinstance(value, np.generic) else value

@@ -7,7 +7,6 @@ import os
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from descriptors import open_below
 
@@ -18,15 +17,11 @@ def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "x"
     path.write_bytes(bytes(range(100)))
     file = open_file(str(path))
-    plain, preadv = os.pread, os.preadv
+    plain = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: plain(fd, min(nbytes, 7), at))
-    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7]], at))
     assert file.read_at(10, 50) == bytes(range(10, 60))
     assert file.read_at(90, 50) == bytes(range(90, 100))
     assert file.read_at(100, 50) == b""
-    array = np.empty(30, np.uint8)
-    assert file.read_into(array, 80) == 20
-    assert array[:20].tolist() == list(range(80, 100))
     assert (file.size, file.mtime_ns) == (100, path.stat().st_mtime_ns)
 
 
@@ -38,10 +33,10 @@ def test_only_the_last_few_stay_open_and_one_in_use_is_not_closed(tmp_path: Path
     assert files.get(str(tmp_path / "a")) is first
     for name in "bcdef":
         files.get(str(tmp_path / name))
-    assert (len(files), open_below(tmp_path)) == (3, 4)
+    assert open_below(tmp_path) == 4
     assert first.read_at(0, 1) == b"a"
     copy = pickle.loads(pickle.dumps(files))
-    assert (copy.limit, len(copy)) == (3, 0)
+    assert (copy.limit, open_below(tmp_path)) == (3, 4)
     del first, files
     assert open_below(tmp_path) == 0
 

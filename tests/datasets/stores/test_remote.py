@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import gpuload as gl
 from gpuload.datasets import files
 from gpuload.datasets.stores import remote as module
 from gpuload.datasets.stores import remote_failures
-from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO, Windows, client_of
+from gpuload.datasets.stores.opening import client as client_of
+from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO
 from gpuload.datasets.stores.remote_failures import failure_of
 
 lacking.require("aiohttp")
@@ -285,6 +287,14 @@ def test_each_process_has_a_client_of_its_own(server: Server) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_client_ends_with_its_options() -> None:
+    remote = Remote()
+    ended = weakref.ref(client_of(remote))
+    del remote
+    assert ended() is None
+    assert client_of(None) is client_of(None)
+
+
 def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: Path) -> None:
     options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path, "gap_bytes": 0}
     spans = [(10, 20), (131_000, 132_000), (299_990, 300_000)]
@@ -302,11 +312,11 @@ def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: P
 def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
     file = client().look([f"{server.url}/a.bin"])[0]
     server.asked.clear()
-    near = Windows(file)
+    near = RemoteIO(file)
     assert all(near.read_at(at, 512) == DATA[at : at + 512] for at in range(0, 299_000, 2000))
     assert len(server.ranges()) == 3  # 64, 128, 256 KiB
     server.asked.clear()
-    far = Windows(file)
+    far = RemoteIO(file)
     assert [far.read_at(at, 512) for at in (0, 200_000)] == [DATA[:512], DATA[200_000:200_512]]
     assert server.ranges() == ["bytes=0-65535", "bytes=200000-265535"]
     assert far.read_at(299_999, 512) == DATA[299_999:]
@@ -319,7 +329,6 @@ def test_a_file_object_seeks_and_takes_what_was_loaded(server: Server) -> None:
     assert (file.seek(150), file.read(50), file.tell()) == (150, DATA[150:200], 200)
     assert (file.seek(-50_000, 2), file.read(10)) == (250_000, DATA[250_000:250_010])
     assert server.ranges() == []
-    file.unload()
     assert (file.seek(-5, 2), file.read(50)) == (299_995, DATA[-5:])
 
 

@@ -30,7 +30,7 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.datasets.litter import LeftOut, is_litter
-from gpuload.datasets.stores.opening import open_file, windows
+from gpuload.datasets.stores.opening import near_reads, open_file
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, Member, compression_of, members
 from gpuload.errors import visible
 
@@ -78,6 +78,7 @@ class Shard:
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
+        table.flags.writeable = False  # as one from a file is: a `Cached` on disk compares pickles
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
 
     @functools.cached_property
@@ -112,7 +113,6 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
         Damage: it is cut off, no tar, or holds what is refused; or two samples with one key.
     """
     file = open_file(path, remote)
-    file.read_randomly()
     if kind := compression_of(file.read_at(0, 6)):
         raise Damage(
             f"{path!r} is compressed ({kind}): nothing in it can be read without all that is before it. Unpack it to a "
@@ -123,7 +123,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     numbers: dict[bytes, int] = {}  # of the fields' names
     keys, key, left_out = bytearray(), b"", LeftOut()
     count = lambda: f"; {len(first)} samples are in it"  # noqa: E731
-    archive = members(windows(file, WINDOW).read_at, path, file.size, remark=remark, count=count)
+    archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, count=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
             first.append(len(blocks))
@@ -212,8 +212,7 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         file = open_file(index, remote)
     except FileNotFoundError:
         return None
-    table = np.empty(file.size, np.uint8)
-    table = table[: file.read_into(table, 0)]
+    table = np.frombuffer(file.read_at(0, file.size), np.uint8)
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
         raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
     arrays = _arrays(table)
