@@ -243,7 +243,8 @@ class Assembly:
         return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """For a complete batch, return a plan to be made and what a worker reads for it; None: it is planned here."""
+        """For a complete batch, return a plan to be made and what a worker reads for it; None means it is planned
+        here."""
         planned = PlannedBatch(self._transfer.starts(batch))
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
@@ -255,7 +256,7 @@ class Assembly:
         return planned, planned.request(chunks)
 
     def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """Return the batch that the user gets, of its finished columns; `outline` None: row by row."""
+        """Return the batch that the user gets, of its finished columns; `outline` None means row by row."""
         if outline is None:
             return self._on_device(self._collated(columns, finished))
         pairing, options = finished.pairing, self._options

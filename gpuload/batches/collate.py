@@ -155,8 +155,8 @@ class Group:
 
 @dataclass(slots=True)
 class Outline:
-    """The form of a batch: its structure, in which a group or clip is one leaf; what each of its leaves is (None: a
-    value); and for each of these the leaf of the sample, or the group or clip, that each row has there."""
+    """The form of a batch: its structure, in which a group or clip is one leaf; what each of its leaves is (None means
+    a value); and for each of these the leaf of the sample, or the group or clip, that each row has there."""
 
     structure: Structure
     marks: list[Mark | None]

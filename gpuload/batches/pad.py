@@ -136,7 +136,7 @@ def pad_collate(
     Args:
         samples: nested tuples, lists, dicts and dataclasses, all of one structure. The arrays of a leaf have one rank
             and one dtype; their sizes may differ on every axis, and may be 0.
-        only: the names of the leaves that are padded, which may be lists of numbers too; None: all arrays.
+        only: the names of the leaves that are padded, which may be lists of numbers too; None means all arrays.
         to: the size that arrays are padded to, a number for each axis, None for the batch's largest on that axis. A
             dict gives the sizes of single leaves, by name: ``{"boxes": (100, 4)}``; others are padded to the batch's
             largest. A leaf's name is the path to it, keys, fields and indices joined by dots: ``"target.boxes"``,
@@ -250,7 +250,7 @@ def _fold(
     kinds: Collection[str] | None = None,
 ) -> tuple[Structure, list[Any]]:
     """Return a structure, and its leaves, in which what has one of these names is one leaf, made by `leaf_of`: if it is
-    a container of these kinds; None: whatever it is."""
+    a container of these kinds; None means any leaf."""
     remaining, leaves = iter(unfolded), []
 
     def fold(node: Structure, path: tuple[str, ...]) -> Structure:

@@ -132,7 +132,7 @@ def bench(
     data: Data,
     recipe: Recipe = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Measure with so many workers alone. Default: with several numbers.")
+        int | None, typer.Option(min=0, help="Measure with this many workers alone. Default: with several numbers.")
     ] = None,
     batch_size: BatchSize = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 3.0,
@@ -179,7 +179,7 @@ def inspect(
     html: Annotated[str, typer.Option(metavar="FILE", help="The page that is written; '' for none.")] = "inspect.html",
     as_json: Json = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all.")
+        int | None, typer.Option(min=1, help="Look at this many files of each DATA, drawn at random. Default: all.")
     ] = None,
     pixels: Annotated[
         str,

@@ -56,8 +56,8 @@ class Row:
         name: ``"read"``, ``"decode"``, ``"augment"``, ``"Loader"`` or ``"DataLoader"``.
         where: who did it.
         images_per_s: the rate; of a part of the work, what it could do if it were all there is to do.
-        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None: not known.
-        image_bytes: bytes of an image that were read or decoded, on average; None: not known.
+        cpu_s_per_1000: processor seconds of all processes for 1,000 images; None means not known.
+        image_bytes: bytes of an image that were read or decoded, on average; None means not known.
         num_workers, prefetch_factor: of a Loader or DataLoader.
         stats: of a Loader.
         better: the ``num_workers`` and ``prefetch_factor`` that these statistics name, if they do.

@@ -352,8 +352,8 @@ def check_nvidia(
 
     Args:
         versions: what is installed of both, by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
-        trial: of decoding a region, or of making the backend; None: not tried.
-        torch_cuda: the CUDA that torch was built for; None: the CPU.
+        trial: of decoding a region, or of making the backend; None means not tried.
+        torch_cuda: the CUDA that torch was built for; None means the CPU.
     """
     is_codec, installed = name == "nvImageCodec", versions[name]
     others = [extra for other, details in versions.items() if other != name for extra in details]

@@ -76,7 +76,7 @@ class ArrowRows:
 
     Args:
         data: the columns of a sample, in its order.
-        indices: one column with the number of each row in `data`; None: all rows in their order.
+        indices: one column with the number of each row in `data`; None means all rows in their order.
     """
 
     def __init__(self, data: Blocks, indices: Blocks | None) -> None:

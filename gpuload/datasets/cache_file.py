@@ -11,7 +11,7 @@ evicted meanwhile reads as zeros. Whoever adds an entry holds the lock and sets 
 loses the lock, and the next one that gets it sees the mark and gives back all that no word of the table leads to; so
 does the first process of each run, since the machine may have stopped. A lock of ``flock`` belongs to an open file, and
 ends with its last descriptor, so with a process that is killed. A descriptor that was inherited is the same open file:
-so each process opens the memfd anew.
+so each process opens the memfd again.
 
 The least recently used entries go first, 1/64 of the cache at a time. Allowed bytes follow the hit rate. Once as many
 samples were asked for *again* as the dataset has, the rates since the last time are looked at: how many were hits, and
@@ -53,7 +53,7 @@ ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, the sample's number,
 EVICTED_AT_ONCE: Final = 64
 LEAST_SHARE: Final = 16
 WORTH: Final = 0.01
-END: Final = 1 << 43  # a file longer than that begins anew: ext4 ends at 2**44
+END: Final = 1 << 43  # a file longer than that begins again: ext4 ends at 2**44
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -84,7 +84,7 @@ class Place:
     Attributes:
         fd: the memfd, or an open file whose lock says that the folder is in use.
         data_at: where entries begin in the file.
-        is_new: no other process uses it, so it may be made anew.
+        is_new: no other process uses it, so it may be made again.
     """
 
     def __init__(self, samples: int, limit_bytes: int, key: bytes, folder: str = "", fd: int | None = None) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Coco", "CocoTargets", "WrappedCoco", "chosen"]
 
-INDEX: Final = 3  # which form an index has; one of another form is built anew
+INDEX: Final = 3  # which form an index has; one of another form is built again
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may be chosen, and its name in the file
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
 NUMBERS: Final = (int, float, np.integer, np.floating)
@@ -323,8 +323,8 @@ def _checked(
 ) -> tuple[CocoTargets, list[str]]:
     """Return the targets of images, with `lists` that are not packed yet, and what to warn of.
 
-    `annotations` are those of each image, `names` which of masks and keypoints to make (None: those that annotations
-    have), `source` the file as messages name it, `how` as in `CocoTargets`.
+    `annotations` are those of each image, `names` which of masks and keypoints to make (None means those that
+    annotations have), `source` the file as messages name it, `how` as in `CocoTargets`.
 
     Raises:
         ValueError: an annotation or image lacks something, or holds something else; the message names it.
@@ -568,7 +568,7 @@ def _unpacked(text: str | bytes) -> np.ndarray:
 
 
 class JsonLists(Paths):
-    """Values as JSON texts in one buffer, each parsed anew when it is asked for."""
+    """Values as JSON texts in one buffer, each parsed again when it is asked for."""
 
     _entries = "targets"
 

@@ -88,7 +88,7 @@ _limits: ContextVar[tuple[float, float]] = ContextVar("gpuload_limits", default=
 
 @contextlib.contextmanager
 def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
-    """Let datasets take files of up to so many bytes, and masks of so many pixels; None for any."""
+    """Let datasets take files of up to this many bytes, and masks of this many pixels; None for any."""
     token = _limits.set((math.inf if max_bytes is None else max_bytes, math.inf if max_pixels is None else max_pixels))
     try:
         yield
@@ -178,7 +178,7 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
         nbytes: the bytes of memory that it takes.
         what: the part of the file, such as ``"row group 3"``.
         remedy: what else helps, behind a comma.
-        path: of the file, for the message; None: `what` says enough.
+        path: of the file, for the message; None means `what` says enough.
 
     Raises:
         DecodeError: it is larger than `Decode.max_bytes`.
@@ -284,7 +284,7 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """What this thread has had read from disks of this machine, or named to be read ahead. Of network file systems the
+    """The reads of this thread from disks of this machine, or named to be read ahead. Of network file systems the
     kernel counts nothing."""
 
     def __init__(self) -> None:

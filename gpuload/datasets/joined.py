@@ -118,7 +118,7 @@ class Joined(Dataset):
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
         """Return a function that gives the sample of a row, if samples are mapped: all are fetched now, each is mapped
-        when it is asked for. None: `__getitems__` does all at once."""
+        when it is asked for. None means `__getitems__` does all at once."""
         if not maps_samples(self):
             return None
         readers: dict[int, Callable[[], Any]] = {}

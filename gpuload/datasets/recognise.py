@@ -116,7 +116,7 @@ def unfold_clips(
 def fewer_frames(
     counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Return the sample with so many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
+    """Return the sample with this many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
     several counts one after the other. A clip is one of `unfold_clips`, or a list of images.
 
     Raises:

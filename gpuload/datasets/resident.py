@@ -64,7 +64,7 @@ class DeviceCached(View):
         self.on_device: dict[Any, Any] = {}
 
     def clear(self) -> None:
-        """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read anew."""
+        """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read again."""
         self.on_device.clear()
 
     def __getitem__(self, index: SupportsIndex) -> Any:

@@ -117,8 +117,8 @@ class Image:
         array: uint8, uint16 or float32, or anything that `numpy.asarray` turns into these; H×W for one channel, else as
             `layout` says. With a first axis more, the frames of a clip. Colour operations take uint8 alone; all others
             work on any dtype and number of channels.
-        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W, of each frame. None: H×W×C; with more than 4 channels only if
-            these are the shortest axis.
+        layout: ``"HWC"`` for H×W×C, ``"CHW"`` for C×H×W, of each frame. None means H×W×C; with more than 4 channels
+            only if these are the shortest axis.
 
     Raises:
         TypeError: the array is of another dtype.

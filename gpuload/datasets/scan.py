@@ -81,7 +81,7 @@ class Scanner:
                 images[folder] = Paths.of("", sorted(names))
         return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
 
-    def cached(self, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    def cached(self, selection: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return what `build` makes with this scanner. For a large root it is kept, under what is `asked` for, until a
         folder changes: a file that comes, goes or is renamed changes its folder's time."""
         from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
@@ -100,7 +100,7 @@ class Scanner:
         def is_kept(arrays: dict[str, np.ndarray]) -> bool:
             return int(arrays["times"].max()) < started - SETTLED_NS
 
-        return cached(self.root, ["scan 2", *asked], scan, is_fresh=is_fresh, is_kept=is_kept)
+        return cached(self.root, ["scan 2", *selection], scan, is_fresh=is_fresh, is_kept=is_kept)
 
     def _time_of(self, folder: bytes) -> int:
         return os.stat(os.path.join(self._root, folder)).st_mtime_ns

@@ -36,8 +36,8 @@ class Picked(Sequence[np.ndarray]):
 
 
 def picked(dataset: Any, keys: np.ndarray | list[Any]) -> Found | None:
-    """Return the samples of these keys: their structure, and each leaf of all of them; None: they have to be read one
-    by one."""
+    """Return the samples of these keys: their structure, and each leaf of all of them; None means they have to be read
+    one by one."""
     if not isinstance(keys, np.ndarray) or keys.dtype.kind not in "iu" or not len(keys):
         return None
     kind = type(dataset)

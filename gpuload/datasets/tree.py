@@ -86,7 +86,7 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
 
 def transposed(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
     """Return the structure that all samples have, and each leaf of all of them, if they are built alike of tuples,
-    lists and dicts with plain values as leaves; None: take them apart one by one."""
+    lists and dicts with plain values as leaves; None means take them apart one by one."""
     leaves: list[Sequence[Any]] = []
     structure = None if type(None) in set(map(type, samples)) else _transposed(samples, leaves)
     return None if structure is None else (structure, leaves)
@@ -116,7 +116,7 @@ def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structur
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
-    """Return a structure in which leaves, by their number, are clips of so many frames, each frame a leaf."""
+    """Return a structure in which leaves, by their number, are clips of this many frames, each frame a leaf."""
     return _unfolded(structure, itertools.count(), lengths)
 
 
@@ -165,9 +165,9 @@ def made_like(cls: type, plain: Any) -> Any:
         return cls(plain)
     except TypeError:
         with contextlib.suppress(Exception):  # a defaultdict can be filled
-            made = cls()
-            made.update(plain)
-            return made
+            instance = cls()
+            instance.update(plain)
+            return instance
         return plain
 
 
@@ -184,8 +184,8 @@ def leaf_count(node: Structure) -> int:
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """Return a sample from its structure and its leaves, depth first."""
-    rest = iter(leaves)
-    return assembled(structure, lambda within: next(rest), keep_tuples=True)
+    remaining = iter(leaves)
+    return assembled(structure, lambda within: next(remaining), keep_tuples=True)
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
@@ -292,7 +292,7 @@ def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> 
             hint = f"; collate_fn=gpuload.pad({name}) pads a list of numbers, gpuload.keep({name}) keeps any list"
         return f" ({name} has the length {len(ours)} in the first, {len(theirs)} in the second{hint})"
     children = zip(ours, one[3], other[3], strict=True)
-    return next(filter(None, (difference(own, its, (*path, label)) for label, own, its in children)), "")
+    return next(filter(None, (difference(mine, its, (*path, label)) for label, mine, its in children)), "")
 
 
 def kind_of(leaf: Any) -> str:

@@ -5,10 +5,10 @@ lie well, which is what follows here. Each is a `Grid`: it says which bytes make
 in it the region is.
 
 Restart markers cut the entropy-coded bytes of a JPEG into **intervals** of as many MCUs each (blocks of 8×8 to 32×16
-pixels, by the chroma's sampling). An interval is coded by itself: at its start the bits begin anew, and the DC
+pixels, by the chroma's sampling). An interval is coded by itself: at its start the bits begin again, and the DC
 prediction too. Where a row of MCUs is a whole number of intervals, or an interval a whole number of rows, intervals lie
-over the picture as a grid, and a smaller picture is their bytes, with the markers numbered anew. Nothing is decoded for
-that, and what comes out is as valid a JPEG as the other. Pixels are equal to the last bit.
+over the picture as a grid, and a smaller picture is their bytes, with the markers numbered again. Nothing is decoded
+for that, and what comes out is as valid a JPEG as the other. Pixels are equal to the last bit.
 
 Pure functions of the bytes, some 0.05 ms for a photograph; by an index 0.2, and 0.1 for several at once. What is out
 of the ordinary gives None, and is decoded as if there were no markers and no index: all markers have to be there, in
@@ -139,5 +139,5 @@ def _cut_by_markers(part: Part[Intervals]) -> Cut:
 
 
 def _codes(count: int) -> bytes:
-    """Return the second bytes of the markers behind so many intervals."""
+    """Return the second bytes of the markers behind this many intervals."""
     return (RESTARTS * (count // 8 + 1))[: count - 1] + END

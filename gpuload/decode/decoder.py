@@ -230,7 +230,7 @@ class Decoder:
     def decode_resized(
         self, encoded: Encoded, header: Header, region_tlhw: Region, eighths: int, interpolation: str, out: np.ndarray
     ) -> None:
-        """Decode a region at so many eighths, and resize it to `out`, H×W×C uint8.
+        """Decode a region at this many eighths, and resize it to `out`, H×W×C uint8.
 
         Where the smaller picture cannot be had (the file is damaged, or simplejpeg missing), the region is decoded as
         by `decode`, with its errors, and resized.

@@ -130,7 +130,7 @@ class Index(Grid):
 
 
 def point_bytes(components: int, place: int, first: int, others: int) -> int:
-    """Return the bytes of a point whose numbers have so many bits."""
+    """Return the bytes of a point whose numbers have this many bits."""
     return (place + first + (components - 1) * others + 7) // 8
 
 
@@ -298,7 +298,7 @@ def _plain(part: Part[Index]) -> bytes:
 
 
 def _filled(last: int, bits: int) -> bytes:
-    """Return the last byte of a scan, of which so many bits are used, filled up with ones."""
+    """Return the last byte of a scan, of which this many bits are used, filled up with ones."""
     if not bits:
         return b""
     last |= 0xFF >> bits

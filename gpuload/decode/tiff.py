@@ -52,8 +52,8 @@ def pages(data: bytes) -> list[Page]:
 
 
 def not_given(data: bytes, channels: int, bits: int) -> str | None:
-    """Return what would be lost if a TIFF were taken for its first page with so many channels of at most so many bits;
-    None if nothing."""
+    """Return what would be lost if a TIFF were taken for its first page with this many channels of at most this many
+    bits; None if nothing."""
     directories = pages(data)
     if not directories:
         return None

@@ -94,7 +94,7 @@ _changing = threading.Lock()
 class Prometheus:
     """Let Prometheus watch a loader: its `Loader.stats`, read at each scrape.
 
-    Counters begin at 0 here, go on over epochs, and begin anew where workers do: after `Loader.close`, and with each
+    Counters begin at 0 here, go on over epochs, and begin again where workers do: after `Loader.close`, and with each
     epoch where ``persistent_workers=False``. Gauges are of the moment, or of the epoch. All metrics are called
     ``gpuload_…`` and have the label ``loader``. The loader is not kept alive. Several ranks are several processes, each
     with a port of its own.

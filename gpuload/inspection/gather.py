@@ -161,7 +161,7 @@ def gather_pixels(
 
 
 def _draw(rng: np.random.Generator, numbers: np.ndarray, count: int | None) -> np.ndarray:
-    """Return so many of these numbers, drawn at random, in order; None: all."""
+    """Return this many of these numbers, drawn at random, in order; None means all."""
     if count is None or count >= len(numbers):
         return numbers
     return np.sort(rng.choice(numbers, count, replace=False, shuffle=False))

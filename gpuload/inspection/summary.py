@@ -290,12 +290,12 @@ class Advice(NamedTuple):
 
 TESTED: Final = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
 OVERLAP: Final = "At least one of the labels is wrong, or the classes overlap."
-TWICE: Final = "A picture that is there twice counts twice in training."
+TWICE: Final = "A picture that occurs twice counts twice in training."
 # What is advised where the summary counts something: the level, the keys of the count, the title for a count of 1, what
 # it means, and code.
 COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
     ("bad", "damaged count", "image is damaged",
-     "Training stops at the first of them. Fix or remove the files; or have them left out.",
+     "Training stops at the first of them. Fix or remove the files, or let the Loader skip them.",
      'gl.Loader(…, on_error="skip")'),
     ("odd", "refused count", "image is refused by a limit",
      f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very "
@@ -303,12 +303,12 @@ COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
      "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
     ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", TESTED, ""),
     ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", OVERLAP, ""),
-    ("note", "duplicates files surplus", "image is there once more (the same file)", TWICE, ""),
+    ("note", "duplicates files surplus", "image is a duplicate (the same file)", TWICE, ""),
     ("bad", "duplicates pixels several_data", "picture is in several data sets (the same pixels in another file)",
      TESTED, ""),
     ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
      OVERLAP, ""),
-    ("note", "duplicates pixels surplus", "image is there once more (the same pixels in another file)", TWICE, ""),
+    ("note", "duplicates pixels surplus", "image is a duplicate (the same pixels in another file)", TWICE, ""),
     ("odd", "duplicates flat", "image of one colour", "They show nothing; look whether they are meant.", ""),
     ("odd", "formats turned", "image is stored turned or mirrored, by EXIF orientation",
      "Viewers turn such pictures upright; a loader does only where it is told to.",

@@ -27,7 +27,7 @@ ON_CPU: Final = 0.6  # work that needs a CPU has one for so much of the time tha
 CROWDED: Final = 0.25  # workers wait for a CPU for so much of the time that their work takes
 ALL: Final = 0.9  # so much of the CPUs' time is all of it
 FULL: Final = 0.2  # the ring is full for so much of the time
-SHORT_START: Final = 0.1  # of each epoch, where workers start anew in each
+SHORT_START: Final = 0.1  # of each epoch, where workers start again in each
 LARGE_BYTES: Final = 6_000_000  # of decoded pixels in an image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # of pixels in an image, and of its file
 SMALL_LOCK_BYTES: Final = 64 << 20
@@ -152,7 +152,7 @@ class _View:
         return f"with {count} {unit}{more}, about {times:.1f} times the throughput"
 
     def ahead_for(self, workers: int) -> int:
-        """Return how many batches have to be in work for so many workers to have a chunk each."""
+        """Return how many batches have to be in work for this many workers to have a chunk each."""
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # then each worker has a batch
             return self.stats.prefetch_factor

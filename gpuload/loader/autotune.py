@@ -45,13 +45,13 @@ TIGHT: Final = 0.75  # the share of the workers' time above which they are the r
 KEPT: Final = 1 / 3  # a step up is kept if it brought this part of what was expected
 LEAP: Final = 4  # times as many workers at most, in one step
 MOST_AHEAD: Final = 16
-# A window's length: batches and seconds at least, then until its halves agree, but at most so many times as many. If
+# A window's length: batches and seconds at least, then until its halves agree, but at most this many times as many. If
 # the loop waits for more than this part of the time, it is clear before.
 MIN_BATCHES, MIN_S, AGREE, MOST_TIMES, CLEAR = 4, 0.1, 0.1, 3, 0.5
 RARE_BATCHES: Final = 12  # at least, for waits that are rare, and when nothing is to be found out
 BARRED, MOST_BARRED = 500, 16_000  # batches
 OTHER: Final = 0.3  # by so much the time of a batch changes, in two windows, if the loop or the data are others
-PAUSE = 5, 0.005  # the loop's own time counts up to so many times its median, and seconds: it may validate in between
+PAUSE = 5, 0.005  # the loop's own time counts up to this many times its median, and seconds: it may validate in between
 MEMORY_SHARE: Final = 2  # a step takes at most 1/MEMORY_SHARE of the memory left: a guess has to be far from the limit
 
 Way = Literal["more workers", "fewer workers", "more ahead", "less ahead"]
@@ -158,7 +158,7 @@ class _Trial(NamedTuple):
 
 @dataclass(slots=True)
 class _Bar:
-    """A direction that is not tried for so many `batches`, or until two windows in a row are unlike `means`."""
+    """A direction that is not tried for this many `batches`, or until two windows in a row are unlike `means`."""
 
     batches: int
     until: int
@@ -232,7 +232,7 @@ class Autotune:
     # -- trials -----------------------------------------------------------------------------------------------------
 
     def refused(self, workers: int) -> None:
-        """Accept that no more than so many workers could be started."""
+        """Accept that no more than this many workers could be started."""
         self.setting = self.setting._replace(workers=workers)
         self._trial = None
         self.forget()

@@ -117,8 +117,8 @@ def descriptors_left() -> int | None:
 
 
 def check_workers(workers: int) -> None:
-    """Raise a LimitError if so many worker processes can never be started here: more descriptors or processes than are
-    left, even if all Loaders of this process were closed. When workers start, `check_descriptors` looks again."""
+    """Raise a LimitError if this many worker processes can never be started here: more descriptors or processes than
+    are left, even if all Loaders of this process were closed. When workers start, `check_descriptors` looks again."""
     if workers:
         pools, running = running_workers()
         check_descriptors(workers, spared=POOL_DESCRIPTORS * pools + WORKER_DESCRIPTORS * running)
@@ -170,7 +170,7 @@ def _tasks_of(user: int, root: str) -> int:
 
 
 def check_processes(workers: int, *, spared: int = 0, root: str = "/") -> None:
-    """Raise a LimitError if so many processes may not be started. `spared` that run count as ended."""
+    """Raise a LimitError if this many processes may not be started. `spared` that run count as ended."""
     left = processes_left(root)
     if left is not None and workers + 1 > left[0] + spared:  # with the template
         raise LimitError(

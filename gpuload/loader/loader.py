@@ -62,8 +62,8 @@ class Loader:
             (torch's `IterableDataset`, or with ``__iter__`` alone). A sample is a nested tuple, list, dict or
             dataclass; its images are `Encoded` (the fast way), `Image` or PIL images; a clip is a list of these, or an
             `Image` of T×H×W×C. Plain arrays are data, or for `transforms` the image where no other leaf may be it.
-        batch_size: samples in a batch, on each rank; None: samples one by one, their arrays as tensors. Even with MixUp
-            and CutMix.
+        batch_size: samples in a batch, on each rank; None means samples one by one, their arrays as tensors. Even with
+            MixUp and CutMix.
         shuffle: a new order each epoch, a function of `seed` and the epoch's number. ``"block"``, or a `BlockShuffle`:
             neighbours come at about the same time, for media where reading them together is much cheaper.
         sampler: gives the keys of an epoch's samples, instead of gpuload's order; it is not shared out over ranks.
@@ -419,7 +419,7 @@ class Loader:
             self._session.check_process()
             if self._session.usable:
                 self._session.note_changes()
-            else:  # the last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent anew
+            else:  # the last epoch ended with a WorkerError or a ctrl-C, or the dataset has to be sent again
                 self._cursor.end(NEWER)
                 self.close()
         if self._session is None:
@@ -436,7 +436,7 @@ class Loader:
         return iterator
 
     def close(self) -> None:
-        """End the worker processes and free the shared memory. The next `iter()` starts anew. Idempotent."""
+        """End the worker processes and free the shared memory. The next `iter()` starts again. Idempotent."""
         with deferred_signals():  # a ctrl-C has to wait until all is closed
             self._close()
 

@@ -84,7 +84,7 @@ class WorkerOptions:
         count: how many workers there are at first; `most`: how many there may be.
         prefetch: what `prefetch_factor` is at first.
         faults: with the value of `on_error`, which becomes None.
-        chunk_size: None: see `Options.chunk_size`.
+        chunk_size: None means a size that `Options.chunk_size` chooses.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -326,8 +326,8 @@ class Options:
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
     def ahead_for(self, count: int, prefetch: int) -> int:
-        """Return how many batches are in work besides the one in use, with so many workers, where `prefetch` were asked
-        for."""
+        """Return how many batches are in work besides the one in use, with this many workers, where `prefetch` were
+        asked for."""
         workers = self.workers
         if not count:
             return 1
@@ -401,7 +401,7 @@ class Options:
         check_stage(self.chain, self.stage.device, **self._stage_arguments)
 
     def check_limits(self, device: torch.device, count: int) -> None:
-        """Raise a LimitError if this machine allows too few open files or too little memory for so many workers."""
+        """Raise a LimitError if this machine allows too few open files or too little memory for this many workers."""
         workers, samples = count if self.workers.processes else 0, self.order.samples
         if workers:
             check_descriptors(workers)

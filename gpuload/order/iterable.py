@@ -62,7 +62,7 @@ class IterableSchedule:
         self._in_order = in_order
 
     def steps(self, place: Place) -> None:
-        """Return None: the number of batches is unknown."""
+        """Return None means the number of batches is unknown."""
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         self._pass = _Pass(self, next(_runs), place)

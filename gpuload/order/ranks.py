@@ -15,7 +15,8 @@ __all__ = ["check_rank", "find_group", "find_rank", "first_rank_with"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Refuse a wrong rank or number of ranks with a TypeError or ValueError; both None: they will be discovered."""
+    """Refuse a wrong rank or number of ranks with a TypeError or ValueError; both None means they will be
+    discovered."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:

@@ -66,7 +66,7 @@ def make_cuttable(data: bytes) -> bytes:
     """Return a JPEG of the same pixels, EXIF and ICC blocks, with an index that lets crops be cut out.
 
     What is coded stays as it is. Only a progressive JPEG, one of several scans, and one with restart markers are
-    written anew, by jpegtran: the same coefficients, in one scan. What stands behind the picture (a phone's second
+    written again, by jpegtran: the same coefficients, in one scan. What stands behind the picture (a phone's second
     picture, or film) is left out. Bytes that are cuttable already come back as they are, and so does what cannot be
     made cuttable: no JPEG or one of four components, twelve bits or arithmetic coding; it is damaged, smaller than
     16 KB, or larger than `Decode()` allows.

@@ -151,7 +151,8 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
 
 
 def _walk_chunk(scan: np.ndarray, blocks: list[Block], count: int, bit: int) -> tuple[np.ndarray | None, int]:
-    """Return the first bits of the blocks of so many MCUs, or of those that begin in the chunk; and the bit behind."""
+    """Return the first bits of the blocks of this many MCUs, or of those that begin in the chunk, and the bit
+    behind."""
     wide = scan.astype(np.uint32)
     three = wide[:-2] << 16 | wide[1:-1] << 8 | wide[2:]
     windows = np.empty((len(three), 8), np.uint16)  # the 16 bits that begin at each bit

@@ -163,7 +163,7 @@ def _file_sizes(paths: Any, count: int) -> np.ndarray:
 
 
 def _cut(sizes: np.ndarray, limit: int) -> list[int]:
-    """Return the bounds of parts with at most so many bytes, or one sample."""
+    """Return the bounds of parts with at most this many bytes, or one sample."""
     ends, bounds = np.cumsum(sizes), [0]
     while bounds[-1] < len(sizes):
         before = int(ends[bounds[-1] - 1]) if bounds[-1] else 0

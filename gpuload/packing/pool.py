@@ -86,8 +86,8 @@ def make_parts(
     """Make the parts with these numbers. Yields their records as they are done.
 
     Args:
-        workers: how many processes; 0: this one. Of a cluster also None: one for each of its CPUs.
-        ray: the address of a cluster, as for `RayWorkers`; None: this machine.
+        workers: how many processes; 0: this one. Of a cluster also None means one for each of its CPUs.
+        ray: the address of a cluster, as for `RayWorkers`; None means this machine.
 
     Raises:
         GpuloadError, OSError: as `make_part`; what failed in a worker is a GpuloadError with its traceback.

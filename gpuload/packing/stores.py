@@ -9,8 +9,8 @@ twice at once does no harm: each process writes under a name of its own, and the
   photograph.
 - ``parquet``: a file, by pyarrow: small row groups, uncompressed, pages with checksums.
 - ``lmdb``: one database, which only one process can write: a part becomes a tar of keys and values, which
-  `append_to_lmdb` puts into it in order, each in a transaction and with the file opened anew. (LMDB leaves what was
-  in its memory before in the unused part of pages: opened anew, that is always zeros.)
+  `append_to_lmdb` puts into it in order, each in a transaction and with the file opened again. (LMDB leaves what was
+  in its memory before in the unused part of pages: opened again, that is always zeros.)
 - ``array``: the part's span of one ``.npy``, whose size is known before.
 """
 
@@ -263,7 +263,7 @@ def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
-    """Return what precedes the numbers of a ``.npy`` of so many samples, and the bytes of each sample."""
+    """Return what precedes the numbers of a ``.npy`` of this many samples, and the bytes of each sample."""
     dtype, shape, _ = job.like
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": (samples, *shape)}

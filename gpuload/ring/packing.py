@@ -68,8 +68,8 @@ def write_content(
         used_bytes: taken by pixels already.
         inline_bytes: a longer description goes to the slot.
         keep_types: unpack tensors as tensors, not as arrays.
-        larger: gives memory of so many bytes to write to, with the pixels, if the slot is too small; None: there is
-            none.
+        larger: gives memory of this many bytes to write to, with the pixels, if the slot is too small; None means
+            there is none.
 
     Raises:
         Exception: whatever pickling a leaf raises.
@@ -171,7 +171,7 @@ def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Fil
 
 
 def _block(offset: int, values: Sequence[Any], least_bytes: int, keep_types: bool) -> tuple[Block, Filler] | None:
-    """Return the block for a leaf's values, if they are alike and each has so many bytes, and what fills it."""
+    """Return the block for a leaf's values, if they are alike and each has this many bytes, and what fills it."""
     first, kind, pieces = values[0], type(values[0]), [(offset, len(values))]
     if isinstance(values, Picked):
         array, rows = values.array, values.rows

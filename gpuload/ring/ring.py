@@ -295,7 +295,7 @@ class Ring:
 
     def move_in(self, data: np.ndarray) -> Slot | None:
         """Return a slot with these bytes, uint8, if slots are page-locked: other memory is copied to the device while
-        the program waits. None: they stay where they are, or there is no room."""
+        the program waits. None means they stay where they are, or there is no room."""
         slot = None
         if self.on_new is not None and len(data) <= self.ring_bytes:
             with contextlib.suppress(LimitError):

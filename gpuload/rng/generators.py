@@ -158,8 +158,8 @@ class Seeding:
 
 
 def sample_being_made() -> tuple[int, int, int] | None:
-    """Seed, epoch and position of the sample that is being made here, or of the first one of a pass; None: no `Loader`
-    is making any."""
+    """Seed, epoch and position of the sample that is being made here, or of the first one of a pass; None means no
+    `Loader` is making any."""
     return _current
 
 

@@ -68,7 +68,7 @@ NO_LOCKS: Final = -1  # what `Accelerator.lock` returns where torch cannot page-
 # error.
 OF_LOCKS: Final = (1, 2, 712, 713, 801)
 HIGH_PRIORITY: Final = -1
-EVERY: Final = 8  # of so many batches, one is timed
+EVERY: Final = 8  # of this many batches, one is timed
 # Names in the profiler.
 WAIT: Final = "gpuload::wait"  # for the chunks of the batch that is due
 DECODE: Final = "gpuload::decode"  # in this process: reading and decoding with num_workers=0; decoding on the device
@@ -143,7 +143,7 @@ class Accelerator:
         stream.synchronize()
 
     def free_bytes(self) -> int | None:
-        """Memory of the device that torch may still take: free, or held by its allocator without use; None: this
+        """Memory of the device that torch may still take: free, or held by its allocator without use; None means this
         runtime does not say."""
         module = torch.get_device_module(self.device)
         if not hasattr(module, "mem_get_info"):

@@ -56,7 +56,7 @@ class PixelMemory:
         return sum(map(len, self._segments))
 
     def reserve(self, nbytes: int) -> None:
-        """Make a segment for so many bytes: `add` goes on there."""
+        """Make a segment for this many bytes: `add` goes on there."""
         self._starts.append(self._starts[-1] + len(self._segments[-1]) if self._segments else 0)
         with torch.inference_mode(False):
             self._segments.append(torch.empty(nbytes, dtype=torch.uint8, device=self.device))

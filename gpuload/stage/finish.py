@@ -52,8 +52,8 @@ class Finish:
 
     @classmethod
     def of(cls, transforms: Iterable[Transform], dtype: str | None, levels: str = "uint8") -> Finish:
-        """Return what these transforms ask for; `dtype` is of float results, None: what `ToDtype` says, else float32.
-        What is late is not part of it, but has its channels.
+        """Return what these transforms ask for; `dtype` is of float results, None means what `ToDtype` says, else
+        float32. What is late is not part of it, but has its channels.
 
         Raises:
             ValueError: they make uint8 of other images.
@@ -139,7 +139,7 @@ def apply_late(outputs: Outputs, on_finished: Program, partners: np.ndarray | No
         outputs: N×C×H×W, or a list of C×H×W; they are changed.
         on_finished: the program of the transforms that work on finished images, see `Program.split`.
         partners: int64 (N,), the row of each image's partner in MixUp and CutMix, its own if it has none; partners are
-            mutual. None: `neighbours`.
+            mutual. None means `neighbours`.
     """
     for record in on_finished.records:
         rows = np.arange(len(on_finished), dtype=np.int64) if record.rows is None else record.rows

@@ -33,7 +33,7 @@ class MaskStage:
 
     Args:
         device: where they are.
-        runner: which of the reference's runners moves them; None: by the device.
+        runner: which of the reference's runners moves them; None means the one for the device.
     """
 
     def __init__(self, device: torch.device, runner: Runner | None = None) -> None:

@@ -105,5 +105,5 @@ def quantile_table(device: torch.device) -> torch.Tensor:
 
 
 def forget_tables() -> None:
-    """Let go of memory on devices; whoever needs it again makes it anew."""
+    """Let go of memory on devices; whoever needs it again makes it again."""
     quantile_table.cache_clear()

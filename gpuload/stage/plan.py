@@ -50,7 +50,7 @@ class StageOptions:
 
     Attributes:
         transforms: a `Chain`.
-        device: None: chosen at the first `iter()`.
+        device: None means chosen at the first `iter()`.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -118,7 +118,7 @@ class Plan:
         views: the steps of each view; one, without a `MultiView`.
         module: the name of a module at the end of the transforms, which gets the batch's images; None without one.
         note: why another backend than the fastest is used; else None.
-        decoder: who decodes images, and why, if the device was asked to (`Decode.where`); None: workers.
+        decoder: who decodes images, and why, if the device was asked to (`Decode.where`); None means workers.
         placement: where workers and ring are on a machine with several NUMA nodes, or why they are anywhere; None for
             batches on the CPU.
         samples: where they are kept, if the dataset is a `DeviceCached`; else None.

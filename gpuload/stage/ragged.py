@@ -33,7 +33,8 @@ class RaggedImages:
         table: `gpuload.transforms.program.draws.IMAGE` (B,), with offsets in elements of `pixels`.
         labels: the images' names in errors.
         dtype: of the images: one of `gpuload.datasets.sample.PIXELS`.
-        steps: elements between the rows, columns and channels of each image, int64 (B, 3); None: H×W×C without gaps.
+        steps: elements between the rows, columns and channels of each image, int64 (B, 3); None means H×W×C without
+            gaps.
         planes: where there are steps, the images themselves, N×C×H×W or each C×H×W. Offsets lead from the beginning of
             `pixels` to other tensors' memory then, and may be negative: kernels can follow them, torch cannot.
     """
@@ -166,7 +167,7 @@ class RaggedImages:
 
         Args:
             windows_tlhw: int64 (B, 4), the parts of the images that are read.
-            memory: gives memory for so many elements, on the device; None: it is new.
+            memory: gives memory for this many elements, on the device; None means new memory.
         """
         if self.steps is None or self.planes is None:
             return self

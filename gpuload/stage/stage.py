@@ -135,7 +135,7 @@ class Stage:
             program: from the chain's `draw`, for these images; or what `fusing()` made of it.
             view: the number of the chain's view that they are for.
             partners: int64 (N,), the row that each image is mixed with, its own if it has none; partners are mutual.
-                None: rows 2k and 2k + 1.
+                None means rows 2k and 2k + 1.
 
         Returns:
             N×C×H×W; or, by `ragged`, a list of C×H×W tensors, or (N×C×H×W, sizes int64 (N, 2)).
@@ -352,7 +352,7 @@ def compile_stage(
         backend, dtype, memory_format: as for `Loader`.
         ragged: as for `Loader`; or ``"views"``: a list, of views of one tensor if all sizes are equal.
         pad_to: as for `Loader`.
-        cpu_threads: how many threads torch uses within a call; None: as many as it is set to.
+        cpu_threads: how many threads torch uses within a call; None means as many as it is set to.
         runner: of the reference: ``"single"`` takes one image after the other (CPU), ``"batched"`` many at once; None:
             by the device.
 

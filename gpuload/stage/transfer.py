@@ -73,7 +73,8 @@ class CpuTransfer:
         return contextlib.nullcontext()
 
     def mark(self) -> Any:
-        """An event after all that was issued on that stream; it has ``synchronize()``. None: nothing is waited for."""
+        """An event after all that was issued on that stream; it has ``synchronize()``. None means nothing is waited
+        for."""
 
     def starts(self, batch: Batch) -> list[int]:
         """Where each part will be in the tensor that `load` gives."""

@@ -106,14 +106,14 @@ class Transform:
 
     # The states of the images that it takes: "uint8" levels, "float" (levels that ToDtype converts), "normalized".
     works_on: ClassVar[tuple[str, ...]] = ("uint8", "float")
-    record: ClassVar[type[Record] | None] = None  # the kind of its records; None: none, or its children's
+    record: ClassVar[type[Record] | None] = None  # the kind of its records; None means none, or its children's
     filter_names: ClassVar[tuple[str, ...]] = ()  # the filters that its records may use
     operations: ClassVar[tuple[str, ...]] = ()  # of `program.ops.OPS`, those that its records may hold, sorted
     crops: ClassVar[bool] = False  # some of the input may not matter to the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
     on_finished: ClassVar[bool] = False  # it works on finished images, and so does every later transform
-    makes: ClassVar[str | None] = None  # the state that it brings an image to; None: as it was
+    makes: ClassVar[str | None] = None  # the state that it brings an image to; None means unchanged
     fill_argument: ClassVar[str] = "fill"  # the name of the argument that says what lies outside
     image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
     reads_boxes: ClassVar[bool] = False  # its draws depend on the boxes of a sample
@@ -151,7 +151,7 @@ class Transform:
 
     def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Record | None:
         """Make the record again, where a worker has drawn it and nothing else, and decoded these regions of the
-        images for it; None: it has to be drawn."""
+        images for it; None means it has to be drawn."""
         return None
 
     @property

@@ -174,7 +174,7 @@ class RandomChoice(_Branching):
 
     Args:
         transforms: a list of transforms.
-        p: the probability of each, scaled to a sum of 1; None: all the same.
+        p: the probability of each, scaled to a sum of 1; None means all the same.
 
     Raises:
         TypeError, ValueError: an argument is invalid; a transform turns levels into floats.

@@ -34,7 +34,7 @@ class Custom(Transform):
 
     Class variables:
         moves_pixels: whether pixels change their places. True: samples with masks, boxes or keypoints are refused, if
-            there is no method for them. False: these stay as they are. None: they stay, and one warning says so.
+            there is no method for them. False: these stay as they are. None means they stay, and one warning says so.
         float_levels: where images are levels, `apply` gets them as float32, 0 … 255; what it returns is rounded and cut
             to 0 … 255.
 

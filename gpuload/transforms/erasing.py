@@ -57,7 +57,7 @@ class RandomErasing(Transform):
             which only finished images can hold.
         inplace: for compatibility with torchvision; changes nothing.
         mode: timm's: ``"const"`` writes `value`; ``"pixel"`` is the same as ``value="random"``; ``"rand"`` writes one
-            random colour for a box, of standard normal numbers. None: as `value` says.
+            random colour for a box, of standard normal numbers. None means as `value` says.
         min_count, max_count: bounds of the number of boxes, drawn uniformly; `max_count` is `min_count` if None.
 
     Raises:

@@ -102,8 +102,8 @@ class CopyPaste(_Gathering):
     another size, it is resized first (bilinear; masks by the nearest pixel). They cover what lies below: masks lose
     those pixels, instances of which nothing is left are left out, with their box and its belongings, and a box of an
     instance that lost pixels becomes the smallest around the rest. The pasted instances come last. A mask of the whole
-    image shows the neighbour's where something is pasted. ``"area"`` is not computed anew. Keypoints that do not belong
-    to boxes, and all other leaves, stay those of the sample itself.
+    image shows the neighbour's where something is pasted. ``"area"`` is not computed again. Keypoints that do not
+    belong to boxes, and all other leaves, stay those of the sample itself.
 
     The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset: rows 2k and
     2k + 1 of a batch), so `batch_size` must be even; onto a sample without a neighbour nothing is pasted. A sample must

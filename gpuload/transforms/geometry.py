@@ -204,7 +204,7 @@ class RandomCrop(FixedSizeCrop):
     Args:
         size: an integer (a square), or (height, width), or `by_epoch`.
         padding: pixels added around the image first: one number for all sides, (left and right, top and bottom), or
-            (left, top, right, bottom). None: none.
+            (left, top, right, bottom). None means none.
         pad_if_needed: pad an image that is smaller than the crop by the missing pixels, on both sides.
         fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
         padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel

@@ -358,11 +358,11 @@ def from_timm(
         no_aug: for training, without augmentation.
         train_crop_mode: ``"rrc"`` (RandomResizedCrop), ``"rkrc"`` or ``"rkrr"`` (ResizeKeepRatio and a crop, in the
             middle or at random).
-        scale, ratio: of the random crop; None: timm's.
+        scale, ratio: of the random crop; None means timm's.
         hflip, vflip: probabilities of flips.
         color_jitter: one number for brightness, contrast and saturation; or three numbers, or four with hue; None:
             none. With `auto_augment` it is not used, unless that is one of timm's ``3a``.
-        color_jitter_prob: the probability of the jitter; None: always.
+        color_jitter_prob: the probability of the jitter; None means always.
         grayscale_prob, gaussian_blur_prob: probabilities.
         auto_augment: timm's string for RandAugment, AutoAugment or AugMix: ``"rand-m9-mstd0.5-inc1"``,
             ``"original-mstd0.5"``, ``"augmix-m5-w4-d2"``.

@@ -77,7 +77,7 @@ class MixUp(_Mixing):
             (N, num_classes).
         labels_getter: where in a batch the labels are. ``"default"``: its second entry, if that is a tensor; or in a
             dict (the batch, or its second entry) the key "labels", or one with "label" in it, in upper or lower case.
-            A function takes the batch and returns the tensor. None: there are no labels.
+            A function takes the batch and returns the tensor. None means there are no labels.
         label_smoothing: s in 0 ≤ s < 1. Labels y of K classes become (1 - s) · y + s / K, also those of samples that
             are not mixed. So the class of an integer label gets 1 - s + s / K and all others s / K, as in timm's
             `Mixup` (timm/data/mixup.py, `mixup_target`). Labels (N, K) count as probabilities of K classes. Leave

@@ -113,10 +113,10 @@ class Recipe(NamedTuple):
     Attributes:
         kinds: int64 (n,), those it draws from; or (n, `count`), the entries of a policy, of which one is drawn.
         magnitudes: of each operation: a number for all, or float64 by entry as `kinds`.
-        probabilities: that an operation is done, a number for all or by entry; None: each is.
+        probabilities: that an operation is done, a number for all or by entry; None means 1.
         count: the number of operations, one after the other.
         below: magnitudes are drawn instead, whole numbers from 0 on below this; 0: they are not.
-        weights: float64 (n,): kinds are drawn without replacement, as likely as these say; None: with replacement.
+        weights: float64 (n,): kinds are drawn without replacement, as likely as these say; None means with replacement.
         width: the number of chains that are mixed with the image, of `count` operations each; 0: none.
         alpha: the parameter of the distributions of their shares.
         shortened: whether the depth of each chain is drawn, 1 … `count`.
@@ -385,7 +385,7 @@ class AutoAugment(TorchvisionAugment):
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``; torchvision's `AutoAugmentPolicy` too.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None: black.
+        fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -415,7 +415,7 @@ class RandAugment(TorchvisionAugment):
         magnitude: the strength, as the number of a bin, from 0.
         num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None: black.
+        fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -454,7 +454,7 @@ class TrivialAugmentWide(TorchvisionAugment):
     Args:
         num_magnitude_bins: the number of bins from no effect to the greatest, at least 2.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None: black.
+        fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -488,7 +488,7 @@ class AugMix(TorchvisionAugment):
         alpha: the parameter of both distributions, greater than 0.
         all_ops: whether brightness, colour, contrast and sharpness are among the operations.
         interpolation: of shears, shifts and rotations: ``"nearest"``, ``"bilinear"`` or ``"bicubic"``.
-        fill: the level outside the image, or one for each channel; None: black.
+        fill: the level outside the image, or one for each channel; None means black.
 
     Raises:
         TypeError, ValueError: an argument is invalid.

@@ -257,7 +257,7 @@ class SanitizeKeyPoints(Transform):
     A sample must have one leaf of `Keypoints`.
 
     Args:
-        labels_getter: what belongs to the keypoints, with an entry for each (for each group). None: nothing.
+        labels_getter: what belongs to the keypoints, with an entry for each (for each group). None means nothing.
             ``"default"``, and a function: as for `SanitizeBoundingBoxes`.
 
     Raises:

@@ -39,7 +39,7 @@ LAUNCHED_AHEAD = 2  # batches, beside the one that is due; their plans are made 
 READY_S = 0.01  # between two looks at whether workers have started, or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # for one sample, until one has come
 HEADROOM: Final = 1.4
-LEAST_HEADROOM: Final = 1.2  # with less, slots grow: by so much at once that few have to be made anew
+LEAST_HEADROOM: Final = 1.2  # with less, slots grow: by so much at once that few have to be made again
 FIRST_CHUNKS: Final = 64  # they say how large a slot has to be: later growth costs a new slot for each chunk in work
 
 
@@ -51,7 +51,7 @@ class Consumer:
         return iter(())
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """Return a plan to be made, and what a worker reads for it; None: the batch is planned here."""
+        """Return a plan to be made, and what a worker reads for it; None means the batch is planned here."""
         return None
 
     def reclaim(self, wait: bool) -> bool:
@@ -101,7 +101,7 @@ class Feed:
         self._coming: Iterator[BatchSpec] = iter(())
         self._batches: deque[Batch] = deque()  # in work, in order
         self._waiting: deque[Part] = deque()  # not handed out yet, in order
-        self._flying: dict[int, tuple[Slot, Part | None]] = {}  # None: no longer wanted
+        self._flying: dict[int, tuple[Slot, Part | None]] = {}  # None means no longer wanted
         self._events: deque[Event] = deque()  # not processed yet
 
     @property
@@ -490,7 +490,7 @@ class Feed:
 
 
 class SlotSize:
-    """The bytes that a slot will need for so many rows, in a ring of `ring_bytes` and chunks of up to `chunk_size`.
+    """The bytes that a slot will need for this many rows, in a ring of `ring_bytes` and chunks of up to `chunk_size`.
 
     Guessed for the first chunks, and learned from them: a slot that is made in mid-epoch stops the loop, since its
     memory has to be page-locked.
@@ -503,7 +503,7 @@ class SlotSize:
         self._row_bytes = min(guess_bytes, self._most)
 
     def of(self, rows: int) -> int:
-        """Return the bytes for a chunk of so many samples."""
+        """Return the bytes for a chunk of this many samples."""
         return min(rows * self._row_bytes, self._ring_bytes)
 
     def learn(self, nbytes: int, rows: int) -> None:

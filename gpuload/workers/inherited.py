@@ -7,7 +7,7 @@ Gathered in the main process when a job is pickled:
 - the *import path*, whose relative entries meant another folder before the program changed its working directory;
 - the *modules that a worker cannot import* by their names (loaded by path; ``__mp_main__``, the script in a process
   that `multiprocessing` spawned): their classes and functions are pickled by value;
-- the *values of modules* of the user's own (`module_values`): a worker imports these modules anew, so it does not see
+- the *values of modules* of the user's own (`module_values`): a worker imports these modules again, so it does not see
   ``config.SIZE = 224``. The worker compares, and says what differs.
 
 Gathered at each `iter()`, since workers outlive an epoch: *changes of the dataset* (`DatasetChanges`), such as
@@ -422,7 +422,7 @@ class DatasetChanges:
                 raise ValueError(
                     f"the attributes of the dataset that changed since its workers started have {len(self.packed):,} "
                     f"bytes, more than {MAX_CHANGES_BYTES:,}; call loader.close(), and the next iter() sends the "
-                    "dataset anew"
+                    "dataset again"
                 )
         return [f"dataset{_text(path)} = {value!r}" for path, value in new.items()]
 

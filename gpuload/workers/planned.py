@@ -100,8 +100,8 @@ class Planner:
 
     Args:
         engine, ring: the feed's.
-        plan_inputs: for a complete batch, a new `PlannedBatch` and what is written for the worker; None: it is planned
-            where it is made.
+        plan_inputs: for a complete batch, a new `PlannedBatch` and what is written for the worker; None means it is
+            planned where it is made.
     """
 
     def __init__(

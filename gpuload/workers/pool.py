@@ -146,7 +146,7 @@ class WorkerPool(RestartingEngine):
         own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
         first, total: the number of the first of these workers, and how many there are in other pools too.
         most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
-        cpus_for: the CPUs for so many workers; none: those of this process.
+        cpus_for: the CPUs for this many workers; none: those of this process.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -484,7 +484,7 @@ class WorkerPool(RestartingEngine):
         if differences:
             self._warn_once(
                 "modules",
-                f"{differences}. Workers import modules anew, so they do not see what was set since: keep such "
+                f"{differences}. Workers import modules again, so they do not see what was set since: keep such "
                 "values on the dataset, or set them in worker_init_fn",
             )
 

@@ -67,7 +67,7 @@ THREAD_VARIABLES = (
     "TBB_NUM_THREADS",
 )
 # Settings of glibc. Memory that is freed stays with a worker: else some of it goes back to the system, and the next
-# images ask for it anew (up to 10 page faults for each, 1% of the CPU time; where pack makes JPEGs cuttable, a fifth).
+# images ask for it again (up to 10 page faults for each, 1% of the CPU time; where pack makes JPEGs cuttable, a fifth).
 # glibc comes to 64 MB by itself, where half of it is freed at once.
 KEEP_MEMORY = {"glibc.malloc.mmap_threshold": 32 << 20, "glibc.malloc.trim_threshold": 64 << 20}
 # Pixels are copied into a slot that another core reads next: bypassing the caches (`memcpy` with non-temporal stores)
@@ -121,7 +121,7 @@ class Launched:
         """Wait for its end. Returns its exit status as in `subprocess`, None if nobody knows it.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended after so many seconds.
+            subprocess.TimeoutExpired: it has not ended after this many seconds.
         """
         return self._process.wait(timeout_s)
 

@@ -126,7 +126,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
     """The next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is used again for each. (`recv`
-    takes as much anew from the system and gives it back, which takes ten times as long as the message.)"""
+    takes as much again from the system and gives it back, which takes ten times as long as the message.)"""
     return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 
@@ -309,7 +309,7 @@ class Engine:
     Attributes:
         broken: why it cannot continue.
         waited_s: how long `gather` has waited for something to be done.
-        deaths: of workers in this epoch; the feed begins to count anew with each.
+        deaths: of workers in this epoch; the feed begins to count again with each.
         begun_at: when ``iter()`` was called, monotonic seconds, for `start`: the start of processes of this machine.
     """
 

@@ -160,7 +160,7 @@ class _Actor:
     started_at: float
     asked_at: float  # for the report that is in work
     chunks: int = 0  # in work
-    last_report: Report | None = None  # the last report; None: it has not started, and may never do
+    last_report: Report | None = None  # the last report; None means it has not started, and may never do
     warned: bool = False
 
     @property
@@ -205,7 +205,7 @@ class RayPool(RestartingEngine):
         self._report_s = min(REPORT_S, max(timeout_s / 4, 0.5)) if timeout_s else REPORT_S
         self._counted = np.zeros((2, workers.count, len(FIELDS)), np.int64)  # by actors that died; by those there are
         self._actors: list[_Actor] = []
-        # In work, by the reference to the result; None: a report.
+        # In work, by the reference to the result; None means a report.
         self._calls: dict[Any, tuple[_Actor, Request | None]] = {}
         self._died_at: dict[str, float] = {}  # by machine: when the last death of an actor there was counted
         parcel = pack(job)
@@ -283,7 +283,7 @@ class RayPool(RestartingEngine):
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _fitting(self) -> int:
-        """How many workers an actor has: so many that some machine can take it."""
+        """Return how many workers an actor has: a number that some machine can take."""
         cpus = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         most = math.floor(cpus / self._workers.cpus_per_worker) if self._workers.cpus_per_worker else WORKERS_PER_ACTOR
         return max(1, min(WORKERS_PER_ACTOR, most, self._workers.count))
@@ -483,7 +483,7 @@ def versions() -> dict[str, str]:
 
 
 class Host:
-    """The actor's class: it has so many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
+    """The actor's class: it has this many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
 
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # until the start

@@ -105,7 +105,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
 
 
 def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
-    """Return a warning if so many workers have more than a gigabyte of copies of what is not shared; else ""."""
+    """Return a warning if this many workers have more than a gigabyte of copies of what is not shared; else ""."""
     copied_bytes = pickled_bytes(job_fd)
     if copied_bytes * workers <= MAX_COPIED_BYTES:
         return ""

@@ -40,7 +40,7 @@ from gpuload.workers.protocol import Request
 __all__ = ["Ended", "Pass", "Source", "init_position", "own_state", "worker_info"]
 
 SLOW_NS: Final = 200_000  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
-CHUNKS_AHEAD: Final = 64  # for so many chunks after a slow one: read-ahead makes them quick
+CHUNKS_AHEAD: Final = 64  # for this many chunks after a slow one: read-ahead makes them quick
 DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
 UNKNOWN_CHUNKS: Final = 2  # the first ones: the disk is seen when the second begins, and the third is named by then
 AT_ONCE: Final = 4  # samples that are named together
@@ -59,7 +59,7 @@ class Source:
             goes on from its seed.
 
     Attributes:
-        seeding: seeds the global generators before each sample; None: the dataset draws nothing.
+        seeding: seeds the global generators before each sample; None means the dataset draws nothing.
         counters: where it says how long reading took.
         introduce: called with the number of each epoch that begins, and the position of an iterable dataset's first
             sample; and again if the dataset imports torch while it makes its first samples.
@@ -177,7 +177,8 @@ class Source:
         return True
 
     def picked(self, request: Request) -> Found | None:
-        """Return the samples of a chunk that lie in memory as plain data; None: they have to be read, see `open`."""
+        """Return the samples of a chunk that lie in memory as plain data; None means they have to be read, see
+        `open`."""
         return picked(self._dataset, request.indices) if request.iterable is None else None
 
     def count(self, since_ns: int) -> int:
@@ -191,7 +192,8 @@ class Source:
         return now
 
     def _note_speed(self, rows: int) -> None:
-        """Note whether the samples of the chunk before came from a disk, or took long; the next one has so many `rows`.
+        """Note whether the samples of the chunk before came from a disk, or took long; the next one has this many
+        `rows`.
 
         From a network no blocks are counted. And from a quick disk a photograph takes 0.1 ms, as long as from the page
         cache of a busy machine.

@@ -72,7 +72,7 @@ def test_json_is_alone_on_stdout(tmp_path: Path) -> None:
     assert told["advice"][0] == {
         "level": "bad",
         "title": "1 image is damaged",
-        "text": "Training stops at the first of them. Fix or remove the files; or have them left out.",
+        "text": "Training stops at the first of them. Fix or remove the files, or let the Loader skip them.",
         "code": 'gl.Loader(…, on_error="skip")',
     }
     assert "2 of 2 files" in said

@@ -34,7 +34,7 @@ __all__ = ["ArrayFile", "Layout", "Pixels"]
 Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
 LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
 MAGIC: Final = b"\x93NUMPY"
-COLD_CHUNKS: Final = 4  # for so many chunks after one that came from a disk
+COLD_CHUNKS: Final = 4  # for this many chunks after one that came from a disk
 # What other files begin with, and what to do about them.
 OTHERS: Final = (
     (b"PK\x03\x04", "an .npz or another zip; write the array itself, with numpy.save(path, array)"),

@@ -33,8 +33,8 @@ Arrays = dict[str, np.ndarray]
 
 def cache_folder() -> str:
     """Return where indices are kept."""
-    if own := os.environ.get("GPULOAD_CACHE"):
-        return own
+    if folder := os.environ.get("GPULOAD_CACHE"):
+        return folder
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(base):
         return os.path.join(base, "gpuload")
@@ -81,8 +81,8 @@ def cached(
         if (arrays := _read(file, described)) is not None and is_fresh(arrays):
             return arrays
     arrays = build()
-    least = LEAST_BYTES if least_bytes is None else least_bytes
-    if sum(array.nbytes for array in arrays.values()) >= least and is_kept(arrays):
+    minimum = LEAST_BYTES if least_bytes is None else least_bytes
+    if sum(array.nbytes for array in arrays.values()) >= minimum and is_kept(arrays):
         with contextlib.suppress(OSError, ValueError):  # a zip takes no time before 1980, which a clock may show
             _write(file, described, arrays)
     return arrays

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
 Rows = Iterable[tuple[int, Sequence[Any]]]  # of each its line or number, and its cells: the path, then the targets
-INDEX: Final = 3  # which form an index has; one of another form is built anew
+INDEX: Final = 3  # which form an index has; one of another form is built again
 NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every other byte is one): save it as UTF-8"
 SEPARATORS: Final = (",", ";", "\t", "|")
 WHOLE: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 PADDED: Final = re.compile(r"0[0-9]+")
 WIDEST: Final = 1 << 63
-STRAYS: Final = 10  # at most one of so many cells is a stray
+STRAYS: Final = 10  # at most one of this many cells is a stray
 DIGITS: Final = 20  # of the longest int64, with its sign
 FEWEST: Final = 4  # cells, of which one is a stray
 
@@ -191,7 +191,7 @@ class FileList(ImageFileDataset):
         self.classes: Any = next(iter(names), None)
         if target is not None and not isinstance(target, str | int):
             self.labels = dict(zip(columns, targets, strict=True))
-            self.classes = {column: own for column, own in zip(columns, names, strict=True) if own is not None}
+            self.classes = {column: entry for column, entry in zip(columns, names, strict=True) if entry is not None}
         for remark in remarks:
             warnings.warn(remark, stacklevel=3)
 
@@ -221,7 +221,7 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """What is read, and how: what messages call it and its rows; the folder of the paths, and whether the user named
+    """A table that is read, and how: what messages call it and its rows; the folder of the paths, and whether the user named
     it; the column of paths and those of targets, and the classes of each of these, or None."""
 
     name: str
@@ -424,8 +424,8 @@ def _packed(rows: Rows, source: Source) -> dict[str, np.ndarray]:
             targets = _places(values, names, lambda row: source.where(numbers[row]))
         else:
             targets, names = encode_targets(values)
-            if names is not None and (strays := stray_cells(values)):
-                words[1].append(_remark(values, strays, numbers, source, target))
+            if names is not None and (stray_numbers := stray_cells(values)):
+                words[1].append(_remark(values, stray_numbers, numbers, source, target))
         arrays[f"targets {place}"] = targets
         words[0].append(names)
     return {**arrays, "words": np.frombuffer(json.dumps(words).encode(), np.uint8)}
@@ -455,9 +455,11 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
     return os.fsencode(path)
 
 
-def _remark(values: list[Any], strays: list[int], numbers: Sequence[int], source: Source, target: str | int) -> str:
+def _remark(
+    values: list[Any], stray_numbers: list[int], numbers: Sequence[int], source: Source, target: str | int
+) -> str:
     """Return what to say of a column that is not of numbers because of a few cells."""
-    first, count = strays[0], len(strays)
+    first, count = stray_numbers[0], len(stray_numbers)
     more = f", and {count - 1:,} more are none" if count > 1 else ""
     return (
         f"{len(values) - count:,} of the {len(values):,} targets in the column {target!r} of {source.name} are "
@@ -486,12 +488,12 @@ def stray_cells(values: list[Any]) -> list[int]:
     padded with zeros to one length (``08``, ``09``, ``10``) are no strays.
     """
     texts = Counter(value for value in values if isinstance(value, str))
-    strays = _not_numbers(texts)
-    if len(values) < FEWEST or sum(texts[text] for text in strays) > max(1, len(values) // STRAYS):
+    stray_numbers = _not_numbers(texts)
+    if len(values) < FEWEST or sum(texts[text] for text in stray_numbers) > max(1, len(values) // STRAYS):
         return []
-    if all(map(PADDED.fullmatch, strays)) and len(set(map(len, texts))) == 1:
+    if all(map(PADDED.fullmatch, stray_numbers)) and len(set(map(len, texts))) == 1:
         return []
-    return [number for number, value in enumerate(values) if value in strays]
+    return [number for number, value in enumerate(values) if value in stray_numbers]
 
 
 def _not_numbers(texts: Collection[str]) -> set[str]:

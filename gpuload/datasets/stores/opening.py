@@ -61,8 +61,8 @@ def normal(root: str, path: str) -> str:
     beginning."""
     if not is_url(root):
         return os.path.normpath(os.path.join(root, path))
-    start, between, rest = root.partition("://")
-    return start + between + os.path.normpath(os.path.join("/" + rest, path))[1:]
+    start, between, path_of_root = root.partition("://")
+    return start + between + os.path.normpath(os.path.join("/" + path_of_root, path))[1:]
 
 
 def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
@@ -72,8 +72,8 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
         TypeError: `storage_options` are of a wrong type.
         ValueError: they are given, but no path is a URL.
     """
-    given = paths if isinstance(paths, list | tuple) else [paths]
-    if any(map(is_url, given)):
+    listed = paths if isinstance(paths, list | tuple) else [paths]
+    if any(map(is_url, listed)):
         from gpuload.datasets.stores.remote import Remote
 
         if isinstance(storage_options, Remote):
@@ -81,7 +81,7 @@ def remote_for(paths: Any, storage_options: StorageOptions) -> Remote | None:
         return Remote({} if storage_options is None else storage_options)
     if storage_options is not None:
         raise ValueError(
-            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(given), None)!r}"
+            f"storage_options= are for URLs such as 's3://bucket/key', got the path {next(iter(listed), None)!r}"
         )
     return None
 
@@ -165,7 +165,7 @@ def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes
 
 
 def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
-    """Return a `read_at` for small reads that lie near each other: it reads at least so many bytes at once, and of a
+    """Return a `read_at` for small reads that lie near each other: it reads at least this many bytes at once, and of a
     file at a URL as many as seem wise."""
     if not isinstance(file, OpenFile):
         from gpuload.datasets.stores.remote import RemoteIO

@@ -33,7 +33,7 @@ __all__ = ["Parquet"]
 
 OPEN_FILES: Final = 16  # in each worker
 MOST_ROWS: Final = 64  # that are read between two looks at how much memory they take
-LEAST_BYTES: Final = 32 << 10  # what 4,000 row groups take: reading it from so many takes a hundred times as long
+LEAST_BYTES: Final = 32 << 10  # what 4,000 row groups take: reading it from this many takes a hundred times as long
 
 
 class Parquet(Store):
@@ -123,7 +123,7 @@ class Parquet(Store):
                     raise ValueError(
                         f"{path!r} has another schema than {self.files[0]!r}: column {name!r} is {visible(str(kind))} "
                         f"there, {visible(str(expected))} in the first; read them as two datasets, or write one of "
-                        "them anew"
+                        "them again"
                     )
         return {"groups": np.array(groups, np.int64), "rows": np.array(rows, np.int64)}
 

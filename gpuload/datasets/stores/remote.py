@@ -173,7 +173,7 @@ class Client:
             self._disk = Disk(folder, remote.cache_bytes, digest_of(remote))
 
     def read(self, places: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
-        """Return bytes of files: from an offset on, so many; fewer only where a file ends.
+        """Return this many bytes of files from an offset on; fewer only where a file ends.
 
         Raises:
             OSError: some of them cannot be read; the first of these is raised.

@@ -25,7 +25,7 @@ __all__ = ["Disk"]
 MAGIC: Final = b"glblock2"
 HEAD: Final = struct.Struct("<8sQI")
 LEFT: Final = 0.9  # of the limit, when room was made
-TOUCHED_S: Final = 60.0  # a file's time is set anew when it is older
+TOUCHED_S: Final = 60.0  # a file's time is set again when it is older
 CRASHED_S: Final = 3600.0  # the writer of an older draft was killed
 DRAFT: Final = ".part"
 

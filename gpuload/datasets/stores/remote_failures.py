@@ -62,8 +62,8 @@ class Failure(NamedTuple):
 
 def shown(url: str) -> str:
     """Return a URL as messages have it: without a password, and without the query, which may be a signature."""
-    start, between, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
+    start, between, after_scheme = url.partition("://")
+    host, slash, path = after_scheme.partition("/")
     name = host.rpartition("@")[2]
     return f"{start}{between}{name}{slash}{path.partition('?')[0] if start.endswith(('http', 'https')) else path}"
 
@@ -138,13 +138,13 @@ def http_system() -> Any:
             if self._body is None:
                 body = bytearray()
                 try:
-                    asked = self.request_info.headers.get("Range", "") if self.status < 300 else ""
-                    limit = _limit_bytes(self.status, asked, self.headers.get("Content-Range", ""))
+                    range_asked = self.request_info.headers.get("Range", "") if self.status < 300 else ""
+                    limit = _limit_bytes(self.status, range_asked, self.headers.get("Content-Range", ""))
                     async for part in self.content.iter_any():
                         body += part
                         if len(body) <= limit:
                             continue
-                        if not asked:
+                        if not range_asked:
                             raise OSError(
                                 f"it answered more than {limit:,} bytes, where the list of a folder's files was "
                                 "expected"
@@ -161,9 +161,9 @@ def http_system() -> Any:
 
     class BoundedHTTP(HTTPFileSystem):
         def __init__(self, client_kwargs: Any = None, **options: Any) -> None:
-            own = {"response_class": Bounded, **(client_kwargs or {})}
-            own["headers"] = {"Accept-Encoding": "identity", **(own.get("headers") or {})}
-            super().__init__(client_kwargs=own, **options)
+            settings = {"response_class": Bounded, **(client_kwargs or {})}
+            settings["headers"] = {"Accept-Encoding": "identity", **(settings.get("headers") or {})}
+            super().__init__(client_kwargs=settings, **options)
 
         async def _ls(self, url: str, detail: bool = True, **options: Any) -> Any:
             try:
@@ -194,21 +194,21 @@ def s3_system() -> Any:
     return CheckedS3
 
 
-def _limit_bytes(status: int, asked: str, answered: str) -> int:
+def _limit_bytes(status: int, range_asked: str, answered: str) -> int:
     """Return how many bytes an answer may have, by its status, the Range that was asked for and its
     Content-Range. Refuse another part of the file than was asked for."""
-    span = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
+    span = re.fullmatch(r"bytes=(\d+)-(\d+)", range_asked)
     if span is None:
         return LISTING_BYTES
     begin, end = int(span[1]), int(span[2]) + 1
     if status == 206 or answered:  # rclone's S3 answers a range with 200
-        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answered)
-        if found is None or int(found[1]) != begin or int(found[2]) >= end:
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answered)
+        if match is None or int(match[1]) != begin or int(match[2]) >= end:
             raise OSError(
                 f"its answer is {answered or 'no Content-Range'!r} where the bytes {begin}-{end - 1} were asked for; "
                 "the server, or a proxy before it, serves ranges wrongly: copy the file, or serve it otherwise"
             )
-        if int(found[2]) + 1 < end and found[3] not in ("*", str(int(found[2]) + 1)):
+        if int(match[2]) + 1 < end and match[3] not in ("*", str(int(match[2]) + 1)):
             raise Short(f"{answered} where the bytes {begin}-{end - 1} were asked for")
     elif begin:
         raise _no_ranges("the whole file", end - begin)

@@ -2,7 +2,7 @@
 
 A store is made in the main process, which looks at its files once and keeps sizes and places in arrays. What it opens
 to read samples belongs to one process: it is opened at the first sample, left behind when the store is pickled, and
-opened anew in a child after a fork.
+opened again in a child after a fork.
 """
 
 from __future__ import annotations
@@ -141,10 +141,10 @@ def stamp(path: str, remote: Any = None) -> tuple[int, int]:
 
 def check_stamp(path: str, expected: tuple[int, int], remote: Any = None) -> None:
     """Raise a `DecodeError` if a file is not the one that the dataset was made of."""
-    if (found := stamp(path, remote)) != expected:
+    if (now := stamp(path, remote)) != expected:
         raise damaged(
             path,
-            f"it has been written to since the dataset was made, when it had {expected[0]:,} bytes (now {found[0]:,}); "
+            f"it has been written to since the dataset was made, when it had {expected[0]:,} bytes (now {now[0]:,}); "
             "make the dataset again, once the file is finished",
         )
 

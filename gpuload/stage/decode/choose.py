@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     Attributes:
         decoder: the device's, if it decodes.
         share: of the samples that the device decodes, 0 to 1.
-        text: who decodes and why, for `Plan.decoder`; None: workers, as was asked for.
+        text: who decodes and why, for `Plan.decoder`; None means workers, as was asked for.
         warning: what to tell the user once, if the device was to decode and cannot.
     """
 

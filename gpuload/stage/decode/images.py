@@ -142,7 +142,7 @@ class ImageDecoder:
         return [(part, _leave_out(part, failed[id(part)])) for part in parts if id(part) in failed]
 
     def _by_device(self, sources: Sequence[Source], nbytes: int) -> Sequence[Pixels | Refused] | None:
-        """Return what the device makes of images; None: it had no room for all of them, and it may now."""
+        """Return what the device makes of images; None means it had no room for all of them, and it may now."""
         if nbytes > self.limit_bytes:  # it is one
             return [Refused(f"more than device_memory={self.limit_bytes:,} bytes")]
         bytes_in_use = self._free(self.limit_bytes - nbytes)

@@ -206,7 +206,7 @@ class NvImageCodec:
 
 
 def _box(source: Source) -> Box | None:
-    """Return what is decoded for a source's region; None: the whole image."""
+    """Return what is decoded for a source's region; None means the whole image."""
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None

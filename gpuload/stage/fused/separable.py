@@ -9,7 +9,7 @@ of the source that it is made from, and the weights of this and the next ones; f
 rows of the source that it needs in each of its own. Weights of resizing are made in float64 as in the reference, but
 with products by inverses, which are faster than quotients (none of 150 million weights differed). Those of a blur are
 float32, and a pixel beyond the border adds its weight to the pixel that it mirrors, so that the filter reads pixels
-next to each other, inside the source. Each launch makes its tables anew, in memory of the device's allocator.
+next to each other, inside the source. Each launch makes its tables again, in memory of the device's allocator.
 """
 
 # Type checkers know neither how a kernel is launched nor that calls in kernels return.

@@ -1,7 +1,7 @@
 """Which kernels a run of transforms may launch, known before anything is drawn, so that all of them are compiled when a
 session starts: one takes seconds, and in the middle of an epoch the GPU would wait for it.
 
-Triton compiles a kernel anew for each set of constants and of the pointers' types, and for numbers that are 1 or
+Triton compiles a kernel again for each set of constants and of the pointers' types, and for numbers that are 1 or
 divisible by 16. The kernels take none of those from a batch: what they take is of the chain, of the batch's dtype and
 memory format, and of the number of channels. What geometries passes may have is found by going through the outlines
 with all that an image's pass may be, as `gpuload.transforms.program.fusing.passes` goes through records. Runs

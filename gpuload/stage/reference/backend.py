@@ -18,7 +18,7 @@ Runner = Literal["single", "batched"]
 
 
 class TorchBackend(Backend):
-    """The reference; `runner` None: by the device."""
+    """The reference; without a `runner`, the device decides which one it has."""
 
     name: ClassVar[str] = "torch"
 

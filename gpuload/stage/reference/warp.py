@@ -127,7 +127,8 @@ def warp_batch(
         coefficients: float64 (N, 8), on the host.
         size_hw: of the results.
         interpolation, fill: as for `warp_image`.
-        corners: int64 (N, 2), top and left of the windows of the results that are made, of `size_hw`; None: (0, 0).
+        corners: int64 (N, 2), top and left of the windows of the results that are made, of `size_hw`; None means (0,
+            0).
 
     Returns:
         N×C×H'×W', of the same dtype.

@@ -66,7 +66,7 @@ class Record:
     """A step of a program.
 
     Attributes:
-        rows: int64 (n,), the rows of the batch that it is for, ascending; None: all.
+        rows: int64 (n,), the rows of the batch that it is for, ascending; None means all.
         sizes_hw: the sizes of its input images.
         step: the number, in its line, of the transform that drew it.
         name: the name of that transform, for messages.
@@ -123,7 +123,7 @@ class Box(Record):
         box_tlhw: the boxes.
         size_hw: the sizes of the results.
         filters: int64 (n,), codes of `FILTERS`; or one name for all.
-        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None: resampled.
+        padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``; None means resampled.
         fill: levels for ``"constant"``: one, or one for each channel.
         mask_fill: the same for masks: any number.
         cuts: bounding boxes are cut to the box even where it is the whole image.
@@ -257,7 +257,7 @@ class Ops(Record):
         values: float64 (n, depth, `VALUES`), what each operation needs.
         filters: of warps: int64 (n, depth), codes of `FILTERS`; or one name for all.
         fill: of warps: levels, one or one for each channel.
-        channels: the number of equal grey channels in the results; None: channels stay as they are.
+        channels: the number of equal grey channels in the results; None means channels stay as they are.
         whole: whether each pixel of a result may depend on the whole image.
     """
 
@@ -322,7 +322,8 @@ class Erase(Record):
     scaled: bool = False
 
     def levels(self, top: int | None) -> tuple[float, ...]:
-        """The numbers for images that are not finished, and whose highest level is this; None: floats of any range."""
+        """The numbers for images that are not finished, and whose highest level is this; None means floats of any
+        range."""
         if top == 255:
             return self.numbers
         unit = (top or 1) if self.scaled else 1
@@ -361,7 +362,7 @@ class Gather(OfWholeImages):
 
     Attributes:
         gathered: bool (n,), which images are changed at all.
-        size_hw: the sizes of the results; None: as they were.
+        size_hw: the sizes of the results; None means unchanged.
         order: int64 (n, 4), which of the group is shown top left, top right, bottom left and bottom right: the sample
             at position p XOR that number.
         centre_yx: int64 (n, 2), where they meet in the result.
@@ -450,9 +451,9 @@ class Numbers(Record):
     """Levels become numbers. Applied when results are written, once for all such records.
 
     Attributes:
-        dtype: of images, as in `ToDtype`; None: unchanged.
+        dtype: of images, as in `ToDtype`; None means unchanged.
         scale: 0 … 255 becomes 0 … 1 first.
-        mask_dtype: of masks; None: unchanged.
+        mask_dtype: of masks; None means unchanged.
         mean, std: subtracted and divided by, one for each channel; empty: not normalised.
     """
 

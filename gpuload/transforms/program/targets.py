@@ -45,9 +45,9 @@ class Trail:
     Attributes:
         boxes: for each leaf with boxes, float64 or int64 (n, 4).
         points: for each leaf with keypoints, float64 or int64 (…, 2).
-        format: the format that a transform set for the boxes; None: as they came.
-        left: int64 (n,), which of the original boxes are left; None: all.
-        valid: bool (n,), which of the keypoints are to be kept; None: all.
+        format: the format that a transform set for the boxes; None means unchanged.
+        left: int64 (n,), which of the original boxes are left; None means all.
+        valid: bool (n,), which of the keypoints are to be kept; None means all.
     """
 
     boxes: list[np.ndarray]

@@ -157,7 +157,7 @@ def test_another_schema_in_one_of_the_files(tmp_path: Path) -> None:
     second = written(tmp_path / "2.parquet", table(label=[str(label) for label in LABELS]))
     message = (
         f"{str(second)!r} has another schema than {str(first)!r}: column 'label' is string there, int64 in the first; "
-        "read them as two datasets, or write one of them anew"
+        "read them as two datasets, or write one of them again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         Parquet([first, second])

@@ -60,7 +60,7 @@ class TarShards(Store):
     Args:
         shards: a path, or several. ``{000..099}`` and ``{a,b}`` in it stand for several, as do ``*`` and ``?``.
         fields: which make up a sample: ``("jpg", "cls")`` gives tuples of these; ``"jpg;png"`` is the first of the two
-            that is there, ``"__key__"`` the key. A str gives this one alone. None: a dict of all of them, with
+            that is there, ``"__key__"`` the key. A str gives this one alone. None means a dict of all of them, with
             ``"__key__"``.
         mode: what the pixels of images become, see `Encoded`.
         stream: read the archives in one pass, as an iterable dataset: compressed ones (gzip, bzip2, xz, zstd), pipes,
@@ -171,7 +171,7 @@ class TarShards(Store):
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
         """Return a function that reads the sample of a row when it is asked for: nobody waits for those behind it, and
-        memory that is used again costs less than the copy. None: at URLs all come at once."""
+        memory that is used again costs less than the copy. None at URLs, where all come at once."""
         if self._remote is not None:
             return None
         file_of, numbers = cache(partial(self._file, self._handle)), self._numbers(indices)

@@ -136,7 +136,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
         whole = len(first) - bool(first and split is not None and split[0] == key)
-        before = f". {whole} whole samples lie before that; mend the shard, or leave it out" if first else ""
+        before = f". {whole} complete samples come before that; fix the shard, or remove it" if first else ""
         raise Damage(f"{damage}{before}", damage.member) from None
     first.append(len(blocks))
     after = open_file(path, remote)
@@ -156,7 +156,7 @@ def fields_of(
         archive: its members.
         path: of the archive.
         left_out: what other programs have put in is counted here.
-        seen: where each key begins is noted here, and none may come again; None: only neighbours are looked at.
+        seen: where each key begins is noted here, and none may come again; None means only neighbours are looked at.
 
     Raises:
         Damage: there are two samples with one key.
@@ -188,7 +188,8 @@ def _twice(path: str, key: bytes, before: int, member: Member, again: str = "") 
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and field by WebDataset's rule: the first dot of the last component is between them. None: no sample's."""
+    """Key and field by WebDataset's rule: the first dot of the last component is between them. None means no
+    sample's."""
     dot = name.find(b".", slash := name.rfind(b"/") + 1)
     if dot <= slash or dot == len(name) - 1 or META.match(name) or (slash and in_litter(name[:slash])):
         return None

@@ -63,14 +63,14 @@ def open_shards(
     *,
     workers: int | None = None,
     again: bool = False,
-    progress: Callable[[str, bool], None] = lambda path, made: None,
+    progress: Callable[[str, bool], None] = lambda path, is_new: None,
     remote: Remote | None = None,
 ) -> list[Shard]:
     """Return the shards with their indexes.
 
     Args:
         paths: of the archives; one may come several times.
-        workers: processes that make indexes; None: the CPUs that this process may use, up to 16.
+        workers: processes that make indexes; None means the CPUs that this process may use, up to 16.
         again: make all indexes, also those that are fresh.
         progress: called with each shard that is ready, and whether its index was made.
         remote: how URLs are read.
@@ -82,26 +82,26 @@ def open_shards(
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
     with _threads() as pool:
-        for path, (shard, remarks) in zip(unique, pool.map(partial(_kept, remote=remote), unique), strict=True):
+        for path, (shard, remarks) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
             _warn(remarks)
             if shard is not None and not again:
                 shards[path] = shard
                 progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
-    for path, made, remarks in _made(missing, workers, remote):
+    for path, result, remarks in _index_missing(missing, workers, remote):
         _warn(remarks)
-        if isinstance(made, Exception):
-            errors[path] = made
+        if isinstance(result, Exception):
+            errors[path] = result
         else:
-            shards[path] = made
+            shards[path] = result
             progress(path, True)
     if errors:
         raise _joined([errors[path] for path in missing if path in errors], len(unique))
     return [shards[path] for path in paths]
 
 
-def _made(
+def _index_missing(
     paths: list[str], workers: int | None, remote: Remote | None
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
     """Make the indexes of these shards. Yields each with its remarks, or with what went wrong."""
@@ -115,7 +115,7 @@ def _made(
     remaining = dict.fromkeys(paths)
     if count > 1 and sys.executable:
         for path, remarks in _made_by_processes(paths, count):
-            if (shard := _kept(path)[0]) is not None:
+            if (shard := _from_cache(path)[0]) is not None:
                 del remaining[path]
                 yield path, shard, remarks
     yield from map(_make, remaining)  # with its error, if it has one
@@ -165,7 +165,7 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
     return path, shard, remarks + _keep(shard, remote)
 
 
-def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
+def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
     """Return the shard with an index from a file, or None; and what is wrong with index files that are there."""
     remarks = []
     try:
@@ -224,7 +224,7 @@ def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
                 os.unlink(draft)
     return [
         f"the index of {shard.path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made "
-        "anew each time; set GPULOAD_CACHE to a folder that can be written"
+        "again each time; set GPULOAD_CACHE to a folder that can be written"
     ]
 
 
@@ -252,7 +252,7 @@ def _warn(remarks: list[str]) -> None:
 
 
 def _joined(errors: list[Exception], count: int) -> Exception:
-    """One error for all of them."""
+    """Return one error for all of them."""
     if len(errors) == 1:
         return errors[0]
     shown = "".join(f"\n  {error}" for error in errors[:SHOWN])
@@ -269,32 +269,32 @@ def find_shards(patterns: Patterns, remote: Remote | None = None) -> list[str]:
         FileNotFoundError: a pattern finds nothing, or a file that it names is missing.
         TypeError, ValueError: it is no path; a range in it is too long.
     """
-    given = as_list(patterns)
-    found, missing = [], []
-    for pattern in given:
+    listed = as_list(patterns)
+    paths, missing = [], []
+    for pattern in listed:
         if not isinstance(pattern, str | os.PathLike):
             raise TypeError(f"shards are given as paths, got {pattern!r} ({type(pattern).__name__})")
         for name in expand(os.fsdecode(pattern)):
             if is_url(name):
-                found += _listed(name, remote)
+                paths += _listed(name, remote)
                 continue
             path = full_path(name)
             if os.path.lexists(path):
-                found.append(path)
+                paths.append(path)
             elif glob.has_magic(path):
                 matches = without_litter(sorted(glob.glob(path, recursive=True)), path)
                 if not matches:
                     raise FileNotFoundError(f"no shard is found for {name!r} (looked for {path!r})")
-                found += matches
+                paths += matches
             else:
                 missing.append(path)
     if missing:
         shown = ", ".join(map(repr, missing[:SHOWN])) + (", …" if len(missing) > SHOWN else "")
-        count = len(missing) + len(found)
+        count = len(missing) + len(paths)
         raise FileNotFoundError(f"{len(missing)} of {count} shards {'is' if count == 1 else 'are'} missing: {shown}")
-    if not found:
-        raise FileNotFoundError(f"no shard is found for {given!r}: an empty list of paths")
-    return found
+    if not paths:
+        raise FileNotFoundError(f"no shard is found for {listed!r}: an empty list of paths")
+    return paths
 
 
 def as_list(patterns: Patterns) -> list[str | os.PathLike[str]]:
@@ -317,7 +317,7 @@ def expand(pattern: str) -> Iterator[str]:
         >>> list(expand("s-{08..10}.{tar,zip}"))
         ['s-08.tar', 's-08.zip', 's-09.tar', 's-09.zip', 's-10.tar', 's-10.zip']
     """
-    for start in [found.start() for found in re.finditer("{", pattern)]:
+    for start in [match.start() for match in re.finditer("{", pattern)]:
         depth, cuts = 0, [start]
         for end in range(start, len(pattern)):
             depth += {"{": 1, "}": -1}.get(pattern[end], 0)

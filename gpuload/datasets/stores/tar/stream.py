@@ -93,7 +93,7 @@ class _Raw(NamedTuple):
 
 
 class TarPass:
-    """One worker's pass over its share of the shards: an iterator with a state."""
+    """A worker's pass over its share of the shards: an iterator with a state."""
 
     def __init__(self, stream: TarStream) -> None:
         info = get_worker_info()
@@ -177,7 +177,7 @@ class TarPass:
         places = [raw.place for raw in self._buffer.slots if raw] or [self._last]
         return {
             **self._identity(),
-            "given": self._buffer.given,
+            "given": self._buffer.items_drawn,
             "read": self._read,
             "ended": self._buffer.ended,
             "from": list(min(places, key=operator.itemgetter(2))),
@@ -243,7 +243,7 @@ def shard_order(key: Key, count: int) -> np.ndarray:
 
 
 class ShuffleBuffer:
-    """So many items, of which one after the other is drawn, and the next one read is put into its slot.
+    """A buffer of items, of which one after the other is drawn, and the next one read is put into its slot.
 
     When there are no more to read, the last slot's takes that place, and there is one slot less.
 
@@ -259,7 +259,7 @@ class ShuffleBuffer:
     """
 
     def __init__(self, capacity: int, key: Key, share: int, shares: int) -> None:
-        self.given = 0
+        self.items_drawn = 0
         self.ended = False
         self._capacity, self._key, self._share, self._shares = capacity, key, share, shares
         self.slots: list[Any] = []
@@ -285,25 +285,25 @@ class ShuffleBuffer:
             self._hole = None
         if not self.slots:
             return None
-        block, turn = divmod(self.given, AT_ONCE)
+        block, turn = divmod(self.items_drawn, AT_ONCE)
         if self._block != block and len(self.slots) > 1:
             self._block, self._words = block, self._drawn(block * AT_ONCE, AT_ONCE)
         self._hole = int(self._words[turn]) * len(self.slots) >> 32 if len(self.slots) > 1 else 0
-        self.given += 1
+        self.items_drawn += 1
         item, self.slots[self._hole] = self.slots[self._hole], None
         return item
 
-    def restore(self, given: int, read: int, ended: bool) -> None:
+    def restore(self, items_drawn: int, read: int, ended: bool) -> None:
         """Set the buffer to its state after n items were given and m read. The slots then hold the items' numbers,
         counted as they were read."""
-        replaced = min(max(0, given - 1), max(0, read - self._capacity))
+        replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
         for start in range(0, replaced, REPLAYED):
             drawn = self._drawn(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
             numbers[drawn] = np.arange(start, start + len(drawn)) + len(numbers)  # of several in a slot the last stays
         self.slots, self._hole = numbers.tolist(), None
-        self.given, self.ended = replaced, ended
-        for _ in range(replaced, given):
+        self.items_drawn, self.ended = replaced, ended
+        for _ in range(replaced, items_drawn):
             self.take(lambda: None)
         self.ended = ended
 

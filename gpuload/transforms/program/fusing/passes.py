@@ -81,7 +81,7 @@ class Passes:
         images: `IMAGE` (B,), as they were decoded.
         windows_tlhw: int64 (B, 4), the part of each that matters.
         channels: of all pixels between passes, 1 or 3; images of one channel are read as three where it is 3.
-        steps: between rows, columns and channels of each image, int64 (B, 3); None: H×W×C without gaps.
+        steps: between rows, columns and channels of each image, int64 (B, 3); None means H×W×C without gaps.
 
     Attributes:
         jobs, floats: int64 (passes, `JOB`, B) and float64 (passes, B, `FLOATS`), the jobs; the runner fills in where
@@ -103,7 +103,7 @@ class Passes:
         self.tables: list[np.ndarray] = []
         self._table_length = 0
         self._everything = np.arange(count)
-        self._level: int | None = 0  # the last pass of all images; None: they differ
+        self._level: int | None = 0  # the last pass of all images; None means they differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only chooses pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         first, stored_channels = self.jobs[0], int(images["shape"][0, 2])
