@@ -82,7 +82,7 @@ class Scanner:
         return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
 
     def cached(self, selection: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Return what `build` makes with this scanner. For a large root it is kept, under what is `asked` for, until a
+        """Return what `build` makes with this scanner. For a large root it is kept, under the `selection`, until a
         folder changes: a file that comes, goes or is renamed changes its folder's time."""
         from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 

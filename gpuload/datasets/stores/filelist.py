@@ -221,8 +221,8 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """A table that is read, and how: what messages call it and its rows; the folder of the paths, and whether the user named
-    it; the column of paths and those of targets, and the classes of each of these, or None."""
+    """A table that is read: what messages call it and its rows; the folder of the paths, and whether the user named it;
+    the column of paths and those of targets, and the classes of each of these, or None."""
 
     name: str
     unit: str

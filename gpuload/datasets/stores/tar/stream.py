@@ -254,7 +254,7 @@ class ShuffleBuffer:
 
     Attributes:
         slots: the items, None where one was taken.
-        given: how many items were taken.
+        items_drawn: how many items were taken.
         ended: there are no more to read.
     """
 
