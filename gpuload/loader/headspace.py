@@ -111,7 +111,7 @@ class Headspace(Iterator[Any]):
         self.rates: HeadspaceRates | None = None
         self._loader, self._steps = loader, steps
         self._batches: Iterator[Any] | None = None
-        self._steps = 0
+        self._delivered = 0
         self._first: Any = None  # a copy of the first batch, made before the loop saw it
         self._devices: set[torch.device] = set()  # of its tensors, without the CPU
         self._began_s = self._loader_s = 0.0
@@ -122,16 +122,16 @@ class Headspace(Iterator[Any]):
 
     def __next__(self) -> Any:
         of_loader = WARM_UP + self._steps
-        if self._steps == WARM_UP:
+        if self._delivered == WARM_UP:
             self._began_s = self._now()
-        elif self._steps == of_loader:
+        elif self._delivered == of_loader:
             self._loader_s = self._now() - self._began_s
             self._batches = None  # ends the epoch, and the work of its workers
             self._began_s = self._now()
-        elif self._steps == len(self):
+        elif self._delivered == len(self):
             self._end()
-        batch = self._from_loader() if self._steps < of_loader else self._copy()
-        self._steps += 1
+        batch = self._from_loader() if self._delivered < of_loader else self._copy()
+        self._delivered += 1
         return batch
 
     def _end(self) -> NoReturn:
@@ -146,17 +146,17 @@ class Headspace(Iterator[Any]):
             if batches is not None:
                 self._batches = iter(batches)
                 for batch in self._batches:
-                    if self._steps == 0:
+                    if self._delivered == 0:
                         self._first = _copied(batch)
                         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                         self._devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
                     return batch
         least = WARM_UP + 1
-        remedy = f"steps={self._steps - WARM_UP}, or " if self._steps >= least else ""
+        remedy = f"steps={self._delivered - WARM_UP}, or " if self._delivered >= least else ""
         raise ValueError(
             f"headspace(steps={self._steps}) needs {WARM_UP + self._steps} batches of its loader, of which the first "
-            f"{WARM_UP} do not count, but it ended after {self._steps}; expected {remedy}a loader that can be iterated "
-            "over again"
+            f"{WARM_UP} do not count, but it ended after {self._delivered}; expected {remedy}a loader that can be "
+            "iterated over again"
         )
 
     def _copy(self) -> Any:
