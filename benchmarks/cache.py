@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from benchmarks.running import markdown
 from gpuload.datasets.cached import Cached
 from gpuload.order.permutation import Shuffle
 from gpuload.rng.philox import epoch_key
@@ -49,10 +50,11 @@ def measured(share: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    print("| share that fits | hits | expected | size at the end |\n| --- | --- | --- | --- |")
+    rows = []
     for share in SHARES:
         hits, size = measured(share)
-        print(f"| {share:.0%} | {hits:.1%} | {expected(share):.1%} | {size:.0%} |")
+        rows.append([f"{share:.0%}", f"{hits:.1%}", f"{expected(share):.1%}", f"{size:.0%}"])
+    print(markdown(["share that fits", "hits", "expected", "size at the end"], rows), end="")
 
 
 if __name__ == "__main__":

@@ -188,13 +188,9 @@ bench() {
             note "ncu: left out: it is not installed"
         fi
     fi
-    if has rich; then
-        local left=$((budget - SECONDS))
-        step augmentation "$left" "$python" -m benchmarks.augmentation --device "$device" "${photos[@]}" \
-            --budget-s $((left - 15)) --json "$work/augmentation-$device.json"
-    else
-        note "augmentation: left out: rich is not installed"
-    fi
+    local left=$((budget - SECONDS))
+    step augmentation "$left" "$python" -m benchmarks.augmentation --device "$device" "${photos[@]}" \
+        --budget-s $((left - 15)) --json "$work/augmentation-$device.json"
     [[ $simulate ]] || cat "$work/augmentation.txt" 2> /dev/null
     cat "$work/gpu.txt"
 }

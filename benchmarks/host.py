@@ -3,28 +3,22 @@
     python -m benchmarks.host [--json FILE] [--without-plans]
     FAKECUDA_POLICY=never TRITON_INTERPRET=0 python tests/fakecuda/build.py -m benchmarks.host --device cuda
 
-Workers decode small JPEGs and send real descriptions. Feed, columns, draws, jobs of the fused kernels, collation and
-launches are what a `Loader` on CUDA does; only the device's own work is left out: kernels are not launched, no pixel
-is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main thread
-sleeps until workers have nothing left to do, so that it finds the next batch complete, as behind a training step; or,
-starved, it waits in `next()` while chunks come one by one.
+A loader does what it does on CUDA with small JPEGs; only the device's own work is left out: kernels are not launched,
+no pixel is copied, and large memory is given again, as torch's allocator does on a device. Before each batch the main
+thread sleeps until workers have nothing left to do, as behind a training step; or, starved, it waits in `next()` while
+chunks come one by one. Figures are processor time of the main thread: the mean over an epoch's batches, as one `next()`
+may do what another one left, and the median or the least of these. The whole is measured without the clocks that divide
+it. docs/performance.md ("Host time of a batch") has results, and says what the parts are.
 
-Processor time of the main thread: other work on the machine adds little to it. Of each epoch the mean over its
-batches, as one `next()` may do what another one left; of these the median, or the least. The whole is measured by
-itself, without the clocks that divide it, so that the sum of `draws` and so on is a little more. Workers plan batches
-(`gpuload.workers.planned`): what is left of draws and jobs here is for batches that came too late for that.
-``--without-plans``: they do not, for comparison.
-
-``--device cuda`` is for the fake CUDA runtime (`tests/fakecuda`; after `make test-cuda-fake`, by the Python of
-`.venv-cuda-fake`): the CUDA build of torch and Triton issue copies, events and launches as on a GPU, which are counted,
-and nothing runs.
+``--without-plans``: workers plan no batches, for comparison. ``--device cuda`` is for the fake CUDA runtime
+(`tests/fakecuda`; after `make test-cuda-fake`, by the Python of `.venv-cuda-fake`): the CUDA build of torch and Triton
+issue copies, events and launches as on a GPU, which are counted, and nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import os
 import statistics
 import sys
@@ -40,26 +34,31 @@ from unittest import mock
 if "torch" not in sys.modules and not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the fused backend is made on the CPU, though it never runs
 
-import numpy as np
 import torch
-from PIL import Image
-from rich import box
-from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import versions
-from benchmarks.peers.recipe import MEAN, STD
-from benchmarks.running import Verdict, machine, make_console, say_verdicts, write_results
+from benchmarks.peers.protocol import MEAN, STD
+from benchmarks.photos import copy_photos, make_up
+from benchmarks.running import (
+    REPOSITORY,
+    Verdict,
+    check_least,
+    machine,
+    make_parser,
+    say_verdicts,
+    table,
+    write_results,
+)
 from gpuload import transforms as T
 from gpuload.batches import assemble
+from gpuload.cli.processes import cpu_seconds
 from gpuload.loader import session
 from gpuload.stage import Stage, segments
 from gpuload.stage.fused import runner, separable
 from gpuload.stage.transfer import CpuTransfer, rounded
 from gpuload.workers import feed, planned
 from gpuload.workers.protocol import next_request
-
-__all__ = ["GOALS_MS", "RECIPES", "main", "measure"]
 
 _LEAD = (T.RandomResizedCrop(224), T.RandomHorizontalFlip())
 RECIPES: Final[dict[str, tuple[Any, ...]]] = {
@@ -93,9 +92,6 @@ OTHER: Final = "other"
 NAMES: Final = (*dict.fromkeys(part for _, _, part in PARTS), OTHER)
 
 
-Times = dict[str, float]
-
-
 class _NoKernel:
     """In place of a kernel: it is launched, and nothing happens."""
 
@@ -112,36 +108,39 @@ class _NoCopies(CpuTransfer):
         return tensor.clone() if tensor.nbytes < SMALL_BYTES else tensor
 
 
-class _KeptMemory:
-    """In place of `torch.empty`, for what would be on a device: large memory is kept and given again, also to a little
-    less, where the CPU's allocator would have the system map it anew for each batch."""
+class _CachedMemory:
+    """In place of `torch.empty`, for what would be on a device: large memory is given again, also to a little less,
+    where the CPU's allocator would have the system map it anew for each batch."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, torch.Tensor] = {}
+        self._cached: dict[Any, torch.Tensor] = {}
         self._empty = torch.empty
 
     def __call__(self, *size: Any, **options: Any) -> torch.Tensor:
         flat = len(size) == 1 and isinstance(size[0], int)
-        given = (rounded(size[0]),) if flat else size
-        wanted = (given, options.get("dtype"))
-        if (kept := self._kept.get(wanted)) is None:
-            kept = self._empty(*given, **options)
-            if kept.nbytes < MAPPED_BYTES:
+        shape = (rounded(size[0]),) if flat else size
+        key = shape, options.get("dtype")
+        memory = self._cached.get(key)
+        if memory is None:
+            memory = self._empty(*shape, **options)
+            if memory.nbytes < MAPPED_BYTES:
                 return self._empty(*size, **options)
-            self._kept[wanted] = kept
-        return kept[: size[0]] if flat else kept.detach()
+            self._cached[key] = memory
+        return memory[: size[0]] if flat else memory.detach()
 
 
 @contextmanager
 def _no_device() -> Iterator[None]:
     """Leave out the device's work."""
     with ExitStack() as stack:
-        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
-        put(session, "make_transfer", lambda ring, device: _NoCopies(ring))
-        put(torch, "empty", _KeptMemory())
-        put(runner, "one_pass", _NoKernel())
-        put(separable, "_weigh", _NoKernel())
-        put(runner, "tables", lambda pixels, told, factors, most, channels: torch.empty(len(factors), 3, 256))
+        for owner, name, value in (
+            (session, "make_transfer", lambda ring, device: _NoCopies(ring)),
+            (torch, "empty", _CachedMemory()),
+            (runner, "one_pass", _NoKernel()),
+            (separable, "_weigh", _NoKernel()),
+            (runner, "tables", lambda pixels, arrays, factors, most, channels: torch.empty(len(factors), 3, 256)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
         yield
 
 
@@ -178,31 +177,13 @@ class _Clocks:
         return timed
 
 
-def make_files(folder: Path, count: int) -> Path:
-    """Small JPEGs of 96×72 in ten classes, smooth, under distinct names."""
-    ys, xs = np.mgrid[0:72, 0:96]
-    made = []
-    for number in range(16):
-        levels = np.stack([(xs * (2 + channel) + ys * number) % 256 for channel in range(3)], axis=2)
-        file = io.BytesIO()
-        Image.fromarray(levels.astype(np.uint8)).save(file, "JPEG", quality=85)
-        made.append(file.getvalue())
-    for number in range(count):
-        path = folder / f"class_{number % 10}" / f"{number:05d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(made[number % len(made)])
-    return folder
-
-
-@contextmanager
-def _fake_cuda() -> Iterator[None]:
-    """Kernels are compiled to Triton's first stage, and launched on the fake runtime."""
+def _prepare_fake_cuda() -> None:
+    """Have kernels compiled to Triton's first stage, and launched on the fake runtime."""
     if "FAKECUDA" not in os.environ:
         raise SystemExit("--device cuda measures on the fake CUDA runtime: see the first lines of benchmarks/host.py")
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(REPOSITORY / "tests"))
     kernels: Any = importlib.import_module("fakecuda.kernels")
     kernels.compile_without_ptxas()
-    yield
 
 
 def _calls() -> dict[str, int]:
@@ -214,30 +195,24 @@ def _calls() -> dict[str, int]:
     return {kind: sum(counts[name] for name in counts if name.startswith(begin)) for kind, begin in kinds.items()}
 
 
-def measure(
-    transforms: Sequence[Any],
-    root: Path,
-    *,
-    batches: int,
-    batch_size: int = BATCH,
-    workers: int = 2,
-    device: str = "cpu",
-    plans_made: bool = True,
-) -> dict[str, Any]:
-    """One recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
-    on_cuda, calls = device == "cuda", {}
+def measure(transforms: Sequence[Any], root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a recipe: ms per batch, ahead and starved; the parts of the former; and the workers' CPU µs per image."""
+    on_cuda, calls = options.device == "cuda", {}
     with ExitStack() as around:
-        around.enter_context(_fake_cuda() if on_cuda else _no_device())
-        if not plans_made:
+        if on_cuda:
+            _prepare_fake_cuda()
+        else:
+            around.enter_context(_no_device())
+        if options.without_plans:
             around.enter_context(mock.patch.object(Stage, "fusing", return_value=None))
         loader = gl.Loader(
             gl.ImageFolder(root),
-            batch_size=batch_size,
+            batch_size=BATCH,
             shuffle=True,
             drop_last=True,
             transforms=list(transforms),
-            num_workers=workers,
-            device=device,
+            num_workers=options.workers,
+            device=options.device,
             backend="fused",
             dtype="float16",
             memory_format="channels_last",
@@ -247,25 +222,25 @@ def measure(
             own: Any = loader._session
             if not on_cuda:
                 own.stage.cpu_threads = own.stage._pool = None  # as on a device
-            before = _workers_s(own.engine.pids)
+            before = sum(map(cpu_seconds, own.engine.pids))
             if on_cuda:
                 _calls()
-            ahead = _batch_times(loader, batches, ahead=True)
-            images = len(ahead) * len(loader) * batch_size
+            ahead = _batch_times(loader, options.batches, ahead=True)
+            images = len(ahead) * len(loader) * BATCH
             if on_cuda:
-                calls = {kind: count * batch_size / images for kind, count in _calls().items()}
-            cpu_us = 1e6 * (_workers_s(own.engine.pids) - before) / images
-            starved = _batch_times(loader, batches, ahead=False)
+                calls = {kind: count * BATCH / images for kind, count in _calls().items()}
+            cpu_us = 1e6 * (sum(map(cpu_seconds, own.engine.pids)) - before) / images
+            starved = _batch_times(loader, options.batches, ahead=False)
             clocks = _Clocks()
             with ExitStack() as stack:
                 for owner, name, part in PARTS:
                     stack.enter_context(mock.patch.object(owner, name, clocks.around(getattr(owner, name), part)))
-                parts = _batch_times(loader, batches, ahead=True, clocks=clocks)
+                parts = _batch_times(loader, options.batches, ahead=True, clocks=clocks)
     return {
-        "host_ms": _median_ms(seconds[OTHER] for seconds in ahead),
+        "host_ms": 1000 * statistics.median(seconds[OTHER] for seconds in ahead),
         "least_ms": 1000 * min(seconds[OTHER] for seconds in ahead),
-        "starved_ms": _median_ms(seconds[OTHER] for seconds in starved),
-        "parts_ms": {name: _median_ms(seconds[name] for seconds in parts) for name in NAMES},
+        "starved_ms": 1000 * statistics.median(seconds[OTHER] for seconds in starved),
+        "parts_ms": {name: 1000 * statistics.median(seconds[name] for seconds in parts) for name in NAMES},
         "worker_us_per_image": cpu_us,
         "calls": calls,
     }
@@ -311,41 +286,24 @@ def _is_idle(engine: Any, worker: int) -> bool:
     return (engine._team[worker].ready and note.chunk not in engine._flying) or note.chunk < 0
 
 
-def _workers_s(pids: Sequence[int]) -> float:
-    """The processor time of all threads of these processes."""
-    tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
-def _median_ms(seconds: Any) -> float:
-    return 1000 * statistics.median(seconds)
-
-
-def table(results: dict[str, dict[str, Any]]) -> Table:
-    """A row for each recipe."""
-    title = f"host ms per batch of {BATCH} (main thread's processor time)"
-    made = Table(title=title, title_justify="left", box=box.SIMPLE)
-    made.add_column("recipe", no_wrap=True)
-    for heading in ("ms", "least", "starved", *NAMES, "workers,\nµs an image"):
-        made.add_column(heading, justify="right")
+def report(results: dict[str, dict[str, Any]]) -> str:
+    """Format a row for each recipe."""
+    rows = []
     for name, found in results.items():
         figures = [found["host_ms"], found["least_ms"], found["starved_ms"], *found["parts_ms"].values()]
-        made.add_row(name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}")
-    return made
+        rows.append([name, *(f"{figure:.2f}" for figure in figures), f"{found['worker_us_per_image']:.0f}"])
+    headings = ["recipe", "ms", "least", "starved", *NAMES, "workers, µs an image"]
+    return table(headings, rows, f"host ms per batch of {BATCH} (main thread's processor time)")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("host", __doc__, "json", files=20 * BATCH, workers=2)
     parser.add_argument("--batches", type=int, default=60, help="measured, of each recipe (default 60)")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes (default 2)")
-    parser.add_argument("--files", type=int, default=20 * BATCH, help=f"how many JPEGs are made (default {20 * BATCH})")
     parser.add_argument("--only", help="a part of the recipes' names")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the fake CUDA runtime")
     parser.add_argument("--without-plans", action="store_true", help="workers plan no batches")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(arguments)
-    if options.batches < 1 or options.files < LEAST * BATCH:
-        parser.error(f"--batches must be at least 1 and --files at least {LEAST * BATCH}")
+    check_least(parser, options, batches=1, files=LEAST * BATCH)
     return options
 
 
@@ -354,30 +312,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        root = make_files(Path(folder), options.files)
+        photos = make_up(Path(folder) / "small", count=16, height=72, width=96)
+        root = copy_photos(photos, Path(folder), options.files)
         for name, transforms in RECIPES.items():
             if options.only is None or options.only in name:
-                results[name] = measure(
-                    transforms,
-                    root,
-                    batches=options.batches,
-                    workers=options.workers,
-                    device=options.device,
-                    plans_made=not options.without_plans,
-                )
-    console = make_console(150)
-    console.print(f"{machine()}; {versions()}", soft_wrap=True)
-    console.print(table(results))
+                results[name] = measure(transforms, root, options)
+    print(f"{machine()}; {versions()}\n\n{report(results)}\n")
     for name, found in results.items():
         if found["calls"]:
             calls = ", ".join(f"{count:.1f} {kind}" for kind, count in found["calls"].items())
-            console.print(f"{name}: {calls} a batch")
-    reached = {name: results[name]["host_ms"] for name in GOALS_MS if name in results}
-    verdicts = [
-        Verdict(f"{name}: at most {GOALS_MS[name]} ms: {host_ms:.2f}", host_ms <= GOALS_MS[name])
-        for name, host_ms in reached.items()
-    ]
-    say_verdicts(console, verdicts)
+            print(f"{name}: {calls} a batch")
+    verdicts = []
+    for name in results.keys() & GOALS_MS.keys():
+        host_ms = results[name]["host_ms"]
+        verdicts.append(Verdict(f"{name}: at most {GOALS_MS[name]} ms: {host_ms:.2f}", host_ms <= GOALS_MS[name]))
+    say_verdicts(verdicts)
     asked = {"batch": BATCH, "workers": options.workers, "batches": options.batches, "device": options.device}
     everything = {**asked, "plans": not options.without_plans, "versions": versions(), "results": results}
     write_results(options.json, everything, verdicts)

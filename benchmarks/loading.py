@@ -2,59 +2,162 @@
 
     make bench ARGS="--photos DIR"        or   python -m benchmarks.loading --photos DIR
 
-Each loader runs in a process of its own, all of them in every round, in an order that changes from round to round. So a
-machine that other work slows down for a while slows them all, and the ratios, taken within a round, stay true.
-torch's thread settings are left as they are. Peers that are not installed are left out, and the report says so.
+Each loader runs in a process of its own, all of them in every round (`benchmarks.running`). torch's thread settings are
+left as they are. Peers that are not installed are left out, and the report says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
+import statistics
 import sys
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.peers.recipe import Recipe
+from benchmarks import running
+from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, warm
-from benchmarks.report import ARRAYS, CUTTABLE, LOADERS, NAMES, WHOLE, WORKERS, judge, median_of, tables
-from benchmarks.running import REPOSITORY, in_turns, machine, make_console, run_module, say_verdicts, write_results
-
-__all__ = ["main", "parse"]
 
 ARRAY_SAMPLES = 20_000
 PEER_LIMIT_S = 600
+CUTTABLE = "gpuload_cuttable"
+LOADERS = {
+    "gpuload": "gpuload",
+    CUTTABLE: "gpuload, cuttable",
+    "torch_pillow": "DataLoader, Pillow",
+    "torch_simplejpeg": "DataLoader, simplejpeg",
+    "dali": "DALI (CPU)",
+    "turboloader": "TurboLoader, decodes smaller",
+}
+WORKERS = {
+    "workers_only": "gpuload's workers, slots only taken",
+    "decoder_alone": "region decoder alone, with its files",
+}
+ARRAYS = {"arrays_gpuload": "gpuload", "arrays_torch": "DataLoader", "arrays_dali": "DALI (CPU)"}
+WHOLE = {"whole_gpuload": "gpuload", "whole_dali": "DALI (CPU)"}
+GROUPS = {"loaders": LOADERS, "workers": WORKERS, "arrays": ARRAYS, "whole": WHOLE}
+TITLES = {
+    "loaders": "Medians of all rounds",
+    "workers": "Workers beside the decoder alone, on the same cores",
+    "arrays": "uint8 arrays in memory and a label, in batches as they are",
+    "whole": "Whole images, uint8, in lists as they were decoded",
+}
+NAMES = {
+    **LOADERS,
+    **WORKERS,
+    **{name: f"{label}, arrays" for name, label in ARRAYS.items()},
+    **{name: f"{label}, whole images" for name, label in WHOLE.items()},
+}
+FIGURES = {  # by key of the results: a column's heading, and the form of its figures
+    "cpu_s_per_1000": ("CPU s per 1,000 images", ".3g"),
+    "first_batch_s": ("first batch, s", ".2f"),
+    "pss_mb": ("memory of all processes, MB", ",.0f"),
+    "worker_mb": ("of a worker alone", ",.0f"),
+}
+
+# gpuload's rate over the peer's: at least, and aimed at.
+RATE_GOALS = {"torch_simplejpeg": (1.8, 2.0), "dali": (1.5, 1.7)}
+CUTTABLE_GOALS = {"torch_simplejpeg": 2.2, "dali": 1.9}  # the same over cuttable files, the peers over the originals
+ARRAYS_GOAL = 3.0  # gpuload's rate over DataLoader's
+WHOLE_GOAL = 1.0  # gpuload's rate over DALI's
+WORKERS_RATIO = 0.95
+FIRST_BATCH_S = 0.5
+WORKER_MB = 60.0
+
+Results = Mapping[str, list[dict[str, Any]]]
+"""The results of each peer, one for each round, in the order of the rounds."""
+
+
+def median_of(results: list[dict[str, Any]], key: str) -> float:
+    """Return the median over all rounds, and over a round's epochs if there is a value for each; NaN without values.
+
+    >>> median_of([{"images_per_s": [1, 2]}, {"images_per_s": [4, 9]}], "images_per_s")
+    3.0
+    """
+    values: list[float] = []
+    for result in results:
+        value = result.get(key, [])
+        values.extend(value if isinstance(value, list) else [value])
+    return statistics.median(values) if values else float("nan")
+
+
+def ratio(results: Results, name: str, other: str) -> tuple[float, float, float]:
+    """Divide the rate of `name` by that of `other`, within each round: the median, the least and the greatest.
+
+    >>> rounds = {"a": [{"images_per_s": [30]}, {"images_per_s": [10]}], "b": [{"images_per_s": [15]}] * 2}
+    >>> median, least, greatest = ratio(rounds, "a", "b")
+    >>> least, greatest
+    (0.6666666666666666, 2.0)
+    """
+    ratios = [
+        median_of([mine], "images_per_s") / median_of([theirs], "images_per_s")
+        for mine, theirs in zip(results[name], results[other], strict=True)
+    ]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def columns(results: Results, labels: Mapping[str, str], own: str | None) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of the table of some peers. `own` names the peer whose rate is compared with the
+    others'. Figures that no peer has get no column."""
+    names = [name for name in labels if name in results]
+    cells: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
+    if own in names:
+        cells["gpuload is faster by (least … greatest of the rounds)"] = [
+            "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
+        ]
+    for key, (heading, form) in FIGURES.items():
+        values = [median_of(results[name], key) for name in names]
+        if any(value > 0 for value in values):
+            cells[heading] = [f"{value:{form}}" if value > 0 else "–" for value in values]
+    return ["", *cells], [list(row) for row in zip((labels[name] for name in names), *cells.values(), strict=True)]
+
+
+def judge(results: Results) -> list[running.Verdict]:
+    """Judge every goal for which the figures were measured."""
+    verdicts = []
+
+    def at_least(goal: float, name: str, other: str, text: str, form: str = "{:.2f}") -> None:
+        if {name, other} <= results.keys():
+            times = ratio(results, name, other)[0]
+            verdicts.append(running.Verdict(f"{text}: {form.format(times)}", times >= goal))
+
+    for peer, (least, aim) in RATE_GOALS.items():
+        at_least(least, "gpuload", peer, f"at least {least} times {NAMES[peer]} (aim {aim})")
+    if "gpuload" in results:
+        keys = ("first_batch_s", "worker_mb", "worker_share_mb")
+        first_s, worker_mb, share_mb = (median_of(results["gpuload"], key) for key in keys)
+        verdicts.append(
+            running.Verdict(f"first batch within {FIRST_BATCH_S} s: {first_s:.2f} s", first_s <= FIRST_BATCH_S)
+        )
+        text = f"a worker under {WORKER_MB:.0f} MB: {worker_mb:.0f} MB (and {share_mb:.0f} MB as its share of the ring)"
+        verdicts.append(running.Verdict(text, worker_mb < WORKER_MB))
+    for peer, least in CUTTABLE_GOALS.items():
+        at_least(least, CUTTABLE, peer, f"over cuttable files at least {least} times {NAMES[peer]}")
+    text = f"arrays in memory: at least {ARRAYS_GOAL:.0f} times DataLoader"
+    at_least(ARRAYS_GOAL, "arrays_gpuload", "arrays_torch", text)
+    text = f"whole images: at least {WHOLE_GOAL:.0f} times {NAMES['dali']}"
+    at_least(WHOLE_GOAL, "whole_gpuload", "whole_dali", text)
+    text = f"workers at least {WORKERS_RATIO:.0%} of the decoder alone"
+    at_least(WORKERS_RATIO, "workers_only", "decoder_alone", text, "{:.1%}")
+    return verdicts
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options; `peers` are the names of what is to be measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is run (default 3)")
+    """Parse the options; `peers` are the names of what is to be measured."""
+    numbers = {"files": 2000, "rounds": 3, "workers": 2, "batch_size": 64}
+    parser = running.make_parser("loading", __doc__, "photos", "cache", "json", **numbers)
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a run, the first to warm up (default 3)")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes; DALI's threads (default 2)")
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument(
-        "--only", help=f"comma-separated: loaders, workers, arrays, whole, or any of {', '.join(NAMES)}"
-    )
-    parser.add_argument(
-        "--cuttable",
-        action="store_true",
-        help="gpuload over the same files made cuttable, too",
-    )
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    choices = f"{', '.join(GROUPS)}, or any of {', '.join(NAMES)}"
+    parser.add_argument("--only", help=f"comma-separated: {choices}")
+    parser.add_argument("--cuttable", action="store_true", help="gpuload over the same files made cuttable, too")
     options = parser.parse_args(arguments)
-    for name, least in (("rounds", 1), ("epochs", 2), ("workers", 1), ("batch_size", 1), ("files", options.batch_size)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
-    groups = {"loaders": list(LOADERS), "workers": list(WORKERS), "arrays": list(ARRAYS), "whole": list(WHOLE)}
+    running.check_least(parser, options, rounds=1, epochs=2, workers=1, batch_size=1, files=options.batch_size)
     chosen = [] if options.only else list(NAMES)
     for word in options.only.split(",") if options.only else []:
-        if word not in NAMES and word not in groups:
-            parser.error(f"--only takes loaders, workers, arrays, whole, or any of {', '.join(NAMES)}; got {word!r}")
-        chosen += groups.get(word, [word])
+        if word not in NAMES and word not in GROUPS:
+            parser.error(f"--only takes {choices}; got {word!r}")
+        chosen += GROUPS.get(word, [word])
     options.peers = [name for name in dict.fromkeys(chosen) if name != CUTTABLE or options.cuttable]
     if not options.peers:
         parser.error(f"--only {CUTTABLE} needs --cuttable too")
@@ -62,21 +165,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 where a peer could not be measured."""
+    """Measure and report. Returns the exit status: 1 if a peer could not be measured."""
     options = parse(arguments)
-    console = make_console(110)
-    if options.photos is None:
-        source, described = find_photos(options.cache)
-        described += " (no --photos given)"
-    else:
-        source, described = options.photos, str(options.photos)
+    source, described = find_photos(options.cache, options.photos)
     root = copy_photos(source, options.cache, options.files)
     count, mean_kb = warm(root)
     cuttable = ""
     if options.cuttable:
-        folder = cuttable_copy(root)
-        described += f"; made cuttable {warm(folder)[1]:.0f} KB"
-        cuttable = str(folder)
+        cuttable = str(cuttable_copy(root))
+        described += f"; made cuttable {warm(cuttable_copy(root))[1]:.0f} KB"
     recipe = Recipe(
         root=str(root),
         cuttable=cuttable,
@@ -86,11 +183,10 @@ def main(arguments: list[str] | None = None) -> int:
         samples=ARRAY_SAMPLES,
     )
     failed: dict[str, dict[str, str]] = {}
-    rounds = in_turns(
+    rounds = running.in_turns(
         options.peers,
         options.rounds,
-        lambda peer: run_module([f"benchmarks.peers.{peer}", recipe.to_json()], PEER_LIMIT_S),
-        console,
+        lambda peer: running.run_module(["benchmarks.peers.protocol", peer, recipe.to_json()], PEER_LIMIT_S),
         failed,
         lambda peer, result: f"{NAMES[peer]}: {median_of([result], 'images_per_s'):,.0f} images/s",
     )
@@ -100,8 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     for rows in results.values():
         versions |= rows[0].get("versions", {})
     threads = sorted({rows[0]["threads"] for rows in results.values() if "threads" in rows[0]})
-    where = machine()
-    console.print(
+    where = running.machine()
+    print(
         f"\nphotos: {described}: {count:,} files of {mean_kb:.0f} KB on average, in the page cache\n"
         f"recipe: RandomResizedCrop({recipe.size}), flip, normalise, float32; batch {recipe.batch_size}; "
         f"{recipe.workers} workers; device: CPU\n"
@@ -110,16 +206,18 @@ def main(arguments: list[str] | None = None) -> int:
         f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}\n"
         f"{options.rounds} rounds of {options.epochs - 1} measured epochs, whole batches only\n"
         "DataLoader: torch's, with torchvision's v2 transforms on each sample\n"
-        "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory\n",
-        soft_wrap=True,
+        "memory: proportional (PSS), of the whole process tree; worker: the largest, without shared memory"
     )
-    for table in tables(results):
-        console.print(table)
-    say_verdicts(console, verdicts := judge(results))
-    asked = {name: value for name, value in json.loads(recipe.to_json()).items() if name not in ("root", "cuttable")}
+    for group, labels in GROUPS.items():
+        if results.keys() & labels.keys():
+            own = None if group == "workers" else next(iter(labels))
+            print("", running.table(*columns(results, labels, own), TITLES[group]), sep="\n")
+    print()
+    running.say_verdicts(verdicts := judge(results))
+    asked = {name: value for name, value in vars(recipe).items() if name not in ("root", "cuttable")}
     photos = {"source": described, "files": count, "mean_kb": mean_kb}
     everything = {"recipe": asked, "photos": photos, "versions": versions, "results": results, "failed": failed}
-    write_results(options.json, everything, verdicts)
+    running.write_results(options.json, everything, verdicts)
     return 1 if failed else 0
 
 

@@ -14,8 +14,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["absent", "cpu_model", "cuda_device", "versions"]
-
 PACKAGES = (
     "gpuload",
     "torch",
@@ -37,7 +35,6 @@ LEFT_OUT = {
     "nvidia.dali": "the backend dali, DALI's own rows, tests of both",
     "nvidia.nvimgcodec": "decoding of regions; simplejpeg or Pillow decode whole images in its place",
     "pytest_timeout": "limits of single tests",
-    "rich": "the benchmark of augmenting, and the stage's row",
     "scipy": "tests of distributions",
     "simplejpeg": "decoding whole JPEGs by it; Pillow does it, at half the rate",
     "skimage": "real photographs, where PHOTOS names none; images are made up",

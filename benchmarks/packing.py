@@ -2,14 +2,10 @@
 
     python -m benchmarks.packing --photos DIR [--json FILE]
 
-What it is held against does the same work and nothing else: photographs as they are, a loop that reads each file, and
-writes it to one; the same from the disk, in as many processes, with the next files named to the kernel; with
-``--short-side``, one decoder, resizer and encoder; with ``--cuttable``, the function that makes a JPEG cuttable; the
-latter two in as many processes, and without writing. Each way has a process of its own (`benchmarks.running`).
-
-Times begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of
-them, and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within
-them, which matters less the larger the set is. CPU time is that of the process and of all that it started.
+docs/packing.md says what each way does, and has results. Each has a process of its own (`benchmarks.running`). Times
+begin when modules are imported and the page cache has the photographs, or in the group "from the disk" none of them,
+and nothing to write; they end when all that was written is on the disk. `pack` starts its worker processes within them.
+CPU time is that of the process and of all that it started.
 """
 
 from __future__ import annotations
@@ -20,34 +16,20 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
-from rich.table import Table
-
 import gpuload as gl
+from benchmarks import running
 from benchmarks.machine import versions
 from benchmarks.photos import copy_photos, find_photos, warm
-from benchmarks.running import (
-    REPOSITORY,
-    Verdict,
-    in_turns,
-    machine,
-    make_console,
-    run_module,
-    say_verdicts,
-    write_results,
-)
-from benchmarks.sources.pages import drop
-
-__all__ = ["GOAL", "GROUPS", "judge", "main", "ratios"]
+from benchmarks.sources.reading import drop
 
 SHORT_SIDE: Final = 256
 QUALITY: Final = 90
@@ -71,11 +53,8 @@ Rounds = list[dict[str, dict[str, float]]]
 
 
 def read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def resize(path: str) -> None:
@@ -151,7 +130,7 @@ def action(group: str, way: str, root: str, target: str, workers: int) -> Callab
 
 
 def cpu_s() -> float:
-    """Of this process, and of those that it has waited for."""
+    """Return the time of this process, and of those that it has waited for."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
@@ -171,15 +150,11 @@ def measure(group: str, way: str, root: str, target: str, workers: int) -> dict[
 
 
 def run(group: str, way: str, root: Path, cache: Path, workers: int) -> dict[str, Any]:
-    """One way, in a process of its own. Its result has `error` where it could not run."""
-    place = cache / "packing"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    try:
-        asked = json.dumps([group, way, str(root), str(place / "made"), workers])
-        return run_module(["benchmarks.packing", "--measure", asked], LIMIT_S)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    """Run one way in a process of its own. Its result has `error` if it could not run."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=cache) as folder:
+        arguments = json.dumps([group, way, str(root), f"{folder}/made", workers])
+        return running.run_module(["benchmarks.packing", "--measure", arguments], LIMIT_S)
 
 
 def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
@@ -187,29 +162,27 @@ def ratios(rounds: Rounds, way: str, other: str, what: str) -> list[float]:
     return [one[way][what] / one[other][what] for one in rounds]
 
 
-def judge(results: dict[str, Rounds]) -> list[Verdict]:
+def judge(results: dict[str, Rounds]) -> list[running.Verdict]:
     """Which goals are met."""
     verdicts = []
     for group, rounds in results.items():
         if not rounds or PACK not in rounds[0] or BARE not in rounds[0]:
             continue
         times = statistics.median(ratios(rounds, PACK, BARE, "wall_s"))
-        verdicts.append(Verdict(f"{group}: at most {GOAL} times the bare loop's wall time: {times:.2f}", times <= GOAL))
+        verdicts.append(
+            running.Verdict(f"{group}: at most {GOAL} times the bare loop's wall time: {times:.2f}", times <= GOAL)
+        )
         if ONE in rounds[0]:
             times = statistics.median(ratios(rounds, PACK, ONE, "wall_s"))
             text = f"{group}: more workers take no longer than one: {times:.2f} times as long"
-            verdicts.append(Verdict(text, times <= 1))
+            verdicts.append(running.Verdict(text, times <= 1))
     return verdicts
 
 
-def table(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> Table:
-    """A row for each way: medians, and medians of the ratios within rounds."""
+def report(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -> str:
+    """Format a row for each way: medians, and medians of the ratios within rounds."""
     ways, _, title = GROUPS[group]
-    made = Table(title=f"{group}, to tar: {title}", title_justify="left", box=box.SIMPLE)
-    made.add_column("")
-    headings = "wall s", "CPU s", "CPU ms\nan image", "images/s", "MB/s", "wall over\nbare loop", "CPU over\nbare loop"
-    for heading in headings:
-        made.add_column(heading, justify="right")
+    rows = []
     for way in ways:
         if any(way not in one for one in rounds):
             continue
@@ -217,20 +190,25 @@ def table(group: str, rounds: Rounds, count: int, nbytes: float, workers: int) -
         over = [statistics.median(ratios(rounds, way, BARE, what)) for what in ("wall_s", "cpu_s")]
         rates = [f"{1000 * cpu / count:.2f}", f"{count / wall:.0f}", f"{nbytes / wall / 1e6:.0f}"]
         name = f"{way}, {workers} workers" if way == PACK else way
-        made.add_row(name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over))
-    return made
+        rows.append([name, f"{wall:.2f}", f"{cpu:.2f}", *rates, *(f"{ratio:.2f}" for ratio in over)])
+    headings = [
+        "",
+        "wall s",
+        "CPU s",
+        "CPU ms an image",
+        "images/s",
+        "MB/s",
+        "wall over bare loop",
+        "CPU over bare loop",
+    ]
+    return running.table(headings, rows, f"{group}, to tar: {title}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where files and sets are written")
-    parser.add_argument("--files", type=int, default=24000, help="packed as they are (default 24000)")
+    numbers = {"files": 24000, "rounds": 5, "workers": len(os.sched_getaffinity(0))}
+    parser = running.make_parser("packing", __doc__, "photos", "cache", "json", **numbers)
     parser.add_argument("--changed", type=int, default=1600, help="resized, or made cuttable (default 1600)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")
     parser.add_argument("--only", choices=list(GROUPS), help="one group")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -241,8 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))))
         return 0
-    console = make_console(150)
-    source = options.photos or find_photos(options.cache)[0]
+    source, _ = find_photos(options.cache, options.photos)
     results: dict[str, Rounds] = {}
     failed: dict[str, str] = {}
     photos: dict[str, tuple[int, float]] = {}
@@ -255,23 +232,22 @@ def main(arguments: list[str] | None = None) -> int:
         def measured(way: str, group: str = group, root: Path = root) -> dict[str, Any]:
             return run(group, way, root, options.cache, options.workers)
 
-        results[group] = in_turns(ways, options.rounds, measured, console, errors)
+        results[group] = running.in_turns(ways, options.rounds, measured, errors)
         failed |= {f"{group}: {way}": error["error"] for way, error in errors.items()}
 
-    console.print(
+    print(
         f"photographs of {photos[next(iter(photos))][1]:.0f} KB on average, from {source}: "
         + ", ".join(f"{group}: {count:,}" for group, (count, _) in photos.items())
-        + f"; medians of {options.rounds} rounds\n{machine()}; "
-        + ", ".join(f"{name} {version}" for name, version in versions().items()),
-        soft_wrap=True,
+        + f"; medians of {options.rounds} rounds\n{running.machine()}; "
+        + ", ".join(f"{name} {version}" for name, version in versions().items())
     )
     for group, rounds in results.items():
         if all(BARE in one for one in rounds):
             count, mean_kb = photos[group]
-            console.print(table(group, rounds, count, count * mean_kb * 1000, options.workers))
-    say_verdicts(console, verdicts := judge(results))
+            print("\n" + report(group, rounds, count, count * mean_kb * 1000, options.workers))
+    running.say_verdicts(verdicts := judge(results))
     everything = {"versions": versions(), "photos": photos, "workers": options.workers}
-    write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
+    running.write_results(options.json, {**everything, "rounds": results, "failed": failed}, verdicts)
     return 1 if failed else 0
 
 

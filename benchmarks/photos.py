@@ -20,20 +20,20 @@ from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.decode.header import INDEX
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
-__all__ = ["copy_photos", "cuttable_copy", "find_photos", "light_copy", "make_up", "tar_copy", "warm"]
-
 CLASSES = 10
 SUFFIXES = (".jpg", ".jpeg")
 VARIED = 200  # how many are made
 
 
-def find_photos(cache: Path) -> tuple[Path, str]:
-    """A folder of JPEGs to measure with, and what they are: scikit-image's photographs, varied, where that is
-    installed, else images that were made up. Both are made where they are not there yet."""
+def find_photos(cache: Path, photos: Path | None = None) -> tuple[Path, str]:
+    """Return the folder of JPEGs to measure with, and what they are: `photos`; without it scikit-image's photographs,
+    varied, if that is installed, else images that were made up. Both are made if they are not there yet."""
+    if photos is not None:
+        return photos, str(photos)
     try:
         return make_folder(cache / "varied-photographs", count=VARIED), "scikit-image's photographs, varied"
     except PhotographsMissing:
-        return make_up(cache / "made-up-photographs", count=VARIED), "made up: waves of colour, edges and noise"
+        return make_up(cache / "made-up-photographs", count=VARIED), "made up: smooth colours and noise"
 
 
 def make_up(root: Path, *, count: int, height: int = 375, width: int = 500) -> Path:
@@ -47,17 +47,19 @@ def make_up(root: Path, *, count: int, height: int = 375, width: int = 500) -> P
 
 
 def _made_up(number: int, height: int, width: int) -> np.ndarray:
-    """An image that is a function of its number and size."""
+    """Make an image that is a function of its number and size: smooth colours, and noise."""
     rng = np.random.default_rng([zlib.crc32(b"made up"), number])
-    y, x = np.mgrid[0:height, 0:width].astype(np.float32)
-    planes = []
-    for _ in range(3):
-        waves = sum(np.sin(x * a + y * b + c) for a, b, c in rng.uniform(-0.15, 0.15, (4, 3)))
-        planes.append(128 + 28 * waves)
-    cells = rng.integers(max(2, height // 20), height // 4, 2)
-    edges = np.where((x // cells[0] + y // cells[1]) % 2, 35, -35)[:, :, None]
-    noise = rng.normal(0, 7, (height, width, 3))
-    return np.clip(np.stack(planes, -1) + edges + noise, 0, 255).astype(np.uint8)
+    cells = rng.integers(0, 256, (2 + height // 40, 2 + width // 40, 3), np.uint8)
+    smooth = Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(smooth) + rng.normal(0, 9, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def jpegs_in(folder: Path) -> list[Path]:
+    """Return the JPEGs below a folder, by name; SystemExit if there are none."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise SystemExit(f"no JPEGs (*.jpg, *.jpeg) in {folder}")
+    return files
 
 
 def copy_photos(source: Path, cache: Path, count: int) -> Path:
@@ -65,9 +67,7 @@ def copy_photos(source: Path, cache: Path, count: int) -> Path:
 
     Returns the folder, ``cache/photos-…/class_0/00000.jpg`` and so on.
     """
-    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise SystemExit(f"no JPEGs (*.jpg, *.jpeg) in {source}")
+    files = jpegs_in(source)
     key = hashlib.sha256(repr([count, *((str(path), path.stat().st_size) for path in files)]).encode()).hexdigest()[:12]
     root = cache / f"photos-{key}"
     if (root / "complete").exists():

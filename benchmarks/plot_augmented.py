@@ -16,8 +16,6 @@ import gpuload as gl
 from gpuload import transforms as T
 from gpuload.cli.pictures import photographs
 
-__all__ = ["PICTURE", "rows", "sheet"]
-
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "augmented.jpg"
 SHOWN = ("astronaut", "cat", "coffee")
 SIZE_PX, GAP_PX, COLUMNS, SEED = 160, 6, 8, 4

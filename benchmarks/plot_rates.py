@@ -14,11 +14,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ARRAYS, LOADERS, WHOLE, WORKERS, Results, judge, median_of, ratio
+from benchmarks.loading import ARRAYS, LOADERS, WHOLE, WORKERS, Results, columns, judge, median_of, ratio
+from benchmarks.running import REPOSITORY, markdown
 
-__all__ = ["FOLDER", "PAGES", "PICTURES", "RECORDED", "by_rate", "draw", "filled", "tables"]
-
-REPOSITORY = Path(__file__).parent.parent
 RECORDED = REPOSITORY / "benchmarks" / "results" / "loading-cpu.json"
 FOLDER = REPOSITORY / "docs" / "pictures"
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
@@ -29,12 +27,6 @@ LABELS = {
     "turboloader": "TurboLoader (CPU), each image decoded smaller",
     "torch_simplejpeg": "torch DataLoader + torchvision v2, simplejpeg",
     "torch_pillow": "torch DataLoader + torchvision v2, Pillow",
-}
-FIGURES = {  # columns of docs/performance.md
-    "cpu_s_per_1000": ("CPU s per 1,000 images", ".3g"),
-    "first_batch_s": ("first batch, s", ".2f"),
-    "pss_mb": ("memory of all processes, MB", ",.0f"),
-    "worker_mb": ("of a worker alone", ",.0f"),
 }
 OWN, OTHERS = "#0d9488", "#a1a1aa"
 
@@ -79,36 +71,18 @@ def by_rate(results: Results) -> list[str]:
 
 
 def _readme_table(results: Results) -> str:
-    lines = [
-        "| loader | images/s | gpuload's rate over it | CPU seconds per 1,000 images | memory of a worker, MB |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    headings = ["loader", "images/s", "gpuload's rate over it", "CPU seconds per 1,000 images"]
+    rows = []
     for name in by_rate(results):
-        rows = results[name]
         times = "" if name == "gpuload" else f"{ratio(results, 'gpuload', name)[0]:.2f} ×"
-        memory = median_of(rows, "worker_mb")
-        lines.append(
-            f"| {LABELS[name]} | {median_of(rows, 'images_per_s'):,.0f} | {times} | "
-            f"{median_of(rows, 'cpu_s_per_1000'):.2f} | {f'{memory:,.0f}' if memory else '–'} |"
-        )
-    return "\n".join(lines) + "\n"
+        rate, cpu_s, memory = (median_of(results[name], key) for key in ("images_per_s", "cpu_s_per_1000", "worker_mb"))
+        rows.append([LABELS[name], f"{rate:,.0f}", times, f"{cpu_s:.2f}", f"{memory:,.0f}" if memory else "–"])
+    return markdown([*headings, "memory of a worker, MB"], rows, ["---", *["---:"] * 4])
 
 
 def _table(results: Results, labels: dict[str, str], own: str | None) -> str:
-    """The figures of those that were measured; `own`: the one whose rate is compared with the others'."""
-    names = [name for name in labels if name in results]
-    columns: dict[str, list[str]] = {"images/s": [f"{median_of(results[name], 'images_per_s'):,.0f}" for name in names]}
-    if own in names:
-        columns["gpuload is faster by (least … greatest of the rounds)"] = [
-            "" if name == own else "{:.2f} × ({:.2f} … {:.2f})".format(*ratio(results, own, name)) for name in names
-        ]
-    for key, (heading, form) in FIGURES.items():
-        values = [median_of(results[name], key) for name in names]
-        if any(value > 0 for value in values):
-            columns[heading] = [f"{value:{form}}" if value > 0 else "–" for value in values]
-    rows = [["", *columns], ["---"] * (1 + len(columns))]
-    rows += map(list, zip((labels[name] for name in names), *columns.values(), strict=True))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows) if names else ""
+    """Format the figures of the peers that were measured; "" if there are none."""
+    return markdown(*columns(results, labels, own)) if results.keys() & labels.keys() else ""
 
 
 def draw(recorded: dict[str, Any], path: Path) -> None:

@@ -9,7 +9,6 @@ is the share. Beside it: the same loader without the cache, over the same PNGs. 
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import statistics
@@ -23,6 +22,7 @@ import torch
 from PIL import Image
 
 import gpuload as gl
+from benchmarks.running import make_parser
 from gpuload import transforms as T
 from gpuload.stage.ragged import RaggedImages
 
@@ -123,11 +123,9 @@ def measure(samples: int, batch_size: int, device: str, rounds: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.resident", description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("resident", __doc__, rounds=5, batch_size=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print a line of JSON and nothing else")
     given = parser.parse_args()
     found = measure(given.samples, given.batch_size, given.device, given.rounds)

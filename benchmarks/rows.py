@@ -15,18 +15,15 @@ the median of the rounds' ratios.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["KINDS", "dataset_of", "main"]
+from benchmarks.running import make_parser, write_json
 
 BATCH: Final = 256
 ROWS: Final = 60_000
@@ -97,12 +94,10 @@ def rate(loader: Iterable[Any], count: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all kinds, and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rows", description=(__doc__ or "").splitlines()[0])
+    parser = make_parser("rows", __doc__, "json", rounds=5)
     parser.add_argument("--workers", default="0,2", help="numbers of workers (default 0,2)")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"of a dataset (default {ROWS}; an eighth of 3×96×96)")
     parser.add_argument("--only", choices=KINDS)
-    parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     results: dict[str, dict[str, list[float]]] = {}
     print(f"{'samples/s, batch 256':22} {'gpuload':>12} {'DataLoader':>12} {'ratio':>8}")
@@ -121,8 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ratio = statistics.median(one / other for one, other in zip(*rates.values(), strict=True))
             print(f"{kind:10} {workers} workers {ours:15,.0f} {theirs:12,.0f} {ratio:8.2f}", flush=True)
             del loaders, dataset
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(options.json, results)
     return 0
 
 

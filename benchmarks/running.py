@@ -1,52 +1,71 @@
-"""What benchmarks have in common: ways in processes of their own and in turns, the machine in words, goals, results.
+"""What benchmarks share: options, runs in processes of their own and in turns, tables, goals, and the file of results.
 
-All ways run in every round, in an order that changes from round to round: so a machine that other work slows down for a
-while slows them all, and ratios taken within a round stay true.
+All ways run in every round, in an order that changes from round to round. A machine that other work slows down for a
+while slows them all, so ratios taken within a round stay true.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from rich.console import Console
+from typing import Any, Final, NamedTuple
 
 from benchmarks.machine import cpu_model
 
-__all__ = [
-    "REPOSITORY", "Verdict", "in_turns", "machine", "make_console", "run_module", "say_verdicts", "write_results",
-]  # fmt: skip
-
 REPOSITORY: Final = Path(__file__).parent.parent
+PATHS: Final[dict[str, dict[str, Any]]] = {
+    "photos": {"help": "folder of JPEGs (default: scikit-image's photographs, varied)"},
+    "cache": {"help": "where copies and stores are kept (default .data)", "default": REPOSITORY / ".data"},
+    "json": {"help": "write all results to this file"},
+}
+NUMBERS: Final = {
+    "files": "how many files the photographs are copied to",
+    "rounds": "how often each way is run",
+    "workers": "worker processes",
+    "batch_size": "images in a batch",
+}
+MARKS: Final = {True: "met   ", False: "MISSED", None: "–     "}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A goal, what was measured, and whether that meets it."""
+class Verdict(NamedTuple):
+    """A goal with the figure that was measured, and whether the figure meets it; None if nothing was measured."""
 
     text: str
-    met: bool
+    met: bool | None
 
 
-def make_console(width: int) -> Console:
-    """Return a console that does not break tables where there is no terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = width
-    return console
+def make_parser(module: str, doc: str | None, *paths: str, **numbers: float) -> argparse.ArgumentParser:
+    """Make a parser with the options that many benchmarks have: `paths` of `PATHS`, and `numbers` with defaults."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=(doc or "").splitlines()[0])
+    for name in paths:
+        parser.add_argument(f"--{name}", type=Path, **PATHS[name])
+    for name, default in numbers.items():
+        shown = f"{NUMBERS[name]} (default {default:,})"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=shown)
+    return parser
+
+
+def check_least(parser: argparse.ArgumentParser, options: argparse.Namespace, **least: int) -> None:
+    """End the program with a message if an option is less than its `least` value."""
+    for name, limit in least.items():
+        value = getattr(options, name)
+        if value is not None and value < limit:
+            parser.error(f"--{name.replace('_', '-')} must be at least {limit}, got {value}")
 
 
 def run_module(
     arguments: Sequence[str], limit_s: float, *, python: str = sys.executable, more: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a module in a process of its own, with more environment variables. Returns the last line that it prints, as
-    JSON; or `error`, and `stderr`, where it failed."""
+    """Run a module in a process of its own, with `more` environment variables. Returns the last line that it prints, as
+    JSON; or `error`, and `stderr`, if it failed."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": {**os.environ, **(more or {}), "PYTHONPATH": path}}
     try:
@@ -66,12 +85,11 @@ def in_turns(
     ways: Sequence[str],
     rounds: int,
     run: Callable[[str], dict[str, Any]],
-    console: Console,
     failed: dict[str, dict[str, Any]],
-    said: Callable[[str, dict[str, Any]], str] = lambda way, result: "",
+    describe: Callable[[str, dict[str, Any]], str] = lambda way, result: way,
 ) -> list[dict[str, dict[str, Any]]]:
-    """Run all ways in every round. Returns the results of each round, by way; a way that fails goes to `failed`, and
-    does not run again. `said` makes a line of a result."""
+    """Run all ways in every round. Returns the results of each round, by way; a way that fails goes to `failed` and
+    does not run again. `describe` makes the line that is printed of a result."""
     results: list[dict[str, dict[str, Any]]] = []
     for number in range(rounds):
         results.append({})
@@ -79,31 +97,60 @@ def in_turns(
         for way in (*ways[turn:], *ways[:turn]):
             if way in failed:
                 continue
-            with console.status(f"round {number + 1} of {rounds}: {way}"):
-                result = run(way)
+            result = run(way)
             if "error" in result:
                 failed[way] = result
-                console.print(f"[red]{way} could not be measured:[/] {result['error']}", soft_wrap=True)
+                print(f"{way} could not be measured: {result['error']}", flush=True)
                 continue
             results[-1][way] = result
-            if line := said(way, result):
-                console.print(f"[dim]round {number + 1}: {line}[/]")
+            print(f"round {number + 1} of {rounds}: {describe(way, result)}", flush=True)
     return results
 
 
+def median(values: Sequence[float] | None) -> float | None:
+    """Return the median; None if there are no values."""
+    return statistics.median(values) if values else None
+
+
 def machine() -> dict[str, Any]:
-    """Return what was measured on."""
+    """Return what the measurements ran on."""
     return {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
 
 
-def say_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
+    """Format text in columns, the first aligned to the left, all others to the right. Long headings take several
+    lines."""
+    rows, heads = list(rows), []
+    for heading, *cells in zip(headings, *rows, strict=True):
+        width = max(10, *map(len, cells)) if cells else 10
+        heads.append(textwrap.wrap(heading, width, break_long_words=False) or [""])
+    lines = [list(line) for line in itertools.zip_longest(*heads, fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(*lines, *rows, strict=True)]
+    lines += [["─" * width for width in widths], *map(list, rows)]
+    padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
+    return "\n".join([title] * bool(title) + ["  ".join(cells).rstrip() for cells in padded])
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] = ()) -> str:
+    """Format a table in Markdown; `rule` has the line below the headings, if it is not only dashes."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule or ["---"] * len(headings), *rows))
+
+
+def say_verdicts(verdicts: Iterable[Verdict]) -> None:
     """Print each goal, and whether it is met."""
     for verdict in verdicts:
-        console.print(f"{'[green]met   [/]' if verdict.met else '[red]missed[/]'} {verdict.text}", soft_wrap=True)
+        print(MARKS[verdict.met], verdict.text)
 
 
-def write_results(path: Path | None, everything: dict[str, Any], verdicts: Sequence[Verdict] = ()) -> None:
-    """Write all figures and goals to a file, if there is one."""
+def write_results(path: Path | None, figures: dict[str, Any], verdicts: Sequence[Verdict] = ()) -> None:
+    """Write the machine, all figures and the goals to a file, if there is one."""
+    goals = [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts]
+    write_json(path, {"machine": machine(), **figures, "goals": goals})
+
+
+def write_json(path: Path | None, content: Any) -> None:
+    """Write a file of JSON, if there is a path; whoever ends the program in the middle leaves the file before it."""
     if path is not None:
-        goals = [{"goal": verdict.text, "met": verdict.met} for verdict in verdicts]
-        path.write_text(json.dumps({"machine": machine(), **everything, "goals": goals}, indent=1) + "\n")
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")
+        unfinished.replace(path)

@@ -19,7 +19,6 @@ depends on their being right.
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import sys
@@ -31,21 +30,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from rich import box
-from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import versions
 from benchmarks.peers.decoder_alone import draw_region
-from benchmarks.photos import SUFFIXES, find_photos
-from benchmarks.running import machine, make_console, write_results
+from benchmarks.photos import find_photos, jpegs_in
+from benchmarks.running import machine, make_parser, table, write_results
 from gpuload import transforms as T
 from gpuload.decode import Decoder
 from gpuload.decode import scaled as model
 from gpuload.decode.header import mcu_layout
 from gpuload.decode.scaled import EIGHTHS, SUPPORT, Scaled, resample
-
-__all__ = ["main"]
 
 SIZE, FILTER, NEAR = (224, 224), "bilinear", 1.05
 LEVEL = 0.1  # how much a cost counts in the fit, beside how two costs compare
@@ -258,20 +253,15 @@ def summary(photos: list[list[Seen]], loaders: list[tuple[float, float]]) -> dic
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaled", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parent.parent / ".data")
-    parser.add_argument("--files", type=int, default=100, help="how many at most (default 100)")
+    parser = make_parser("scaled", __doc__, "photos", "cache", "json", files=100, rounds=5)
     parser.add_argument("--megapixels", type=float, nargs="+", default=[3, 12], help="default 3 and 12")
     parser.add_argument("--regions", type=int, default=3, help="of each file, beside the whole (default 3)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is decoded at least (default 5)")
-    parser.add_argument("--most", type=int, default=60, help="and at most, where it is close (default 60)")
-    parser.add_argument("--json", type=Path, help="also write everything there")
+    parser.add_argument("--most", type=int, default=60, help="rounds at most, where it is close (default 60)")
     options = parser.parse_args(arguments)
-    source = options.photos or find_photos(options.cache)[0]
-    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)[: options.files]
+    source, _ = find_photos(options.cache, options.photos)
+    paths = jpegs_in(source)[: options.files]
 
-    decoder, rng, console = Decoder(gl.Decode()), np.random.default_rng(0), make_console(110)
+    decoder, rng = Decoder(gl.Decode()), np.random.default_rng(0)
     found: dict[str, Any] = {}
     missed: dict[str, Any] = {}
     everything: list[list[list[Seen]]] = []
@@ -301,16 +291,14 @@ def main(arguments: list[str] | None = None) -> int:
     if len(paths) > 2:  # else there is no other half
         for row, number in zip(found.values(), crossed(everything), strict=True):
             row["photographs_near_crossed"] = number
-    table = Table(box=box.SIMPLE)
-    for heading in ("", *(f"{name} megapixels" for name in found)):
-        table.add_column(heading, justify="right" if heading else "left")
+    rows = []
     for key in next(iter(found.values())):
         values = [row[key] for row in found.values()]
-        table.add_row(key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
-    console.print(f"{len(paths)} files in {source}; {machine()['cpu']}", soft_wrap=True)
-    console.print(table)
+        rows.append([key, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
+    print(f"{len(paths)} files in {source}; {machine()['cpu']}")
+    print(table(["", *(f"{name} megapixels" for name in found)], rows))
     constants = fitted([one for photos in everything for photo in photos for one in photo])
-    console.print("fitted, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
+    print("fitted, in ns: " + ", ".join(f"{name} {value:.3g}" for name, value in constants.items()))
     figures = {"versions": versions(), "results": found, "missed": missed, "fitted_ns": constants}
     write_results(options.json, figures)
     return 0

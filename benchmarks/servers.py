@@ -26,8 +26,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["serving"]
-
 BUCKET = "bucket"
 KEY, SECRET = "gpuload", "loopback-only"
 NGINX = """

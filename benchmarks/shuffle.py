@@ -12,12 +12,12 @@ figures are counts over one epoch, so they do not depend on the machine. Columns
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.running import make_parser, markdown
 from gpuload.order.blocks import BlockOrder, Blocks, BlockShuffle
 from gpuload.order.permutation import Shuffle
 from gpuload.rng.philox import epoch_key
@@ -52,13 +52,13 @@ def figures(options: BlockShuffle | None) -> dict[str, float]:
 
 
 def table(results: dict[tuple[int, int] | None, dict[str, float]]) -> str:
-    lines = ["| block | window | samples in use | classes in a batch | effective batch | next is of the same block |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    rows = []
     for name, found in results.items():
-        block, window = ("full shuffle", "") if name is None else name
-        cells = [f"{found[key]:,.0f}" for key in ("in use", "classes", "effective batch")]
-        lines.append(f"| {block} | {window} | {' | '.join(cells)} | {found['same block']:.1%} |")
-    return "\n".join(lines)
+        block, window = ("full shuffle", "") if name is None else map(str, name)
+        counts = (f"{found[key]:,.0f}" for key in ("in use", "classes", "effective batch"))
+        rows.append([block, window, *counts, f"{found['same block']:.1%}"])
+    headings = ["block", "window", "samples in use", "classes in a batch", "effective batch"]
+    return markdown([*headings, "next is of the same block"], rows)
 
 
 def draw(results: dict[tuple[int, int] | None, dict[str, float]], path: str) -> None:
@@ -92,14 +92,14 @@ def draw(results: dict[tuple[int, int] | None, dict[str, float]], path: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("shuffle", __doc__)
     parser.add_argument("--picture", help="where to draw the picture (needs matplotlib)")
     given = parser.parse_args()
     results: dict[tuple[int, int] | None, dict[str, float]] = {None: figures(None)}
     for block in BLOCKS:
         for window in WINDOWS:
             results[block, window] = figures(BlockShuffle(block, window))
-    print(table(results))
+    print(table(results), end="")
     if given.picture:
         draw(results, given.picture)
 

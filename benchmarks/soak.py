@@ -10,50 +10,57 @@ processes are taken at the same place of each epoch. It ends by itself, and with
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, Final
 
 import gpuload as gl
-from benchmarks.damage import damaged_copy
-from benchmarks.photos import copy_photos, warm
-from benchmarks.running import REPOSITORY
+from benchmarks.memory import proportional_mb
+from benchmarks.photos import copy_photos, find_photos, warm
+from benchmarks.running import Verdict, make_parser, say_verdicts, write_json
 from gpuload import transforms as T
-from gpuload.cli.processes import proportional_mb, tree
-
-__all__ = ["main"]
+from gpuload.cli.processes import tree
 
 RESTART_LIMIT_S = 0.5
+TEMPLATE_SHARE = 0.2
 FLAT_MB = 24  # how far the mean memory of the last quarter may lie above that of the second
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
-    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(arguments)
+DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "half": lambda data: data[: len(data) // 2],
+    "cut": lambda data: data[:-100],
+    "text": lambda data: b"<html><body>404 Not Found</body></html>",
+    "headless": lambda data: data[2:],
+}
 
 
-TEMPLATE_SHARE = 0.2
+def damaged_copy(source: Path, target: Path, part: float, seed: int) -> dict[str, str]:
+    """Copy the tree `source` to `target` (made anew), with `part` of the files damaged.
+
+    Returns the damaged files, by path, and how.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    files = sorted(target.rglob("*.jpg"))
+    chosen = random.Random(seed).sample(files, round(part * len(files)))
+    damaged = {}
+    for number, path in enumerate(sorted(chosen)):
+        kind = list(DAMAGES)[number % len(DAMAGES)]
+        path.write_bytes(DAMAGES[kind](path.read_bytes()))
+        damaged[str(path)] = kind
+    return damaged
 
 
 class Killer(threading.Thread):
@@ -131,51 +138,44 @@ class Figures:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run and report. Returns the exit status: 1 where a promise was broken."""
-    options = parse(arguments)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    if options.photos is None:
-        from gpuload.cli.pictures import make_folder
-
-        source = make_folder(options.cache / "varied-photographs", count=200)
-    else:
-        source = options.photos
-    whole = copy_photos(source, options.cache, options.files)
+    """Run and report. Returns the exit status: 1 if a promise was broken."""
+    parser = make_parser("soak", __doc__, "photos", "cache", "json", files=2000, workers=2, batch_size=64)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--kill-every", type=float, default=1.0, help="seconds (default 1)")
+    parser.add_argument("--damaged", type=float, default=0.05, help="the part of damaged files (default 0.05)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    source, _ = find_photos(options.cache, options.photos)
     root = options.cache / "soak"
-    how = damaged_copy(whole, root, options.damaged, options.seed)
+    kinds = damaged_copy(copy_photos(source, options.cache, options.files), root, options.damaged, options.seed)
     warm(root)
     dataset = gl.ImageFolder(root)
-    damaged = {index for index in range(len(dataset)) if dataset.paths[index] in how}
+    damaged = {index for index in range(len(dataset)) if dataset.paths[index] in kinds}
     good = set(range(len(dataset))) - damaged
-    console.print(
-        f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(how.values())))}); "
+    print(
+        f"{len(good):,} good files, {len(damaged)} damaged ({', '.join(sorted(set(kinds.values())))}); "
         f"{options.workers} workers, one killed every {options.kill_every:g} s for {options.minutes:g} minutes"
     )
+    normalize = T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     loader = gl.Loader(
         dataset,
         options.batch_size,
         shuffle=True,
-        transforms=[
-            T.RandomResizedCrop(224),
-            T.RandomHorizontalFlip(),
-            T.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
-        ],
+        transforms=[T.RandomResizedCrop(224), T.RandomHorizontalFlip(), normalize],
         num_workers=options.workers,
         device="cpu",
         info=True,
         faults=gl.Faults(on_error="skip", max_error_rate=4 * options.damaged, max_restarts=10**9),
     )
-    figures = Figures()
+    figures, killer = Figures(), Killer(loader, options.kill_every, options.seed)
     started = said_at = time.monotonic()
-    killer: Killer | None = None
     with loader:
         while time.monotonic() - started < 60 * options.minutes or figures.epochs < 4:
             seen: Counter[int] = Counter()
             known = loader.errors.total
             for step, (_, info) in enumerate(loader):
                 seen.update(info.indices.tolist())
-                if killer is None:
-                    killer = Killer(loader, options.kill_every, options.seed)
+                if not killer.ident:  # there are workers from here on
                     killer.start()
                 if step == len(loader) // 2:
                     figures.measure()
@@ -183,67 +183,59 @@ def main(arguments: list[str] | None = None) -> int:
             figures.take(seen, Counter(record.index for record in records), good, damaged)  # type: ignore[arg-type]
             if time.monotonic() - said_at > 60:
                 said_at = time.monotonic()
-                minutes, kills = (said_at - started) / 60, killer.kills if killer else 0
-                console.print(
-                    f"[dim]{minutes:.0f} min: {figures.epochs} epochs, {kills} kills, {figures.memory_mb[-1]:.0f} MB, "
-                    f"{figures.descriptors[-1]} descriptors[/]"
+                print(
+                    f"{(said_at - started) / 60:.0f} min: {figures.epochs} epochs, {killer.kills} kills, "
+                    f"{figures.memory_mb[-1]:.0f} MB, {figures.descriptors[-1]} descriptors",
+                    flush=True,
                 )
-        assert killer is not None
         killer.stop()
         figures.slots_away = slots_away(loader)
-    return report(console, figures, killer, options, time.monotonic() - started)
+    return report(figures, killer, options, time.monotonic() - started)
 
 
 def slots_away(loader: gl.Loader) -> int:
-    """How many slots of the ring nothing can use after an epoch, once no worker can write to any."""
+    """Return how many slots of the ring nothing can use after an epoch, once no worker can write to any."""
     session: Any = loader._session
     while not session.feed.idle() or session.engine.recover_slots():
         session.feed.pump(0.01)
     return len(session.ring._busy)
 
 
-def report(console: Console, figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
-    restart_s = statistics.median(killer.restarts_s) if killer.restarts_s else float("nan")
-    slowest_s = max(killer.restarts_s, default=float("nan"))
+def report(figures: Figures, killer: Killer, options: argparse.Namespace, seconds: float) -> int:
+    restarts_s = killer.restarts_s or [float("nan")]
+    restart_s, slowest_s = statistics.median(restarts_s), max(restarts_s)
     quarter = len(figures.descriptors) // 4
-    promises = {
-        f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated": (
-            figures.lost == figures.repeated == 0
+    most, at_first = max(figures.descriptors[quarter:]), max(figures.descriptors[: quarter + 1])
+    growth_mb, left = figures.growth_mb(), len(tree(os.getpid())) - 1
+    verdicts = [
+        Verdict(
+            f"every good sample exactly once in each epoch: {figures.lost} lost, {figures.repeated} repeated",
+            figures.lost == figures.repeated == 0,
         ),
-        f"every damaged one decoded or listed, once: {figures.unaccounted} not": figures.unaccounted == 0,
-        f"every slot of the ring usable at the end: {figures.slots_away} not": figures.slots_away == 0,
-        f"memory flat: {figures.growth_mb():+.0f} MB from the second to the last quarter": (
-            figures.growth_mb() < FLAT_MB
+        Verdict(f"every damaged one decoded or listed, once: {figures.unaccounted} not", figures.unaccounted == 0),
+        Verdict(f"every slot of the ring usable at the end: {figures.slots_away} not", figures.slots_away == 0),
+        Verdict(f"memory flat: {growth_mb:+.0f} MB from the second to the last quarter", growth_mb < FLAT_MB),
+        Verdict(f"descriptors flat: {most} at most, {at_first} in the first quarter", most <= at_first),
+        Verdict(f"processes: {max(figures.processes)} at most", max(figures.processes) <= options.workers + 2),
+        Verdict(
+            f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s",
+            restart_s < RESTART_LIMIT_S,
         ),
-        f"descriptors flat: {max(figures.descriptors[quarter:])} at most, {max(figures.descriptors[: quarter + 1])} in "
-        "the first quarter": max(figures.descriptors[quarter:]) <= max(figures.descriptors[: quarter + 1]),
-        f"processes: {max(figures.processes)} at most": max(figures.processes) <= options.workers + 2,
-        f"a worker is back in under {RESTART_LIMIT_S} s: median {restart_s:.2f} s, slowest {slowest_s:.2f} s": (
-            restart_s < RESTART_LIMIT_S
-        ),
-        f"nothing left behind: {len(tree(os.getpid())) - 1} processes": len(tree(os.getpid())) == 1,
-    }
-    console.print(
+        Verdict(f"nothing left behind: {left} processes", left == 0),
+    ]
+    print(
         f"\n{seconds / 60:.1f} minutes: {figures.epochs} epochs, {figures.samples:,} samples "
         f"({figures.samples / seconds:,.0f}/s), {killer.kills} kills and {killer.template_kills} of the template, "
         f"{figures.refused:,} samples refused\n"
         f"memory of all processes: first {figures.memory_mb[0]:.0f}, median "
         f"{statistics.median(figures.memory_mb):.0f}, last {figures.memory_mb[-1]:.0f} MB\n"
     )
-    for text, kept in promises.items():
-        console.print(f"{'[green]kept  [/]' if kept else '[red]broken[/]'} {text}", soft_wrap=True)
-    if options.json:
-        facts = {
-            "minutes": seconds / 60,
-            "kills": killer.kills,
-            "template_kills": killer.template_kills,
-            "restart_s": {"median": restart_s, "slowest": slowest_s},
-            "figures": vars(figures),
-            "promises": promises,
-            "python": sys.version.split()[0],
-        }
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if all(promises.values()) else 1
+    say_verdicts(verdicts)
+    counts = {"minutes": seconds / 60, "kills": killer.kills, "template_kills": killer.template_kills}
+    restart = {"restart_s": {"median": restart_s, "slowest": slowest_s}}
+    about = {"figures": vars(figures), "promises": dict(verdicts), "python": sys.version.split()[0]}
+    write_json(options.json, {**counts, **restart, **about})
+    return 0 if all(verdict.met for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

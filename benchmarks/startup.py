@@ -3,16 +3,13 @@
     python -m benchmarks.startup --photos DIR [--workers 1,2,8,16] [--rounds 3] [--only NAME] [--json FILE]
 
 Each cell is a process of its own: seconds from `iter()` to the first batch, the CPU seconds of all its processes in
-that time, and their memory after a few batches, when all that is loaded ahead is there (with gpuload two batches, with
-DataLoader two for each worker). Their own memory is PSS, which counts shared pages in proportion, without shared
-memory; of this, what is held, whether a process maps it or not: DataLoader's batches on their way are not mapped.
-Medians of the rounds; all cells are in each.
+that time, and their memory once all that is loaded ahead is there: their own (PSS without shared memory), and what they
+hold in shared memory, whether a process maps it or not, since DataLoader's batches on their way are not mapped. And how
+long it is from the death of a worker to the hello of the one that takes its place. Medians of the rounds.
 
 - folder: `gl.ImageFolder`, which imports little; DataLoader has torchvision's with the same crops.
 - torchvision: torchvision's ImageFolder with v2's transforms inside, the same object for both.
-- huggingface: a data set of Hugging Face's with an Image and a label, as it is for gpuload; DataLoader crops with v2.
-
-Besides, how long it is from the death of a worker to the hello of the one that takes its place.
+- huggingface: a Hugging Face data set with an image and a label; DataLoader crops with v2.
 """
 
 from __future__ import annotations
@@ -29,13 +26,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["LOADERS", "ROWS", "main"]
-
 ROWS: Final = ("folder", "torchvision", "huggingface")
 LOADERS: Final = ("gpuload", "fork", "forkserver", "spawn")
 BATCH: Final = 64
 DEATHS: Final = 9
-COLUMNS: Final = ("first_batch_s", "cpu_s", "own_mb", "shared_mb", "back_ms")
+COLUMNS: Final = {
+    "first_batch_s": "first batch, s",
+    "cpu_s": "CPU s",
+    "own_mb": "own, MB",
+    "shared_mb": "shared, MB",
+    "back_ms": "back after, ms",
+}
 REST_S: Final = 1.0
 LIMIT_S: Final = 600
 SIZE: Final = 224
@@ -58,7 +59,7 @@ def huggingface(root: Path) -> Any:
 def build(row: str, loader: str, workers: int, root: Path) -> Any:
     """The loader of a cell."""
     if row == "torchvision" or loader != "gpuload":
-        from benchmarks.peers.torchvision_folder import Cropped, Folder
+        from benchmarks.peers.torchvision_import import Cropped, Folder
     if loader == "gpuload":
         import gpuload as gl
         from gpuload import transforms as T
@@ -96,7 +97,8 @@ def measure(row: str, loader: str, workers: int, root: Path) -> dict[str, float]
 
 def _memory_at_rest() -> tuple[float, float]:
     """The processes' own memory and their shared memory, MB, once they have nothing to do."""
-    from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
+    from benchmarks.memory import proportional_mb, shared_mb
+    from gpuload.cli.processes import cpu_seconds, tree
 
     cpu_s, before_s = cpu_seconds(os.getpid()), -1.0
     while cpu_s - before_s > 0.05:  # looking takes some, too
@@ -126,41 +128,35 @@ def _back_ms(engine: Any) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cells, and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs in classes (default: images that are made up)")
-    parser.add_argument("--files", type=int, default=2048, help="how many files they are copied to (default 2048)")
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parents[1] / ".data", help="where these are kept")
+    from benchmarks.running import in_turns, make_parser, run_module, table, write_json
+
+    parser = make_parser("startup", __doc__, "photos", "cache", "json", files=2048, rounds=3)
     parser.add_argument("--workers", default="1,2,8,16", help="numbers of workers (default 1,2,8,16)")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=ROWS)
     parser.add_argument("--cell", nargs=3, metavar=("ROW", "LOADER", "WORKERS"), help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
     if options.cell:
         row, loader, workers = options.cell
         print(json.dumps(measure(row, loader, int(workers), options.photos)))
         return 0
-    from benchmarks.photos import copy_photos, find_photos
-    from benchmarks.running import run_module
+    from benchmarks.photos import copy_photos, find_photos  # not in a cell, whose memory it would count in
 
-    root = copy_photos(options.photos or find_photos(options.cache)[0], options.cache, options.files)
+    root = copy_photos(find_photos(options.cache, options.photos)[0], options.cache, options.files)
     rows = [options.only] if options.only else ROWS
     cells = [(row, loader, workers) for row in rows for workers in options.workers.split(",") for loader in LOADERS]
-    results: dict[str, list[dict[str, float]]] = {" ".join(cell): [] for cell in cells}
-    for _ in range(options.rounds):
-        for cell in cells:
-            result = run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell], LIMIT_S)
-            if "error" in result:
-                print(f"{' '.join(cell)}: {result['error']}", file=sys.stderr)
-                continue
-            results[" ".join(cell)].append(result)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{'':36} first batch, s   CPU s   own, MB   shared, MB   back after, ms")
+    ways, failed = [" ".join(cell) for cell in cells], {}
+
+    def run(cell: str) -> dict[str, float]:
+        return run_module(["benchmarks.startup", "--photos", str(root), "--cell", *cell.split()], LIMIT_S)
+
+    rounds = in_turns(ways, options.rounds, run, failed)
+    results = {cell: [one[cell] for one in rounds if cell in one] for cell in ways}
+    write_json(options.json, results)
+    rows = []
     for name, found in results.items():
-        middle = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
-        numbers = [f"{middle[key]:.2f}" if key in middle else "–" for key in COLUMNS]
-        print(f"{name:36} {numbers[0]:>14} {numbers[1]:>7} {numbers[2]:>9} {numbers[3]:>12} {numbers[4]:>16}")
+        medians = {key: statistics.median(one[key] for one in found) for key in found[0]} if found else {}
+        rows.append([name, *(f"{medians[key]:.2f}" if key in medians else "–" for key in COLUMNS)])
+    print(table(["", *COLUMNS.values()], rows))
     return 0
 
 

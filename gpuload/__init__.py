@@ -16,22 +16,19 @@ if TYPE_CHECKING:
     from gpuload.batches.assemble import BatchInfo
     from gpuload.batches.augment import Augment
     from gpuload.batches.pad import Padded, keep, pad, pad_collate
-    from gpuload.datasets import (
-        HDF5,
-        LMDB,
-        ArrayFile,
-        Cached,
-        Coco,
-        DeviceCached,
-        FileList,
-        ImageFiles,
-        ImageFolder,
-        Mix,
-        Parquet,
-        TarShards,
-    )
+    from gpuload.datasets.cached import Cached
+    from gpuload.datasets.coco import Coco
+    from gpuload.datasets.folder import ImageFiles, ImageFolder
+    from gpuload.datasets.mix import Mix
+    from gpuload.datasets.resident import DeviceCached
     from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, read
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.filelist import FileList
+    from gpuload.datasets.stores.hdf5 import HDF5
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
     from gpuload.datasets.stores.remote import Remote
+    from gpuload.datasets.stores.tar.dataset import TarShards
     from gpuload.datasets.worker import get_worker_info
     from gpuload.datasets.wrap import wrap
     from gpuload.decode import Decode
@@ -59,40 +56,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ArrayFile": "gpuload.datasets",
+    "ArrayFile": "gpuload.datasets.stores.array",
     "Augment": "gpuload.batches.augment",
     "BackendError": "gpuload.errors",
     "BatchInfo": "gpuload.batches.assemble",
     "BlockShuffle": "gpuload.order.blocks",
     "Boxes": "gpuload.datasets.sample",
-    "Cached": "gpuload.datasets",
-    "Coco": "gpuload.datasets",
+    "Cached": "gpuload.datasets.cached",
+    "Coco": "gpuload.datasets.coco",
     "CollateError": "gpuload.errors",
     "Decode": "gpuload.decode",
     "DecodeError": "gpuload.errors",
-    "DeviceCached": "gpuload.datasets",
+    "DeviceCached": "gpuload.datasets.resident",
     "Encoded": "gpuload.datasets.sample",
     "ErrorRecord": "gpuload.errors",
     "Faults": "gpuload.workers.faults",
-    "FileList": "gpuload.datasets",
+    "FileList": "gpuload.datasets.stores.filelist",
     "GpuloadError": "gpuload.errors",
-    "HDF5": "gpuload.datasets",
+    "HDF5": "gpuload.datasets.stores.hdf5",
     "Image": "gpuload.datasets.sample",
-    "ImageFiles": "gpuload.datasets",
-    "ImageFolder": "gpuload.datasets",
+    "ImageFiles": "gpuload.datasets.folder",
+    "ImageFolder": "gpuload.datasets.folder",
     "Keypoints": "gpuload.datasets.sample",
-    "LMDB": "gpuload.datasets",
+    "LMDB": "gpuload.datasets.stores.lmdb",
     "LimitError": "gpuload.errors",
     "Loader": "gpuload.loader.loader",
     "Mask": "gpuload.datasets.sample",
-    "Mix": "gpuload.datasets",
+    "Mix": "gpuload.datasets.mix",
     "Padded": "gpuload.batches.pad",
-    "Parquet": "gpuload.datasets",
+    "Parquet": "gpuload.datasets.stores.parquet",
     "RayWorkers": "gpuload.workers.ray",
     "Remote": "gpuload.datasets.stores.remote",
     "SampleError": "gpuload.errors",
     "Stats": "gpuload.loader.stats",
-    "TarShards": "gpuload.datasets",
+    "TarShards": "gpuload.datasets.stores.tar.dataset",
     "TooManyErrors": "gpuload.errors",
     "WorkerError": "gpuload.errors",
     "exporters": "gpuload.exporters",

@@ -10,30 +10,25 @@ round, in an order that changes: medians over the rounds, and ratios within them
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from benchmarks.augmentation.cases import Case, transforms
-from benchmarks.augmentation.clocks import Clock, CpuClock, CudaClock, copy_bandwidth
-from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contenders, contenders, least_bytes
+from benchmarks.augmentation.cases import CLASSIC, Case, dense, headline, recipes, transforms
+from benchmarks.augmentation.contenders import BACKENDS, PEERS, contenders, least_bytes
 from benchmarks.augmentation.kernel import kernels_alone
-from benchmarks.augmentation.measuring import CaseResult, measure
-from benchmarks.augmentation.photographs import Photographs, default_folder
-from benchmarks.augmentation.recipes import CLASSIC, dense, headline, recipes
-from benchmarks.augmentation.tables import judge, notes, recipe_table, transform_table
+from benchmarks.augmentation.measuring import CaseResult, clock_of, copy_bandwidth, measure
+from benchmarks.augmentation.photographs import Photographs
+from benchmarks.augmentation.tables import judge, notes, tables
 from benchmarks.machine import cpu_model, cuda_device, versions
-
-__all__ = ["main"]
+from benchmarks.photos import find_photos
+from benchmarks.running import check_least, make_parser, say_verdicts, write_json
 
 BATCH = {"cpu": 64, "cuda": 256}
 ROUNDS = {"cpu": 5, "cuda": 3}
@@ -43,10 +38,10 @@ gpuload: from interleaved levels, as decoders give them; each image has draws of
 gl.Augment: the module, called with a batch of uint8 in planes, as a loader of the user's own yields it; the peers start
   from the same batch, and what makes floats of it, which Kornia takes, is within the time
 all: results are levels in planes, or normalised floats for recipes; torchvision and Kornia start from planes
-v2 Pillow, v2 sample: torchvision v2 called for each image, Pillow's or a tensor, and stacked
-v2 batch: torchvision v2 on the batch, where each transform draws once for all images; photographs are cropped one by
-  one before it, since they differ in size
-Kornia AS: AugmentationSequential on a batch of floats, which are there before where the result is levels; photographs
+torchvision per sample: called for each image, Pillow's or a tensor, and stacked
+torchvision per batch: on the batch, where each transform draws once for all images; photographs are cropped one by one
+  before it, since they differ in size
+Kornia: AugmentationSequential on a batch of floats, which are there before where the result is levels; photographs
   were brought to one size before, by torch's interpolate
 transforms with a probability have 1, so that each image is changed; those that crop or resize start from photographs,
   all others from crops of 224×224
@@ -67,11 +62,8 @@ class DeviceResult:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; `backends` and `devices` are lists."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.augmentation", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
+    """Parse the options; `backends` and `devices` are lists."""
+    parser = make_parser("augmentation", __doc__, "photos", "cache", "json")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: all that there are")
     parser.add_argument("--backends", help=f"of gpuload, comma-separated; all of {', '.join(BACKENDS)} without it")
     parser.add_argument("--peers", help=f"comma-separated; all of {', '.join(PEERS)} without it; none for none")
@@ -79,31 +71,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each is run (default 5, on CUDA 3)")
     parser.add_argument("--batch-size", type=int, help="images in a batch, even (default 64, on CUDA 256)")
     parser.add_argument("--budget-s", type=float, help="begin no round later than this, on each device")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of a few cases with 8 images: to see that it runs"
-    )
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--quick", action="store_true", help="a few cases once with 8 images: to see that it runs")
     options = parser.parse_args(arguments)
-    options.backends = _chosen(parser, "backends", options.backends, BACKENDS)
-    options.peers = [] if options.peers == "none" else _chosen(parser, "peers", options.peers, tuple(PEERS))
+    for name, known, asked in (("backends", BACKENDS, options.backends), ("peers", tuple(PEERS), options.peers)):
+        chosen = list(known) if asked is None else [] if (name, asked) == ("peers", "none") else asked.split(",")
+        for word in chosen:
+            if word not in known:
+                parser.error(f"--{name} takes any of {', '.join(known)}, comma-separated; got {word!r}")
+        setattr(options, name, chosen)
     options.devices = ["cpu", "cuda"] if options.device == "auto" else [options.device]
     if options.quick:
         options.rounds, options.batch_size = options.rounds or 1, options.batch_size or 8
-    if options.rounds is not None and options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    check_least(parser, options, rounds=1)
     if options.batch_size is not None and (options.batch_size < 2 or options.batch_size % 2):
         parser.error(f"--batch-size must be even, since images are mixed in pairs, got {options.batch_size}")
+    options.photos = find_photos(options.cache, options.photos)[0]
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and report. Returns the exit status: 1 where something failed that should have run."""
+    """Measure and report. Returns the exit status: 1 if something failed that should have run."""
     options = parse(arguments)
-    if options.photos is None:
-        options.photos = default_folder()
-    console = Console(highlight=False)
-    console.width = max(110, console.width if console.is_terminal else 0)
-    console.print(LEGEND, soft_wrap=True)
+    print(LEGEND)
     found: dict[str, DeviceResult] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -112,50 +101,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             for device in options.devices:
-                found[device] = _measured(device, options, console, found)
+                measure_device(device, options, found)
     finally:
         torch.set_num_threads(threads)
     for device, result in found.items():
-        _show(device, result, console)
+        _show(device, result)
     for device, result in found.items():
-        for verdict in judge(device, result.cases, result.batch):
-            word = {True: "met   ", False: "MISSED", None: "–     "}[verdict.met]
-            console.print(f"{word} {verdict.text}", soft_wrap=True)
+        say_verdicts(judge(device, result.cases, result.batch))
     failed = any(row.failed for result in found.values() for case in result.cases for row in case.rows.values())
     wanted = options.device == "cuda" and found["cuda"].missing is not None
     return 1 if failed or wanted else 0
 
 
-def _measured(
-    device_type: str, options: argparse.Namespace, console: Console, before: dict[str, DeviceResult]
-) -> DeviceResult:
-    """Measure all on a device; the file of results is written after each case, so that nothing is lost."""
+def measure_device(device_type: str, options: argparse.Namespace, found: dict[str, DeviceResult]) -> DeviceResult:
+    """Measure all on a device, for `found`; the file of results is written after each case, so that nothing is lost."""
     batch = options.batch_size or BATCH[device_type]
     if device_type == "cuda" and not torch.cuda.is_available():
-        result = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
-        _write(options, {**before, device_type: result})
-        return result
+        found[device_type] = DeviceResult(batch, "none", None, [], missing="torch finds no CUDA device")
+        _write(options, found)
+        return found[device_type]
     started = time.monotonic()
     device = torch.device(device_type)
-    clock: Clock = CpuClock() if device_type == "cpu" else CudaClock()
     photographs = Photographs(options.photos, batch, device)
-    bandwidth = copy_bandwidth(device, clock)
+    bandwidth = copy_bandwidth(device)
     name = f"{cpu_model()}, one thread" if device_type == "cpu" else cuda_device()
-    result = DeviceResult(batch, name, bandwidth / 1e9, [])
+    result = found[device_type] = DeviceResult(batch, name, bandwidth / 1e9, [])
     rounds = options.rounds or ROUNDS[device_type]
     deadline = None if options.budget_s is None else started + options.budget_s
     for case in _cases(device_type, options):
-        with console.status(f"{device_type}: {case.name}"):
-            torch.manual_seed(0)
-            moved = least_bytes(case, photographs, range(1, rounds + 1))
-            rows = measure(_contenders(case, photographs, options), clock, rounds, deadline=deadline)
+        torch.manual_seed(0)
+        moved = least_bytes(case, photographs, range(1, rounds + 1))
+        measured = contenders(case, photographs, options.backends, options.peers)
+        if case.section == "kernel" and "fused" in options.backends:
+            measured = kernels_alone(case, photographs) | measured
+        rows = measure(measured, clock_of(device), rounds, deadline=deadline)
         result.cases.append(CaseResult(case.name, case.section, moved, 1000 * moved / bandwidth, rows))
-        _write(options, {**before, device_type: result})
+        _write(options, found)
     return result
 
 
 def _cases(device: str, options: argparse.Namespace) -> list[Case]:
-    """What is measured first is what matters most, should the time be up."""
+    """Choose the cases; what is measured first is what matters most, should the time be up."""
     first = headline() if device == "cuda" or options.only else []
     cases = [*first, *recipes(), *dense(), *transforms()]
     if options.quick:
@@ -168,58 +154,31 @@ def _cases(device: str, options: argparse.Namespace) -> list[Case]:
     return cases
 
 
-def _contenders(case: Case, photographs: Photographs, options: argparse.Namespace) -> Contenders:
-    found = contenders(case, photographs, options.backends, options.peers)
-    if case.section == "kernel" and "fused" in options.backends:
-        return kernels_alone(case, photographs) | found
-    return found
-
-
-def _show(device: str, result: DeviceResult, console: Console) -> None:
+def _show(device: str, result: DeviceResult) -> None:
     where = {"cpu": "CPU", "cuda": "CUDA"}[device]
     if result.missing:
-        console.print(f"{where}: not measured: {result.missing}\n", soft_wrap=True)
+        print(f"{where}: not measured: {result.missing}\n")
         return
-    console.print(f"{where}: {result.name}; a plain copy moves {result.copy_gb_s:.1f} GB/s", soft_wrap=True)
-    console.print(f"versions: {', '.join(f'{name} {number}' for name, number in versions().items())}", soft_wrap=True)
-    single = [case for case in result.cases if case.section == "transforms"]
-    whole = [case for case in result.cases if case.section != "transforms"]
-    if single:
-        console.print(transform_table(single, result.batch, where))
-        console.print(transform_table(single, result.batch, where, rates=True))
-        console.print("\n".join(notes(single)), soft_wrap=True)
-    if whole:
-        console.print(recipe_table(whole, result.batch, where))
-        console.print("\n".join(notes(whole)), soft_wrap=True)
-    console.print()
+    print(f"{where}: {result.name}; a plain copy moves {result.copy_gb_s:.1f} GB/s")
+    print(f"versions: {', '.join(f'{name} {number}' for name, number in versions().items())}")
+    for alone in (True, False):
+        cases = [case for case in result.cases if (case.section == "transforms") == alone]
+        if cases:
+            print("", *tables(cases, result.batch, where), "\n".join(notes(cases)), sep="\n\n")
+    print()
 
 
 def _write(options: argparse.Namespace, found: dict[str, DeviceResult]) -> None:
-    if not options.json:
-        return
-    everything: dict[str, Any] = {
-        "versions": versions(),
-        "machine": {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))},
-        "photos": options.photos.name,
-        "devices": {
-            device: {
-                **asdict(result),
-                "goals": [asdict(verdict) for verdict in judge(device, result.cases, result.batch)],
-            }
-            for device, result in found.items()
-        },
+    devices: dict[str, Any] = {
+        device: {
+            **asdict(result),
+            "goals": [verdict._asdict() for verdict in judge(device, result.cases, result.batch)],
+        }
+        for device, result in found.items()
     }
-    part = options.json.with_name(options.json.name + ".part")
-    part.write_text(json.dumps(everything, indent=1) + "\n")
-    part.replace(options.json)
-
-
-def _chosen(parser: argparse.ArgumentParser, name: str, given: str | None, known: Sequence[str]) -> list[str]:
-    chosen = list(known) if given is None else given.split(",")
-    for word in chosen:
-        if word not in known:
-            parser.error(f"--{name} takes any of {', '.join(known)}, comma-separated; got {word!r}")
-    return chosen
+    machine = {"cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0))}
+    about = {"versions": versions(), "machine": machine, "photos": options.photos.name}
+    write_json(options.json, {**about, "devices": devices})
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
 """Who is measured: gpuload's stage on each backend, torchvision v2 for a sample and for a batch, and Kornia; on dense
 batches gpuload's `Augment`, called as users call it.
 
-A contender is a function of the number of a turn, which says what gpuload draws, and it ends with a whole batch. One
-that there is not for a case is a `Missing` with the reason, so that no table has a gap that nothing explains.
+A contender is a function of the number of a turn, which says what gpuload draws, and it ends with a whole batch. In the
+place of a contender that a case does not have there is the reason, so that no table has a gap that nothing explains.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.augmentation.cases import CLASSES, MEAN, STD, Case
+from benchmarks.augmentation.cases import CLASSES, Case, Start
 from benchmarks.augmentation.photographs import Photographs
+from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import v2
 from gpuload import Augment
 from gpuload import transforms as T
@@ -25,8 +26,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import Plan, compile_stage
 from gpuload.transforms.program.draws import Program
 
-__all__ = ["BACKENDS", "PEERS", "Contender", "Contenders", "Missing", "Ours", "contenders", "least_bytes"]
-
+NO_KERNELS = "Triton runs on the CPU in its interpreter only, which is no measurement"
 BACKENDS = ("torch", "kornia", "dali", "fused")
 PEERS = {
     "pillow": "torchvision v2 per sample, Pillow",
@@ -44,40 +44,27 @@ class Contender:
     falls_back: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Missing:
-    """Why there is no figure."""
-
-    reason: str
+Contenders = dict[str, Contender | str]
+"""By name, a contender, or why there is none."""
+Run = Callable[[int], Any]
 
 
-Contenders = dict[str, Contender | Missing]
-
-
-@dataclass(frozen=True)
 class Ours:
-    """A chain, and its program for photographs in turn n."""
+    """gpuload's chain of a case, and its program for photographs in turn n."""
 
-    case: Case
-    photographs: Photographs
-    chain: T.Chain = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "chain", T.Chain(self.case.ours))
+    def __init__(self, case: Case, photographs: Photographs) -> None:
+        self.chain = T.Chain(case.ours)
+        self.images = photographs.ragged(case.start)
+        self._boxes = photographs.boxes if case.boxes else None
 
     def program(self, turn: int) -> Program:
-        images = self.photographs.ragged(self.case.start)
-        boxes = self.photographs.boxes if self.case.boxes else None
-        return self.chain.draw(epoch_key(0, turn), np.arange(len(images)), images.sizes_hw, boxes)
+        return self.chain.draw(epoch_key(0, turn), np.arange(len(self.images)), self.images.sizes_hw, self._boxes)
 
 
 def contenders(case: Case, photographs: Photographs, backends: Sequence[str], peers: Sequence[str]) -> Contenders:
     """By the name that the tables have: gpuload's backends first, as they are asked for."""
-    found: Contenders
-    if case.is_dense:
-        found = {f"gl.Augment {name}": _augment(case, photographs, name) for name in backends}
-    else:
-        found = {f"gpuload {name}": _ours(case, photographs, name) for name in backends}
+    entry, build = ("gl.Augment", _augment) if case.section == "dense" else ("gpuload", _stage)
+    found: Contenders = {f"{entry} {name}": _planned(case, photographs, name, build) for name in backends}
     makers = {"pillow": _pillow, "tensors": _tensors, "batch": _batch, "kornia": _kornia}
     return found | {PEERS[name]: makers[name](case, photographs) for name in peers}
 
@@ -95,81 +82,70 @@ def least_bytes(case: Case, photographs: Photographs, turns: Sequence[int]) -> i
     return round(sum(totals) / len(totals))
 
 
-def _ours(case: Case, photographs: Photographs, backend: str) -> Contender | Missing:
+def _stage(case: Case, photographs: Photographs, **options: Any) -> tuple[Plan, Run]:
     ours = Ours(case, photographs)
-
-    def make(**options: Any) -> tuple[Plan, Callable[[int], Any]]:
-        stage, images = compile_stage(ours.chain, **options), photographs.ragged(case.start)
-        return stage.plan, lambda turn: stage(images, ours.program(turn))
-
-    return _planned(case, photographs.device, backend, make)
+    stage = compile_stage(ours.chain, **options)
+    return stage.plan, lambda turn: stage(ours.images, ours.program(turn))
 
 
-def _augment(case: Case, photographs: Photographs, backend: str) -> Contender | Missing:
-    """`Augment`, with the draws that a `Loader` has for the first batch of an epoch."""
+def _augment(case: Case, photographs: Photographs, **options: Any) -> tuple[Plan, Run]:
+    """Build `Augment`, with the draws that a `Loader` has for the first batch of an epoch."""
+    augment, batch = Augment(case.ours, **options), photographs.dense(case.start)
 
-    def make(**options: Any) -> tuple[Plan, Callable[[int], Any]]:
-        augment, batch = Augment(case.ours, **options), photographs.dense(case.start)
+    def run(turn: int) -> torch.Tensor:
+        augment.set_epoch(turn)
+        return augment(batch)
 
-        def run(turn: int) -> torch.Tensor:
-            augment.set_epoch(turn)
-            return augment(batch)
-
-        return augment.plan(), run
-
-    return _planned(case, photographs.device, backend, make)
+    return augment.plan(), run
 
 
-def _planned(
-    case: Case, device: torch.device, backend: str, make: Callable[..., tuple[Plan, Callable[[int], Any]]]
-) -> Contender | Missing:
-    """What `make` makes of these options, if the backend runs the chain."""
-    if backend == "fused" and device.type == "cpu":
-        return Missing("Triton runs on the CPU in its interpreter only, which is no measurement")
+def _planned(case: Case, photographs: Photographs, backend: str, build: Callable[..., Any]) -> Contender | str:
+    """Build gpuload's contender, if the backend runs the chain."""
+    if backend == "fused" and photographs.device.type == "cpu":
+        return NO_KERNELS
     try:
-        plan, run = make(
-            device=device,
+        plan, run = build(
+            case,
+            photographs,
+            device=photographs.device,
             backend=backend,
             dtype=case.dtype if case.floats else None,
             memory_format="channels_last" if case.channels_last else "contiguous_format",
         )
     except BackendError as error:
-        return Missing(" ".join(str(error).split()))
+        return " ".join(str(error).split())
     away = [type(step.transform).__name__ for step in plan.steps if step.backend != backend]
     if away and backend in ("kornia", "dali"):  # what these take is not what the chain takes
-        return Missing(f"torch runs {', '.join(away)}")
+        return f"torch runs {', '.join(away)}"
     return Contender(run, tuple(away))
 
 
-def _pillow(case: Case, photographs: Photographs) -> Contender | Missing:
+def _pillow(case: Case, photographs: Photographs) -> Contender | str:
     if photographs.device.type != "cpu":
-        return Missing("Pillow's images are on the CPU")
-    if not case.per_sample and not case.image:
-        return Missing("it mixes the images of a batch")
-    if case.no_pillow:
-        return Missing("it takes no Pillow images")
-    return _sampled(case, photographs, photographs.pillow(case.start))
+        return "Pillow's images are on the CPU"
+    return "it takes no Pillow images" if case.no_pillow else _sampled(case, photographs, photographs.pillow)
 
 
-def _tensors(case: Case, photographs: Photographs) -> Contender | Missing:
-    if not case.per_sample and not case.image:
-        return Missing("it mixes the images of a batch")
-    return _sampled(case, photographs, photographs.tensors(case.start))
+def _tensors(case: Case, photographs: Photographs) -> Contender | str:
+    return _sampled(case, photographs, photographs.tensors)
 
 
-def _sampled(case: Case, photographs: Photographs, images: Sequence[Any]) -> Contender:
+def _sampled(case: Case, photographs: Photographs, images_of: Callable[[Start], Sequence[Any]]) -> Contender | str:
     """torchvision's transforms, one image after the other; then the batch."""
+    if case.mixed and not case.image:
+        return "it mixes the images of a batch"
     compose, floats, finish = _composed(case.image), _floats(case), _finish(case, photographs)
+    images = images_of(case.start)
     if case.boxes:
         samples = _with_boxes(images, photographs)
         return Contender(lambda turn: finish(torch.stack([floats(compose(*sample)[0]) for sample in samples])))
     return Contender(lambda turn: finish(torch.stack([floats(compose(image)) for image in images])))
 
 
-def _batch(case: Case, photographs: Photographs) -> Contender | Missing:
+def _batch(case: Case, photographs: Photographs) -> Contender | str:
     """torchvision's on a batch, for which each transform draws once; where sizes differ, after its crops for each."""
     if case.boxes:
-        return Missing("its crops depend on the boxes of each image")
+        return "its crops depend on the boxes of each image"
     compose, floats, finish = _composed(case.image[case.leading :]), _floats(case), _finish(case, photographs)
     if case.leading:
         lead, images = _composed(case.image[: case.leading]), photographs.tensors(case.start)
@@ -178,11 +154,11 @@ def _batch(case: Case, photographs: Photographs) -> Contender | Missing:
     return Contender(lambda turn: finish(floats(compose(batch))))
 
 
-def _kornia(case: Case, photographs: Photographs) -> Contender | Missing:
+def _kornia(case: Case, photographs: Photographs) -> Contender | str:
     if importlib.util.find_spec("kornia") is None:
-        return Missing("Kornia is not installed: pip install kornia")
+        return "Kornia is not installed: pip install kornia"
     if isinstance(case.kornia, str):
-        return Missing(case.kornia)
+        return case.kornia
     import kornia.augmentation as K
 
     sequential = K.AugmentationSequential(*case.kornia(K), data_keys=["input"]).to(photographs.device)

@@ -16,15 +16,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.augmentation.cases import Case
-from benchmarks.augmentation.contenders import Contender, Contenders, Missing, Ours
+from benchmarks.augmentation.cases import Case, headline
+from benchmarks.augmentation.contenders import NO_KERNELS, Contender, Contenders, Ours
 from benchmarks.augmentation.photographs import Photographs, default_folder
-from benchmarks.augmentation.recipes import headline
 from benchmarks.augmentation.tables import KERNELS, KERNELS_REPLAYED
 from gpuload.stage.finish import Finish
 from gpuload.transforms.program.ops import Erase
-
-__all__ = ["kernels_alone", "launcher", "main"]
 
 BATCHES = 4  # whose parameters are made ready
 BATCH = 256
@@ -33,8 +30,7 @@ BATCH = 256
 def kernels_alone(case: Case, photographs: Photographs) -> Contenders:
     """The kernels of a case, launched and replayed."""
     if photographs.device.type != "cuda":
-        reason = "Triton runs on the CPU in its interpreter only, which is no measurement"
-        return {KERNELS: Missing(reason), KERNELS_REPLAYED: Missing(reason)}
+        return {KERNELS: NO_KERNELS, KERNELS_REPLAYED: NO_KERNELS}
     launch = launcher(case, photographs)
     graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -55,7 +51,8 @@ def launcher(case: Case, photographs: Photographs) -> Callable[[int], torch.Tens
     """A function that launches the kernels for the batch of turn n, and returns it."""
     from gpuload.stage.fused.runner import FusedRunner
 
-    ours, images = Ours(case, photographs), photographs.ragged(case.start)
+    ours = Ours(case, photographs)
+    images = ours.images
     runner = FusedRunner(Finish.of(ours.chain.lines[0].transforms, case.dtype), photographs.device)
     outputs: torch.Tensor | None = None
     prepared: list[Any] = []

@@ -11,8 +11,6 @@ than a loop. A flip that is built in costs nothing on levels: the resampling wri
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.augmentation.contenders import Contender
+from benchmarks.augmentation.measuring import cpu_clock, measure
+from benchmarks.peers.protocol import MEAN, STD
+from benchmarks.running import make_parser, table
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.transforms.program.ops import in_params
 
-__all__ = ["main"]
-
 SIZE = (375, 500, 3)
-CROP, NORMALIZE = T.RandomResizedCrop(224), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CROP, NORMALIZE = T.RandomResizedCrop(224), T.Normalize(MEAN, STD)
 
 
 @dataclass(frozen=True)
@@ -74,56 +74,49 @@ class Flip(T.Custom):
         return images
 
 
-# A name; the chain with what is built in, or the transform whose operations are called alone; the chain with the own.
+# By name: the chain with what is built in, or the levels of the transform whose operations are called alone; and the
+# chain with the user's own.
 JITTER = [CROP, T.ColorJitter(brightness=0.4), NORMALIZE]
-CASES = (
-    ("colour cast on levels, ColorJitter(brightness)", JITTER, [CROP, ColourCast(), NORMALIZE]),
-    ("colour cast on finished images, ColorJitter", JITTER, [CROP, NORMALIZE, ColourCast()]),
-    ("grid mask on levels, its operations alone", torch.uint8, [CROP, GridMask(), NORMALIZE]),
-    ("grid mask on finished images, its operations alone", torch.float32, [CROP, NORMALIZE, GridMask()]),
-    ("flip on levels", [CROP, T.RandomHorizontalFlip(), NORMALIZE], [CROP, Flip(), NORMALIZE]),
-    ("flip of finished images", [CROP, NORMALIZE, T.RandomHorizontalFlip()], [CROP, NORMALIZE, Flip()]),
-)  # fmt: skip
+CASES: dict[str, tuple[Any, list[Any]]] = {
+    "colour cast on levels, ColorJitter(brightness)": (JITTER, [CROP, ColourCast(), NORMALIZE]),
+    "colour cast on finished images, ColorJitter": (JITTER, [CROP, NORMALIZE, ColourCast()]),
+    "grid mask on levels, its operations alone": (torch.uint8, [CROP, GridMask(), NORMALIZE]),
+    "grid mask on finished images, its operations alone": (torch.float32, [CROP, NORMALIZE, GridMask()]),
+    "flip on levels": ([CROP, T.RandomHorizontalFlip(), NORMALIZE], [CROP, Flip(), NORMALIZE]),
+    "flip of finished images": ([CROP, NORMALIZE, T.RandomHorizontalFlip()], [CROP, NORMALIZE, Flip()]),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.augmentation.own")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser = make_parser("augmentation.own", __doc__, rounds=15, batch_size=64)
     options = parser.parse_args(arguments)
+    count = options.batch_size
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    lines = []
     try:
         rng = np.random.default_rng(0)
-        arrays = [rng.integers(0, 256, SIZE, np.uint8) for _ in range(options.batch_size)]
-        print(f"{'own, built in':50}  neither  built in  own    ms an image, CPU   own / built in, whole chains")
-        for name, built_in, own in CASES:
+        arrays = [rng.integers(0, 256, SIZE, np.uint8) for _ in range(count)]
+        for name, (built_in, own) in CASES.items():
             alone = isinstance(built_in, torch.dtype)
-            second = _alone(GridMask(), built_in, len(arrays)) if alone else _run(T.Chain(built_in), arrays)
-            runs = [_run(T.Chain([CROP, NORMALIZE]), arrays), second, _run(T.Chain(own), arrays)]
-            neither, one, two = (1000 * least / len(arrays) for least in _least(runs, options.rounds))
+            second = _alone(GridMask(), built_in, count) if alone else _run(built_in, arrays)
+            runs = [_run([CROP, NORMALIZE], arrays), second, _run(own, arrays)]
+            contenders = {str(number): Contender(run) for number, run in enumerate(runs)}
+            rows = measure(contenders, cpu_clock, options.rounds).values()
+            neither, one, two = (min(reading.ms for reading in row.readings) / count for row in rows)
             one += neither if alone else 0
-            print(f"{name:50}  {neither:.3f}    {one:.3f}     {two:.3f}  {'':19}{two / one:.2f}", flush=True)
+            lines.append([name, *(f"{ms:.3f}" for ms in (neither, one, two)), f"{two / one:.2f}"])
     finally:
         torch.set_num_threads(threads)
+    print(
+        table(["own, built in; CPU ms an image", "neither", "built in", "own", "own / built in, whole chains"], lines)
+    )
     return 0
 
 
-def _least(runs: Sequence[Callable[[int], Any]], rounds: int) -> list[float]:
-    """The least CPU seconds of each."""
-    least = [float("inf")] * len(runs)
-    for turn in range(rounds):
-        for at in range(len(runs)):
-            number = (at + turn) % len(runs)
-            before = time.process_time()
-            runs[number](turn)
-            least[number] = min(least[number], time.process_time() - before)
-    return least
-
-
 def _alone(own: T.Custom, dtype: torch.dtype, count: int) -> Callable[[int], Any]:
-    """Its draws, and its operations on one image after the other."""
+    """Make a function that draws, and does the operations on one image after the other."""
     images, sizes_hw = torch.zeros(count, 3, 224, 224).to(dtype), np.full((count, 2), 224)
     positions = np.arange(count)
 
@@ -136,9 +129,9 @@ def _alone(own: T.Custom, dtype: torch.dtype, count: int) -> Callable[[int], Any
     return run
 
 
-def _run(chain: T.Chain, arrays: list[np.ndarray]) -> Callable[[int], Any]:
-    stage, images = compile_stage(chain, device="cpu", backend="torch"), RaggedImages.from_arrays(arrays)
-    positions = np.arange(len(arrays))
+def _run(transforms: list[Any], arrays: list[np.ndarray]) -> Callable[[int], Any]:
+    chain, images, positions = T.Chain(transforms), RaggedImages.from_arrays(arrays), np.arange(len(arrays))
+    stage = compile_stage(chain, device="cpu", backend="torch")
     return lambda turn: stage(images, chain.draw(epoch_key(0, turn), positions, images.sizes_hw))
 
 

@@ -7,7 +7,8 @@ levels in each form, and four times as much where Kornia takes floats.
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,12 @@ import torch
 from PIL import Image
 
 from benchmarks.augmentation.cases import Start
-from benchmarks.photos import find_photos
+from benchmarks.photos import find_photos, jpegs_in
+from benchmarks.running import REPOSITORY
 from gpuload.stage import RaggedImages
-
-__all__ = ["LANDSCAPE_HW", "Photographs", "default_folder"]
 
 LANDSCAPE_HW = (375, 500)
 SIDES = {"crops": 224, "squares": 256}
-REPOSITORY = Path(__file__).parents[2]
 
 
 def default_folder() -> Path:
@@ -41,9 +40,7 @@ class Photographs:
     """
 
     def __init__(self, folder: Path, count: int, device: torch.device) -> None:
-        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-        if not paths:
-            raise SystemExit(f"no JPEGs (*.jpg, *.jpeg) in {folder}")
+        paths = jpegs_in(folder)
         decoded = {}
         for path in paths[:count]:
             with Image.open(path) as opened:
@@ -51,33 +48,36 @@ class Photographs:
         self.found = len(paths)
         self.device = device
         self._whole = [decoded[paths[number % len(paths)]] for number in range(count)]
+        self._cached: dict[str, Any] = {}
 
     def pillow(self, start: Start) -> list[Image.Image]:
-        """Pillow's images, in this machine's memory."""
+        """Return Pillow's images, in this machine's memory."""
         if start == "photographs":
             return self._whole
-        return self._landscape if start == "landscape" else self._kept(f"pillow {start}", lambda: self._crops(start))
+        make = _landscape if start == "landscape" else partial(_crop, side=SIDES[start])
+        return self._once(f"pillow {start}", lambda: list(map(make, self._whole)))
 
     def ragged(self, start: Start) -> RaggedImages:
-        """What gpuload's stage takes."""
-        return self._kept(f"ragged {start}", lambda: self._ragged(start))
+        """Return what gpuload's stage takes."""
+        make = lambda: RaggedImages.from_arrays(list(map(np.asarray, self.pillow(start))), self.device)  # noqa: E731
+        return self._once(f"ragged {start}", make)
 
     def tensors(self, start: Start) -> list[torch.Tensor]:
-        """uint8 C×H×W, one for each."""
-        return self._kept(f"tensors {start}", lambda: [self._tensor(image) for image in self.pillow(start)])
+        """Return uint8 C×H×W, one for each."""
+        return self._once(f"tensors {start}", lambda: list(map(self._tensor, self.pillow(start))))
 
     def dense(self, start: Start) -> torch.Tensor:
-        """uint8 N×C×H×W; photographs of other sizes are brought to one by torch's interpolation."""
+        """Return uint8 N×C×H×W; photographs of other sizes are brought to one by torch's interpolation."""
         same: Start = "landscape" if start == "photographs" else start
-        return self._kept(f"dense {same}", lambda: torch.stack([self._tensor(image) for image in self.pillow(same)]))
+        return self._once(f"dense {same}", lambda: torch.stack(list(map(self._tensor, self.pillow(same)))))
 
     def floats(self, start: Start) -> torch.Tensor:
-        """The same as float32 in 0 … 1."""
+        """Return the same as float32 in 0 … 1."""
         return self.dense(start).to(torch.float32).div_(255)
 
     @cached_property
     def boxes(self) -> list[np.ndarray]:
-        """For each whole photograph one to five boxes, made up: float64 (n, 4) left, top, right, bottom, in pixels."""
+        """Make up one to five boxes for each whole photograph: float64 (n, 4) left, top, right, bottom, in pixels."""
         found = []
         for number, image in enumerate(self._whole):
             rng = np.random.default_rng(number)
@@ -87,38 +87,26 @@ class Photographs:
             found.append(np.hstack([start, end]) * np.tile([image.width, image.height], 2))
         return found
 
-    @cached_property
-    def _landscape(self) -> list[Image.Image]:
-        return [self._interpolated(image) for image in self._whole]
-
-    def _crops(self, start: Start) -> list[Image.Image]:
-        crops, wanted = [], SIDES[start]
-        for image in self._whole:
-            scale = wanted / min(image.size)
-            left, top = ((side - wanted / scale) / 2 for side in image.size)
-            box = (left, top, left + wanted / scale, top + wanted / scale)
-            crops.append(image.resize((wanted, wanted), Image.Resampling.BILINEAR, box=box))
-        return crops
-
-    @staticmethod
-    def _interpolated(image: Image.Image) -> Image.Image:
-        if image.size == LANDSCAPE_HW[::-1]:
-            return image
-        levels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-        levels = torch.nn.functional.interpolate(levels, LANDSCAPE_HW, mode="bilinear", antialias=True)
-        return Image.fromarray(np.ascontiguousarray(levels[0].permute(1, 2, 0).numpy()))
-
     def _tensor(self, image: Image.Image) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(self.device)
 
-    def _ragged(self, start: Start) -> RaggedImages:
-        return RaggedImages.from_arrays([np.asarray(image) for image in self.pillow(start)], self.device)
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._cached:
+            self._cached[name] = make()
+        return self._cached[name]
 
-    @cached_property
-    def _store(self) -> dict[str, Any]:
-        return {}
 
-    def _kept(self, name: str, make: Any) -> Any:
-        if name not in self._store:
-            self._store[name] = make()
-        return self._store[name]
+def _crop(image: Image.Image, side: int) -> Image.Image:
+    """Resize the largest square in the middle."""
+    scale = side / min(image.size)
+    left, top = ((length - side / scale) / 2 for length in image.size)
+    box = (left, top, left + side / scale, top + side / scale)
+    return image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+
+
+def _landscape(image: Image.Image) -> Image.Image:
+    if image.size == LANDSCAPE_HW[::-1]:
+        return image
+    levels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    levels = torch.nn.functional.interpolate(levels, LANDSCAPE_HW, mode="bilinear", antialias=True)
+    return Image.fromarray(np.ascontiguousarray(levels[0].permute(1, 2, 0).numpy()))

@@ -30,12 +30,10 @@ from typing import Any
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, PARTS, Pace
 from benchmarks.gpu.tables import Results, device_share, judge, report
 from benchmarks.machine import absent, cpu_model, versions
-from benchmarks.peers.recipe import Recipe
+from benchmarks.peers.protocol import Recipe
 from benchmarks.photos import copy_photos, find_photos, light_copy, make_up, warm
+from benchmarks.running import REPOSITORY, check_least, make_parser, write_json
 
-__all__ = ["main", "parse"]
-
-REPOSITORY = Path(__file__).parents[2]
 ROWS = {**CEILINGS, **{name: feed.label for name, feed in FEEDS.items()}, **PARTS}
 OURS, PEERS = ("fused", "device_decode", "both_decode"), ("dali_mixed", "dali_cpu", "torch_pillow", "torch_device")
 ORDER = (*CEILINGS, "stage", *OURS, *PEERS, *PARTS, "timm", *FEEDS)
@@ -65,35 +63,34 @@ class Work:
     share: float = 0.5
 
     def command(self, name: str) -> list[str]:
-        """What runs a row."""
-        recipe, pace = self.recipe, self.pace.to_json()
-        if name == "decoder":
-            return _module("peers.decoder_alone", replace(recipe, workers=self.cpus).to_json())
-        if name == "device":
-            return _module("gpu.ceilings", recipe.to_json(), pace)
-        if name == "device_decoder":
-            return _module("gpu.decoding", recipe.to_json(), pace)
-        if name == "stage":
-            return _module("gpu.stage", recipe.to_json(), pace, str(self.photos))
-        if name == "workers":
-            return _module("peers.workers_only", recipe.to_json())
-        if name == "arrays":
-            return _module("peers.arrays_gpuload", replace(recipe, channels_last=False).to_json())
-        if name == "array_file":
-            # Without a simulation a second or two for an epoch at the rate that is aimed at, of FFCV's size.
-            sizes = {} if self.pace.small else {"size": 256, "samples": ARRAY_FILE}
-            return _module("peers.array_file", replace(recipe, channels_last=False, **sizes).to_json())
+        """Return the command of a row."""
+        recipe, pace = self.recipe, self.pace
+        planar = replace(recipe, channels_last=False)
+        # A second or two for an epoch at the rate that is aimed at, of FFCV's size; less in a simulation.
+        of_file = planar if pace.small else replace(planar, size=256, samples=ARRAY_FILE)
+        peers = {
+            "decoder": ("decoder_alone", replace(recipe, workers=self.cpus)),
+            "workers": ("workers_only", recipe),
+            "arrays": ("arrays_gpuload", planar),
+            "array_file": ("array_file", of_file),
+        }
+        if name in peers:
+            return _module("peers.protocol", peers[name][0], peers[name][1].to_json())
         if name == "resident":
-            small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if self.pace.small else []
+            small = ["--samples", "64", "--batch-size", "16", "--rounds", "1"] if pace.small else []
             return _module("resident", "--device", recipe.device, "--json", *small)
+        if name in ("device", "device_decoder", "stage"):
+            return _module("gpu.rows", name, recipe.to_json(), pace.to_json(), *[str(self.photos)] * (name == "stage"))
+        peer = "gpuload"
         if name in LIGHT:
-            light = replace(recipe, root=self.light, variant=LIGHT[name])
-            return _module("gpu.feeding", "gpuload", light.to_json(), replace(self.pace, alone=True).to_json())
-        feed = FEEDS[name]
-        # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
-        workers = recipe.workers if feed.own else self.cpus
-        variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
-        return _module("gpu.feeding", feed.peer, replace(recipe, workers=workers, variant=variant).to_json(), pace)
+            recipe, pace = replace(recipe, root=self.light, variant=LIGHT[name]), replace(pace, alone=True)
+        else:
+            feed = FEEDS[name]
+            # gpuload leaves a CPU to the process that trains; its peers get all, as they may not need one for that.
+            workers = recipe.workers if feed.own else self.cpus
+            variant = f"{feed.variant}/{self.share}" if feed.variant.endswith("/both") else feed.variant
+            peer, recipe = feed.peer, replace(recipe, workers=workers, variant=variant)
+        return _module("gpu.rows", "feeding", recipe.to_json(), pace.to_json(), peer)
 
 
 def _module(name: str, *arguments: str) -> list[str]:
@@ -102,14 +99,9 @@ def _module(name: str, *arguments: str) -> list[str]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; `rows` are the names of what is to be measured, in order."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's, or made up)")
-    parser.add_argument("--files", type=int, default=25_600, help="how many files they are copied to (default 25,600)")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / ".data", help="where the copies are kept")
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser = make_parser("gpu", __doc__, "photos", "cache", "json", files=25_600, batch_size=256)
     parser.add_argument("--budget-s", type=float, default=330, help="all of it ends within these seconds (default 330)")
     parser.add_argument("--only", help=f"comma-separated, any of {', '.join(ROWS)}")
-    parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--simulate", action="store_true", help="run every row through on the CPU, with small sizes")
     options = parser.parse_args(arguments)
     options.rows = list(dict.fromkeys(ORDER)) if options.only is None else options.only.split(",")
@@ -119,10 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.device = "cuda"
     if options.simulate:
         options.device, options.batch_size, options.files = "cpu", 2, 12
-    for name in ("batch_size", "files"):
-        least = 2 if name == "batch_size" else options.batch_size
-        if getattr(options, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    check_least(parser, options, batch_size=2, files=options.batch_size)
     return options
 
 
@@ -175,7 +164,7 @@ def _photos(options: argparse.Namespace, cache: Path) -> tuple[Path, str]:
     """The folder of photographs, and what they are; Triton's interpreter takes a minute for a batch of whole ones."""
     if options.simulate:
         return make_up(cache / "small", count=options.files, height=24, width=32), "small ones, made up"
-    return (options.photos, str(options.photos)) if options.photos else find_photos(cache)
+    return find_photos(cache, options.photos)
 
 
 def _work(options: argparse.Namespace, root: Path, photos: Path) -> Work:
@@ -274,11 +263,7 @@ def _device(device: str) -> str:
 
 
 def _write(results: Results, path: Path | None) -> None:
-    if path is None:
-        return
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({**results, "aims": [vars(aim) for aim in judge(results)]}, indent=1) + "\n")
-    part.replace(path)
+    write_json(path, {**results, "aims": [aim._asdict() for aim in judge(results)]})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-__all__ = ["CEILINGS", "FEEDS", "LIGHT", "NETWORKS", "PARTS", "Feed", "Pace"]
-
 
 @dataclass(frozen=True)
 class Feed:

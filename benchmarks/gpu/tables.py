@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.plan import CEILINGS, FEEDS, LIGHT, NETWORKS, PARTS
-
-__all__ = ["Aim", "Results", "device_share", "judge", "report"]
+from benchmarks.running import MARKS, Verdict, median, table
 
 Results = Mapping[str, Any]
 """What the command writes: "machine", "rows" by name, and so on."""
 
-OF_DECODER = 0.85
-TIMES_DALI = 2.0
-TIMES_TORCH = 4.0
-MOST_WAITING = 0.01
-STAGE_RATE = 3e6
-OF_STAGE = 0.9
-ARRAY_RATE, ARRAY_SIDE = 173_000, 256
-OF_DEVICE_DECODER, OF_BOTH, LIGHT_RATE = 0.85, 0.8, 30_000
-"""The aims: gpuload's rate over the decoder's alone, and over its peers'; ResNet-50's time without work; images a
-second of the fused kernels; the rate of a data set that stays on the device, over that of the stage alone; arrays of
-256×256 a second, what FFCV has published for 96 virtual CPUs; the rate where the device decodes, over its decoder's
-alone; where it shares the work with the CPU, over the sum of both decoders'; light photographs a second."""
-
+MOST_WAITING = 0.01  # of ResNet-50's time
+LIGHT_RATE = 30_000  # images a second of light photographs
+ARRAY_SIDE = 256
 DALI, TORCH = ("dali_mixed", "dali_cpu"), ("torch_pillow", "torch_device")
 ABOUT = """\
 alone: nothing is done with the batches; ratio: gpuload's fastest rate over the row's; of the decoder: what the CPU's
@@ -35,14 +23,6 @@ alone: nothing is done with the batches; ratio: gpuload's fastest rate over the 
 feeding: a training step in bfloat16; of one batch: the rate over that of the same network on one batch that stays;
   waiting: the share of the device's time between the end of a step and the beginning of the next, what peers do to
   images on the same stream included; idle: the same, ms a step; next(): ms of the host, the median"""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """What is aimed at, what was measured, and whether that meets it; None where it was not measured."""
-
-    text: str
-    met: bool | None
 
 
 def report(results: Results) -> str:
@@ -59,76 +39,71 @@ def report(results: Results) -> str:
     if results["simulated"]:
         lines.append("SIMULATED on the CPU: the figures mean nothing, only whether each row ran")
     tables = [_alone(results), *(_feeding(results, name, label) for name, label in NETWORKS.items()), _parts(results)]
-    words = {True: "met   ", False: "MISSED", None: "–     "}
-    aims = [f"{words[aim.met]} {aim.text}" for aim in judge(results)]
+    aims = [f"{MARKS[aim.met]} {aim.text}" for aim in judge(results)]
     return "\n\n".join(["\n".join(lines), *tables, "\n".join(_notes(results)), "\n".join(aims)])
 
 
 def device_share(results: Results) -> float:
     """The share of the images that a GPU should decode where workers do the others, by the rates of both decoders
     alone; a half where they were not measured."""
-    decoder, device = (_median(_row(results, name).get("images_per_s")) for name in ("decoder", "device_decoder"))
+    decoder, device = _decoders(results)
     return min(max(round(device / (device + decoder), 2), 0.01), 0.99) if decoder and device else 0.5
 
 
-def judge(results: Results) -> list[Aim]:
-    """Each aim, whether or not it was measured."""
-    ours, decoder = _rate(results, "fused"), _median(_row(results, "decoder").get("images_per_s"))
-    device, waiting = _median(_row(results, "device_decoder").get("images_per_s")), _waiting(results)
+def judge(results: Results) -> list[Verdict]:
+    """Judge each aim, whether or not it was measured."""
+    ours, (decoder, device) = _rate(results, "fused"), _decoders(results)
+    waiting, both = _waiting(results), None if decoder is None or device is None else decoder + device
+    stage_rates = _row(results, "stage").get("rates", {})
+    kernels = max((statistics.median(rates) for way, rates in stage_rates.items() if "kernels" in way), default=None)
     aims = [
-        _at_least("of the CPU's decoder alone", _over(ours, decoder), OF_DECODER, "{:.0%}"),
-        _at_least("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), TIMES_DALI),
-        _at_least("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), TIMES_TORCH),
-        Aim(
-            f"ResNet-50 waits less than {MOST_WAITING:.0%} of the time: {_number(waiting, '{:.2%}', 'not measured')}",
-            None if waiting is None else waiting < MOST_WAITING,
-        ),
-        _at_least("images/s, the fused kernels alone", _kernels(results), STAGE_RATE, "{:,.0f}"),
-        _at_least(
-            "arrays of 256×256 a second, to the device",
-            _median(_row(results, "array_file").get("images_per_s")),
-            ARRAY_RATE,
-            "{:,.0f}",
-        ),
-        _at_least(
-            "of the stage alone, a resident CIFAR-10", _row(results, "resident").get("share"), OF_STAGE, "{:.0%}"
-        ),
-        _at_least(
+        ("of the CPU's decoder alone", _over(ours, decoder), 0.85, "{:.0%}"),
+        ("times DALI's own pipeline, the faster one", _over(ours, _fastest(results, DALI)), 2.0, "{:.2f}"),
+        ("times DataLoader + torchvision, the faster one", _over(ours, _fastest(results, TORCH)), 4.0, "{:.2f}"),
+        ("images/s, the fused kernels alone", kernels, 3e6, "{:,.0f}"),
+        # What FFCV has published for 96 virtual CPUs.
+        ("arrays of 256×256 a second, to the device", _direct(results, "array_file"), 173_000, "{:,.0f}"),
+        ("of the stage alone, a resident CIFAR-10", _row(results, "resident").get("share"), 0.9, "{:.0%}"),
+        (
             "of nvImageCodec alone on the device, decoding there",
             _over(_rate(results, "device_decode"), device),
-            OF_DEVICE_DECODER,
+            0.85,
             "{:.0%}",
         ),
-        _at_least(
+        (
             "light photographs a second, decoded by workers or the device, the faster one",
             _fastest(results, list(LIGHT)),
             LIGHT_RATE,
             "{:,.0f}",
         ),
-        _at_least(
+        (
             "of the sum of both decoders alone, decoding with both",
-            _over(_rate(results, "both_decode"), None if decoder is None or device is None else decoder + device),
-            OF_BOTH,
+            _over(_rate(results, "both_decode"), both),
+            0.8,
             "{:.0%}",
         ),
     ]
-    return [replace(aim, met=None) for aim in aims] if results["simulated"] else aims
-
-
-def _at_least(what: str, found: float | None, least: float, form: str = "{:.2f}") -> Aim:
-    text = f"at least {form.format(least)} {what}: {_number(found, form, 'not measured')}"
-    return Aim(text, None if found is None else found >= least)
+    verdicts = [
+        Verdict(
+            f"at least {form.format(least)} {what}: {_number(figure, form, 'not measured')}",
+            None if figure is None else figure >= least,
+        )
+        for what, figure, least, form in aims
+    ]
+    text = f"ResNet-50 waits less than {MOST_WAITING:.0%} of the time: {_number(waiting, '{:.2%}', 'not measured')}"
+    verdicts.insert(3, Verdict(text, None if waiting is None else waiting < MOST_WAITING))
+    return [verdict._replace(met=None) for verdict in verdicts] if results["simulated"] else verdicts
 
 
 def _alone(results: Results) -> str:
     best = _fastest(results, [name for name, feed in FEEDS.items() if feed.own])
-    decoder = _median(_row(results, "decoder").get("images_per_s"))
+    decoder = _direct(results, "decoder")
     rows = []
     for name, feed in FEEDS.items():
         row = _row(results, name)
         alone = row.get("alone", {})
         rates = alone.get("images_per_s", [])
-        rate = _median(rates)
+        rate = median(rates)
         rows.append(
             [
                 feed.label + ("*" if row.get("falls_back") else ""),
@@ -137,13 +112,13 @@ def _alone(results: Results) -> str:
                 _number(_over(best, rate), "{:.2f}"),
                 _number(_over(rate, decoder), "{:.0%}"),
                 _number(row.get("first_batch_s"), "{:.2f}"),
-                _number(_median(alone.get("next_cpu_ms")), "{:.2f}"),
+                _number(median(alone.get("next_cpu_ms")), "{:.2f}"),
                 _number(row.get("peak_mb")),
                 _number(row.get("device_mb")),
             ]
         )
     headings = ["alone", "images/s", "least … greatest", "ratio", "of the decoder", "first batch, s", "CPU ms"]
-    return _table([*headings, "torch's MB", "all MB"], rows)
+    return table([*headings, "torch's MB", "all MB"], rows)
 
 
 def _feeding(results: Results, network: str, label: str) -> str:
@@ -153,55 +128,44 @@ def _feeding(results: Results, network: str, label: str) -> str:
     rows = [
         [
             name,
-            _number(_median(row.get("images_per_s"))),
-            _number(_over(_median(row.get("images_per_s")), _median(resident.get("images_per_s"))), "{:.1%}"),
-            _number(_median(row.get("waiting")), "{:.2%}"),
-            _number(_median(row.get("idle_ms")), "{:.3f}"),
-            _number(_median(row.get("next_ms")), "{:.2f}"),
+            _number(median(row.get("images_per_s"))),
+            _number(_over(median(row.get("images_per_s")), median(resident.get("images_per_s"))), "{:.1%}"),
+            _number(median(row.get("waiting")), "{:.2%}"),
+            _number(median(row.get("idle_ms")), "{:.3f}"),
+            _number(median(row.get("next_ms")), "{:.2f}"),
         ]
         for name, row in rates.items()
     ]
-    return _table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
+    return table([f"feeding {label}", "images/s", "of one batch", "waiting", "idle", "next()"], rows)
 
 
 def _parts(results: Results) -> str:
-    """gpuload's parts beside their ceilings."""
-    decoder, device = _row(results, "decoder"), _row(results, "device")
-    workers = _median(_row(results, "workers").get("images_per_s"))
-    arrays = _median(_row(results, "arrays").get("images_per_s"))
-    size = results["recipe"]["size"]
-    sent = None if arrays is None else arrays * 3 * size * size / 1e9
-    of_file = _median(_row(results, "array_file").get("images_per_s"))
-    file_gb_s = None if of_file is None else of_file * 3 * ARRAY_SIDE**2 / 1e9
-    upload = device.get("upload_gb_s")
-    alone = _median(decoder.get("images_per_s"))
-    rates = _row(results, "stage").get("rates", {})
+    """Format gpuload's parts next to their ceilings."""
+    decoder, device, resident = (_row(results, name) for name in ("decoder", "device", "resident"))
+    rates, copy = _row(results, "stage").get("rates", {}), _row(results, "stage").get("copy")
     way = max(rates, key=lambda name: statistics.median(rates[name]), default=PARTS["stage"])
-    stage, copy = _median(rates.get(way)), _row(results, "stage").get("copy")
-    resident, light_kb = _row(results, "resident"), results["photos"].get("light_kb")
     images, gb = "{:,.0f} images/s", "{:.2f} GB/s"
+
+    def gb_s(name: str, side: int) -> float | None:
+        rate = _direct(results, name)
+        return None if rate is None else rate * 3 * side**2 / 1e9
+
+    alone, upload = f"the decoder alone, {decoder.get('decoder', 'not measured')}", device.get("upload_gb_s")
+    light = f"their aim, files of {_number(results['photos'].get('light_kb'))} KB"
+    on_device = f"a copy on the device, {_number(device.get('copy_gb_s'))} GB/s"
     parts = [
-        (PARTS["workers"], workers, images, f"the decoder alone, {decoder.get('decoder', 'not measured')}", alone),
-        (PARTS["arrays"], sent, gb, "a page-locked copy", upload),
-        (PARTS["array_file"], file_gb_s, gb, "a page-locked copy", upload),
-        (
-            PARTS["resident"],
-            _median(resident.get("images_per_s")),
-            images,
-            "its stage alone",
-            _median(resident.get("stage")),
-        ),
-        *(
-            (PARTS[name], _rate(results, name), images, f"their aim, files of {_number(light_kb)} KB", LIGHT_RATE)
-            for name in LIGHT
-        ),
-        (way, stage, images, f"a copy on the device, {_number(device.get('copy_gb_s'))} GB/s", copy),
+        (PARTS["workers"], _direct(results, "workers"), images, alone, _direct(results, "decoder")),
+        (PARTS["arrays"], gb_s("arrays", results["recipe"]["size"]), gb, "a page-locked copy", upload),
+        (PARTS["array_file"], gb_s("array_file", ARRAY_SIDE), gb, "a page-locked copy", upload),
+        (PARTS["resident"], _direct(results, "resident"), images, "its stage alone", median(resident.get("stage"))),
+        *((PARTS[name], _rate(results, name), images, light, LIGHT_RATE) for name in LIGHT),
+        (way, median(rates.get(way)), images, on_device, copy),
     ]
     rows = [
         [part, _number(reached, form), ceiling, _number(most, form), _number(_over(reached, most), "{:.0%}")]
         for part, reached, form, ceiling, most in parts
     ]
-    return _table(["parts", "reached", "ceiling", "of it", "share"], rows)
+    return table(["parts", "reached", "ceiling", "of it", "share"], rows)
 
 
 def _notes(results: Results) -> list[str]:
@@ -224,8 +188,18 @@ def _row(results: Results, name: str) -> dict[str, Any]:
     return results["rows"].get(name, {})
 
 
+def _direct(results: Results, name: str) -> float | None:
+    """Return the rate of a row that has only one."""
+    return median(_row(results, name).get("images_per_s"))
+
+
+def _decoders(results: Results) -> tuple[float | None, float | None]:
+    return _direct(results, "decoder"), _direct(results, "device_decoder")
+
+
 def _rate(results: Results, name: str) -> float | None:
-    return _median(_row(results, name).get("alone", {}).get("images_per_s"))
+    """Return the rate of a loader by itself."""
+    return median(_row(results, name).get("alone", {}).get("images_per_s"))
 
 
 def _fastest(results: Results, names: Sequence[str]) -> float | None:
@@ -236,19 +210,9 @@ def _waiting(results: Results) -> float | None:
     """The share of the time that ResNet-50 waits: between its steps, or what its rate lacks of that on one batch that
     stays, which is more where it waits within a step."""
     ours, stays = (_row(results, name).get("resnet50", {}) for name in ("fused", "device"))
-    of_stays = _over(_median(ours.get("images_per_s")), _median(stays.get("images_per_s")))
-    shares = [_median(ours.get("waiting")), None if of_stays is None else 1 - of_stays]
+    of_stays = _over(median(ours.get("images_per_s")), median(stays.get("images_per_s")))
+    shares = [median(ours.get("waiting")), None if of_stays is None else 1 - of_stays]
     return max((share for share in shares if share is not None), default=None)
-
-
-def _kernels(results: Results) -> float | None:
-    """Images a second of the fused kernels alone, the fastest way of launching them."""
-    rates = _row(results, "stage").get("rates", {})
-    return max((statistics.median(found) for way, found in rates.items() if "kernels" in way), default=None)
-
-
-def _median(values: Sequence[float] | None) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def _over(value: float | None, other: float | None) -> float | None:
@@ -257,13 +221,3 @@ def _over(value: float | None, other: float | None) -> float | None:
 
 def _number(value: float | None, form: str = "{:,.0f}", without: str = "–") -> str:
     return without if value is None else form.format(value)
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> str:
-    """Text in columns, the first to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    lines = [headings, ["─" * width for width in widths], *rows]
-    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip() for line, cells in zip(lines, padded, strict=True)
-    )

@@ -1,1 +1,1 @@
-"""The loaders that are measured: one module each, ``python -m benchmarks.peers.NAME RECIPE``, in its own process."""
+"""The loaders that are measured: ``python -m benchmarks.peers.protocol NAME RECIPE``, each in its own process."""

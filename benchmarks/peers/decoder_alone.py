@@ -2,26 +2,22 @@
 
 This is as fast as workers could be that did nothing else. The crops are drawn beforehand, the decoded pixels stay
 in the decoder's own buffer, which is used again, and nothing is sent anywhere. Each file is read first, as workers
-must; beside loaders on the CPU it is measured with the bytes already in memory as well. Without nvImageCodec it is the
-decoder that workers use in its place.
+must. Without nvImageCodec it is the decoder that workers use in its place.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
-import sys
-import time
+import multiprocessing
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpuload.cli.processes import cpu_seconds
+from benchmarks.peers.protocol import Recipe, rates_of
 from gpuload.datasets.sample import Encoded
 from gpuload.decode import Decode
 from gpuload.decode.decoder import Decoder
@@ -32,7 +28,7 @@ Region = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
-    """A box as torchvision's RandomResizedCrop draws it."""
+    """Draw a box as torchvision's RandomResizedCrop does."""
     for _ in range(10):
         area = height * width * rng.uniform(*SCALE)
         ratio = np.exp(rng.uniform(*np.log(RATIO)))
@@ -43,31 +39,23 @@ def draw_region(rng: np.random.Generator, height: int, width: int) -> Region:
     return 0, 0, height, width
 
 
-def decode_share(root: str, share: int, shares: int) -> None:
-    """A child: decode every `shares`-th file each time a line arrives on standard input, and answer with a line."""
-    paths = sorted(Path(root).rglob("*.jpg"))
-    np.random.default_rng(0).shuffle(paths)  # pyright: ignore[reportArgumentType]
-    paths = [str(path) for path in paths[share::shares]]
-    contents = [Path(path).read_bytes() for path in paths]
-    rng = np.random.default_rng(share)
-    headers = [Decoder(Decode()).header(Encoded(content)) for content in contents]
+def decode_share(paths: list[str], share: int, connection: Connection) -> None:
+    """Run in a child: decode all files each time something arrives, and answer with their number."""
+    decoder, rng = Decoder(Decode()), np.random.default_rng(share)
+    headers = [decoder.header(Encoded(Path(path).read_bytes())) for path in paths]
     regions = [draw_region(rng, header.height, header.width) for header in headers]
     decode = bare_decoder() if used_decoder() == "nvImageCodec" else own_decoder()
-    decode(contents[0], regions[0])
-    print("ready", flush=True)
-    for line in sys.stdin:
-        if line.strip() == "files":
-            for path, region in zip(paths, regions, strict=True):
-                with open(path, "rb", buffering=0) as file:
-                    decode(file.readall(), region)
-        else:
-            for content, region in zip(contents, regions, strict=True):
-                decode(content, region)
-        print("done", flush=True)
+    decode(Path(paths[0]).read_bytes(), regions[0])
+    connection.send(0)
+    while connection.recv():
+        for path, region in zip(paths, regions, strict=True):
+            with open(path, "rb", buffering=0) as file:
+                decode(file.readall(), region)
+        connection.send(len(paths))
 
 
 def used_decoder() -> str:
-    """The first of gpuload's decoders of JPEGs that is installed."""
+    """Return the first of gpuload's decoders of JPEGs that is installed."""
     for name, module in (("nvImageCodec", "nvidia.nvimgcodec"), ("simplejpeg", "simplejpeg")):
         try:
             importlib.import_module(module)
@@ -78,7 +66,7 @@ def used_decoder() -> str:
 
 
 def own_decoder() -> Callable[[bytes, Region], None]:
-    """gpuload's decoder, as workers use it."""
+    """Make gpuload's decoder, as workers use it."""
     decoder = Decoder(Decode())
 
     def decode(content: bytes, region: Region) -> None:
@@ -90,7 +78,7 @@ def own_decoder() -> Callable[[bytes, Region], None]:
 
 
 def bare_decoder() -> Callable[[bytes, Region], None]:
-    """nvImageCodec's."""
+    """Make nvImageCodec's."""
     codec: Any = importlib.import_module("nvidia.nvimgcodec")
     decoder = codec.Decoder(
         device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -114,7 +102,7 @@ def bare_decoder() -> Callable[[bytes, Region], None]:
 
 
 def versions() -> dict[str, str]:
-    """nvImageCodec's, of the CUDA version that it was built for."""
+    """Return nvImageCodec's version, of the CUDA version that it was built for."""
     for number in ("12", "13"):
         try:
             return {"nvimgcodec": version(f"nvidia-nvimgcodec-cu{number}")}
@@ -123,54 +111,26 @@ def versions() -> dict[str, str]:
     return {}
 
 
-def main() -> None:
-    recipe = json.loads(sys.argv[1])
-    root, shares = recipe["root"], recipe["workers"]
-    count = sum(1 for _ in Path(root).rglob("*.jpg"))
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.peers.decoder_alone", "child", root, str(share), str(shares)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for share in range(shares)
-    ]
+def decoder_alone(recipe: Recipe) -> dict[str, Any]:
+    """Measure as many processes as the recipe has workers; each has its share of the files, in a random order."""
+    paths = [str(path) for path in sorted(Path(recipe.root).rglob("*.jpg"))]
+    np.random.default_rng(0).shuffle(paths)
+    context, connections = multiprocessing.get_context("fork"), []
+    for share in range(recipe.workers):
+        ours, theirs = context.Pipe()
+        mine = (paths[share :: recipe.workers], share, theirs)
+        context.Process(target=decode_share, args=mine, daemon=True).start()
+        theirs.close()  # so that the death of a process ends this one with EOFError
+        connections.append(ours)
 
-    def all_answer(word: str) -> None:
-        for child in children:
-            assert child.stdout is not None
-            answer = child.stdout.readline().strip()
-            if answer != word:
-                raise SystemExit(f"a decoding process said {answer!r} instead of {word!r}")
+    def epoch() -> int:
+        for connection in connections:
+            connection.send(True)
+        return sum(connection.recv() for connection in connections)
 
-    result: dict[str, Any] = {"decoder": used_decoder(), "versions": versions()}
-    all_answer("ready")
-    ways = [("images_per_s", "files")]
-    if recipe["device"] == "cpu":
-        ways.append(("images_per_s_from_memory", "memory"))
-    for key, word in ways:
-        rates, cpus = [], []
-        for _ in range(recipe["epochs"] - 1):
-            cpu_before = cpu_seconds(os.getpid())
-            started = time.perf_counter()
-            for child in children:
-                assert child.stdin is not None
-                child.stdin.write(word + "\n")
-                child.stdin.flush()
-            all_answer("done")
-            rates.append(count / (time.perf_counter() - started))
-            cpus.append(1000 * (cpu_seconds(os.getpid()) - cpu_before) / count)
-        result[key] = rates
-        if word == "files":
-            result["cpu_s_per_1000"] = cpus
-    for child in children:
-        child.communicate(timeout=10)
-    print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "child":
-        decode_share(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    else:
-        main()
+    for connection in connections:
+        connection.recv()  # until it is ready
+    result = rates_of(epoch, recipe.epochs - 1)
+    for connection in connections:
+        connection.send(False)
+    return {**result, "decoder": used_decoder(), "versions": versions()}

@@ -1,29 +1,87 @@
-"""gpuload, with its own worker processes and the stage on the recipe's device; `variant` is the backend, and after a
-slash where images are decoded, if that is not by workers alone, and the device's share, if both decode."""
+"""gpuload, with its own worker processes: the recipe, arrays in memory or in a file, whole images, and workers alone.
+
+Imports no torch: gpuload's workers, which import `Arrays` from here, do not either.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gpuload as gl
-from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, main
+from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe, rates_of
 from gpuload import transforms as T
+from gpuload.order.place import Place
+from gpuload.order.schedule import schedule_of
+
+IN_MEMORY, IN_FILE = 1024, 8192  # different images of arrays; an epoch uses them several times
 
 
-def build(recipe: Recipe) -> Peer:
-    """Raises RuntimeError where another backend or decoder would run in the place of the one that was asked for."""
+class Arrays:
+    """`length` samples that are in memory already: 3×`size`×`size` uint8 and a label.
+
+    What is left of a loader's work is to bring them from its workers into a batch.
+    """
+
+    def __init__(self, length: int, size: int) -> None:
+        self.length = length
+        self.images = np.random.default_rng(0).integers(0, 256, (IN_MEMORY, 3, size, size), np.uint8)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.images[index % IN_MEMORY], index
+
+
+class Rounds:
+    """The keys of an epoch: all of `count` in a random order, again and again, until there are `length`."""
+
+    def __init__(self, count: int, length: int) -> None:
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng(0)
+        for start in range(0, self.length, self.count):
+            yield from rng.permutation(self.count)[: self.length - start].tolist()
+
+
+def make_loader(recipe: Recipe, dataset: Any, **options: Any) -> gl.Loader:
+    order = {} if "sampler" in options else {"shuffle": True}
+    return gl.Loader(
+        dataset,
+        batch_size=recipe.batch_size,
+        drop_last=True,
+        num_workers=recipe.workers,
+        **{"device": recipe.device, **order, **options},
+    )
+
+
+def peer_of(loader: gl.Loader, *, levels: bool = True, falls_back: tuple[str, ...] = ()) -> Peer:
+    return Peer(lambda: loader, {"gpuload": gl.__version__}, levels, falls_back, lambda: str(loader.stats()))
+
+
+def gpuload(recipe: Recipe) -> Peer:
+    """Build the loader of the recipe on its device. `variant` is the backend, and after slashes where images are
+    decoded, if not by workers alone, and the device's share, if both decode.
+
+    Raises RuntimeError if another backend or decoder would run instead of the one that was asked for.
+    """
     backend, *places = recipe.variant.split("/")
     where: Any = places[0] if places else "cpu"
     share = float(places[1]) if len(places) > 1 else None
     jitter = [T.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
-    loader = gl.Loader(
+    loader = make_loader(
+        recipe,
         gl.ImageFolder(recipe.root),
-        batch_size=recipe.batch_size,
-        shuffle=True,
-        drop_last=True,
         transforms=[T.RandomResizedCrop(recipe.size), T.RandomHorizontalFlip(), *jitter, T.Normalize(MEAN, STD)],
-        num_workers=recipe.workers,
-        device=recipe.device,
         dtype=recipe.dtype,
         memory_format="channels_last" if recipe.channels_last else "contiguous_format",
         backend=backend,
@@ -35,8 +93,77 @@ def build(recipe: Recipe) -> Peer:
     if plan.decoder is not None and plan.decoder.startswith("workers"):
         raise RuntimeError(f"the device does not decode: {plan.decoder}")
     away = [type(step.transform).__name__ for step in plan.steps if step.backend != plan.backend]
-    return Peer(lambda: loader, {"gpuload": gl.__version__}, tuple(away), lambda: str(loader.stats()))
+    return peer_of(loader, levels=False, falls_back=tuple(away))
 
 
-if __name__ == "__main__":
-    main(build)
+def gpuload_cuttable(recipe: Recipe) -> Peer:
+    """Build the same over the same photographs, made cuttable."""
+    return gpuload(replace(recipe, root=recipe.cuttable))
+
+
+def arrays_gpuload(recipe: Recipe) -> Peer:
+    return peer_of(make_loader(recipe, Arrays(recipe.samples, recipe.size)))
+
+
+def arrays_torch(recipe: Recipe) -> Peer:
+    """Build torch's DataLoader over the same arrays; this is here because torchvision, which it does not need, is
+    not."""
+    import torch.utils.data
+
+    loader = torch.utils.data.DataLoader(
+        Arrays(recipe.samples, recipe.size),  # pyright: ignore[reportArgumentType]  a map dataset without its base
+        batch_size=recipe.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=recipe.workers,
+        persistent_workers=True,
+    )
+    return Peer(lambda: loader, {}, levels=True)
+
+
+def whole_gpuload(recipe: Recipe) -> Peer:
+    """Build a loader of lists of uint8 tensors, each as it was decoded."""
+    return peer_of(make_loader(recipe, gl.ImageFolder(recipe.root), ragged="list", device="cpu"))
+
+
+def array_file(recipe: Recipe) -> Peer:
+    """Build a loader over a file of decoded images, which is in the page cache."""
+    count = min(IN_FILE, recipe.samples)
+    shape = (count, recipe.size, recipe.size, 3)
+    path = Path(recipe.root).parent / f"array-{count}-{recipe.size}.npy"
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished.npy")
+        images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
+        for start in range(0, count, 256):
+            images[start : start + 256] = np.random.default_rng(start).integers(0, 256, shape[1:], np.uint8)
+        images.flush()
+        unfinished.rename(path)
+    dataset = gl.ArrayFile(path, labels=np.arange(count))
+    return peer_of(make_loader(recipe, dataset, sampler=Rounds(count, recipe.samples)))
+
+
+def workers_only(recipe: Recipe) -> dict[str, Any]:
+    """Measure the workers with a consumer that only takes their slots and gives them back: no stage, no tensors.
+
+    Compared with `decoder_alone`, the difference is reading headers, drawing crops, and carrying pixels and messages.
+    Reaches into the Loader for its feed, as no user should.
+    """
+    transforms = [T.RandomResizedCrop(recipe.size)]
+    loader = make_loader(recipe, gl.ImageFolder(recipe.root), transforms=transforms, device="cpu")
+    iter(loader)
+    session: Any = loader._session
+    numbers = iter(range(recipe.epochs))
+
+    def epoch() -> int:
+        count = 0
+        place = Place(next(numbers), 0)
+        session.feed.begin(schedule_of(loader._options.order, loader.num_workers).batches(place))
+        while (batch := session.feed.take()) is not None:
+            count += len(batch.spec.positions)
+            session.feed.release(batch)
+        return count
+
+    epoch()
+    rates = rates_of(epoch, recipe.epochs - 1)
+    loader.close()
+    return {**rates, "versions": {"gpuload": gl.__version__}}

@@ -1,72 +1,127 @@
-"""How one peer is measured, the same way for all of them.
+"""How a peer is measured, the same way for all: ``python -m benchmarks.peers.protocol NAME RECIPE``.
 
-A peer's module gives a function that builds it from the `Recipe`, and calls `main`. It runs in a process of its own,
-which prints one line of JSON, the last on its standard output:
+A peer is a function of its name in one of `MODULES`, which builds a `Peer` from the `Recipe`. Its process prints one
+line of JSON, the last on its standard output:
 
 - the first epoch warms everything up; its `iter()` to first batch is `first_batch_s`;
 - the next epochs are measured, one rate each, from `iter()` to the last batch, with the CPU time of the process tree;
 - memory is read in the middle of one more epoch, when everything is in flight.
+
+Imports nothing heavy: drivers, which load no torch, import it too.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
+from benchmarks.memory import proportional_mb, shared_mb
+from gpuload.cli.processes import cpu_seconds, tree
 
-from benchmarks.peers.recipe import MEAN, STD, Recipe
-from gpuload.cli.processes import cpu_seconds, proportional_mb, shared_mb, tree
+if TYPE_CHECKING:
+    import torch
 
-__all__ = ["MEAN", "STD", "Peer", "Recipe", "looks_of", "main"]
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
+MODULES: Final = {  # in `benchmarks.peers`, with the peers in each
+    "gpuload": (
+        "gpuload", "gpuload_cuttable", "arrays_gpuload", "arrays_torch", "whole_gpuload", "array_file", "workers_only",
+    ),
+    "torch_loader": ("torch_pillow", "torch_simplejpeg", "torch_device", "timm_prefetch"),
+    "dali": ("dali", "arrays_dali", "whole_dali"),
+    "turboloader": ("turboloader",),
+    "decoder_alone": ("decoder_alone",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What each peer has to do: RandomResizedCrop(`size`), flip, ColorJitter, normalise; batches N×C×H×W.
+
+    Batches are whole: all peers drop the last, smaller one.
+
+    Attributes:
+        samples: of the array benchmark, which reads no files.
+        jitter: of brightness, contrast and saturation; 0 for no ColorJitter.
+        device, dtype, channels_last: where batches end, and their form there.
+        cuttable: the photographs of `root`, made cuttable; "" if they are not.
+        variant: which of a peer's ways; for gpuload its backend.
+    """
+
+    root: str
+    cuttable: str = ""
+    batch_size: int = 64
+    workers: int = 2
+    epochs: int = 3
+    size: int = 224
+    samples: int = 0
+    jitter: float = 0.0
+    device: str = "cpu"
+    dtype: str = "float32"
+    channels_last: bool = False
+    variant: str = "auto"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A loader ready to run: `epoch()` starts one and yields (images, labels). `falls_back`: the transforms that
-    gpuload's reference runs in the place of the backend that was asked for. `stats()` is what gpuload's loader took."""
+    """A loader ready to run: `epoch()` starts an epoch and yields (images, labels).
+
+    Attributes:
+        levels: images are uint8, not normalised floats of the recipe's dtype.
+        falls_back: the transforms that gpuload's reference runs instead of the backend that was asked for.
+        stats: returns what gpuload's loader took.
+    """
 
     epoch: Callable[[], Iterable[Any]]
     versions: dict[str, str]
+    levels: bool = False
     falls_back: tuple[str, ...] = ()
     stats: Callable[[], str] = str
 
 
-def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) -> None:
-    """Measure the peer that `build` makes from the recipe on the command line, and print the result.
+def find_peer(name: str) -> Callable[[Recipe], Any]:
+    """Return the function that builds the peer of this name, or that measures it where there are no batches."""
+    module = next(module for module, peers in MODULES.items() if name in peers)
+    return getattr(importlib.import_module(f"benchmarks.peers.{module}"), name)
 
-    `dtype` is that of its images: floats are to be normalised, uint8 as they were.
-    """
-    recipe = Recipe(**json.loads(sys.argv[1]))
-    started = time.perf_counter()
+
+def rates_of(epoch: Callable[[], int], epochs: int) -> dict[str, list[float]]:
+    """Run epochs, each of which returns how many images it had. Returns the rate and the CPU time of each."""
+    rates, cpus = [], []
+    for _ in range(epochs):
+        cpu_before, started = cpu_seconds(os.getpid()), time.perf_counter()
+        count = epoch()
+        rates.append(count / (time.perf_counter() - started))
+        cpus.append(1000 * (cpu_seconds(os.getpid()) - cpu_before) / count)
+    return {"images_per_s": rates, "cpu_s_per_1000": cpus}
+
+
+def measure(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Measure a peer in this process."""
+    import torch
+
+    build, started = find_peer(name), time.perf_counter()
     peer = build(recipe)
+    if isinstance(peer, dict):  # there are no batches, and this is what it measured
+        return peer
     build_s = time.perf_counter() - started
-
     started = time.perf_counter()
     batches = iter(peer.epoch())
     first = next(batches)
     first_batch_s = time.perf_counter() - started
-    looks = looks_of(first, recipe, dtype)
+    looks = looks_of(first, recipe, torch.uint8 if peer.levels else getattr(torch, recipe.dtype))
     del first
-    for _ in batches:
-        pass
-
-    rates, cpus, count = [], [], 0
-    for _ in range(recipe.epochs - 1):
-        count = 0
-        cpu_before = cpu_seconds(os.getpid())
-        started = time.perf_counter()
-        for images, _labels in peer.epoch():
-            count += len(images)
-        wall_s = time.perf_counter() - started
-        cpus.append(1000 * (cpu_seconds(os.getpid()) - cpu_before) / count)
-        rates.append(count / wall_s)
-
+    count = recipe.batch_size + sum(len(images) for images, _ in batches)
+    rates = rates_of(lambda: sum(len(images) for images, _ in peer.epoch()), recipe.epochs - 1)
     memory: dict[str, float] = {}
     seen = 0
     for images, _labels in peer.epoch():
@@ -79,25 +134,25 @@ def main(build: Callable[[Recipe], Peer], dtype: torch.dtype = torch.float32) ->
                 "worker_share_mb": max(map(shared_mb, pids[1:]), default=0.0),
                 "processes": len(pids),
             }
-    result = {
+    return {
         "build_s": build_s,
         "first_batch_s": first_batch_s,
-        "images_per_s": rates,
-        "cpu_s_per_1000": cpus,
+        **rates,
         "images_per_epoch": count,
         "looks": looks,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, **peer.versions},
         **memory,
     }
-    print(json.dumps(result), flush=True)
 
 
 def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]:
-    """Check a batch: AssertionError where it is not what the recipe says. Returns what its values look like.
+    """Check a batch: AssertionError if it is not what the recipe says. Returns what its values look like.
 
-    `dtype` is that of its images: floats are to be normalised, uint8 as they were.
+    `dtype` is that of its images: floats have to be normalised, uint8 as they were.
     """
+    import torch
+
     images, labels = batch
     whole = isinstance(images, list)  # photographs of many sizes
     if whole:
@@ -123,3 +178,7 @@ def looks_of(batch: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, float]
     assert low < looks["mean"] < high, looks
     assert least < looks["std"] < most, looks
     return looks
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], Recipe(**json.loads(sys.argv[2])))), flush=True)

@@ -1,47 +1,43 @@
-"""torch's DataLoader over torchvision's ImageFolder and v2 transforms: what its peers share."""
+"""torch's DataLoader over torchvision's ImageFolder and v2 transforms, and as timm makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 from typing import Any
 
+import PIL
 import torch
 
 from benchmarks.peers.protocol import MEAN, STD, Peer, Recipe
 from benchmarks.peers.torchvision_import import torchvision, v2
 
-__all__ = ["build"]
 
-Finish = Callable[[torch.Tensor], torch.Tensor]
+def decode(path: str) -> torch.Tensor:
+    """Decode with simplejpeg (libjpeg-turbo) straight to a uint8 tensor. The tensor keeps the decoder's H×W×C memory,
+    seen as C×H×W (channels last): torch resizes that layout fastest."""
+    import simplejpeg
+
+    with open(path, "rb") as file:
+        return torch.from_numpy(simplejpeg.decode_jpeg(file.read())).permute(2, 0, 1)
 
 
-def build(
-    recipe: Recipe,
-    load: Callable[[str], Any],
-    to_image: list[Any],
-    versions: dict[str, str],
-    *,
-    on_device: Finish | None = None,
-) -> Peer:
-    """A DataLoader whose workers `load` a path, then transform each sample by itself.
+def floats_of(recipe: Recipe, dtype: torch.dtype) -> list[Any]:
+    """Return the transforms that make normalised floats of uint8 tensors."""
+    jitter = [v2.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
+    normalize = v2.Normalize(MEAN, STD, inplace=True)  # spares an allocation: 3% of the whole
+    return [*jitter, v2.ToDtype(dtype, scale=True), normalize]
 
-    `to_image` turns what `load` gave into a tensor, once it is cropped and flipped. `on_device`: what makes normalised
-    floats of a batch of uint8 on the device; without it the workers do that too.
+
+def folder_peer(recipe: Recipe, load: Callable[[str], Any], to_image: list[Any], finish: Any, **versions: str) -> Peer:
+    """Build a DataLoader whose workers `load` a path, then transform each sample by itself.
+
+    `to_image` turns the loaded image into a tensor, once it is cropped and flipped. `finish` makes normalised floats of
+    a batch of uint8 on the device; None: the workers do that too.
     """
-    strengths = [recipe.jitter] * 3
-    here = [
-        *([v2.ColorJitter(*strengths)] if recipe.jitter else []),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(MEAN, STD, inplace=True),  # spares an allocation: 3% of the whole
-    ]
-    chain = v2.Compose(
-        [
-            v2.RandomResizedCrop(recipe.size, antialias=True),
-            v2.RandomHorizontalFlip(),
-            *to_image,
-            *(here if on_device is None else []),
-        ]
-    )
+    here = floats_of(recipe, torch.float32) if finish is None else []
+    crop = v2.RandomResizedCrop(recipe.size, antialias=True)
+    chain = v2.Compose([crop, v2.RandomHorizontalFlip(), *to_image, *here])
     loader = torch.utils.data.DataLoader(
         torchvision.datasets.ImageFolder(recipe.root, transform=chain, loader=load),
         batch_size=recipe.batch_size,
@@ -51,14 +47,77 @@ def build(
         persistent_workers=True,
         pin_memory=recipe.device != "cpu",
     )
-    dtype = getattr(torch, recipe.dtype)
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
 
-    def epoch() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for images, labels in loader:
             images = images.to(recipe.device, non_blocking=True)
-            if on_device is not None:
-                images = on_device(images)
-            yield images.to(dtype, memory_format=layout), labels.to(recipe.device, non_blocking=True)
+            yield images if finish is None else finish(images), labels.to(recipe.device, non_blocking=True)
 
-    return Peer(epoch, {"torchvision": torchvision.__version__, **versions})
+    return in_layout(recipe, batches, {"torchvision": torchvision.__version__, **versions})
+
+
+def in_layout(recipe: Recipe, batches: Callable[[], Iterable[Any]], versions: dict[str, str]) -> Peer:
+    """Bring the batches of a loader into the recipe's dtype and layout."""
+    dtype = getattr(torch, recipe.dtype)
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    return Peer(lambda: ((images.to(dtype, memory_format=layout), labels) for images, labels in batches()), versions)
+
+
+def torch_pillow(recipe: Recipe) -> Peer:
+    """Build what most training scripts have: images decoded with Pillow."""
+    load = torchvision.datasets.folder.pil_loader
+    return folder_peer(recipe, load, [v2.ToImage()], None, pillow=PIL.__version__)
+
+
+def torch_simplejpeg(recipe: Recipe) -> Peer:
+    return folder_peer(recipe, decode, [], None, simplejpeg=version("simplejpeg"))
+
+
+def torch_device(recipe: Recipe) -> Peer:
+    """Build a loader whose workers decode, crop and flip; floats are made on the device, of a batch.
+
+    `variant`: ``"torchvision"``, its v2 transforms, of which ColorJitter draws once for a batch; or ``"kornia"``, its
+    `AugmentationSequential`, which draws for each image. Both run on the consumer's stream, as training scripts have
+    it.
+    """
+    versions = {"pillow": PIL.__version__}
+    if recipe.variant == "kornia":
+        import kornia
+        import kornia.augmentation as K
+
+        jitter = [K.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter)] if recipe.jitter else []
+        steps = [*jitter, K.Normalize(MEAN, STD)]
+        sequential = K.AugmentationSequential(*steps, data_keys=["input"]).to(recipe.device)
+        versions["kornia"] = kornia.__version__
+
+        @torch.no_grad()
+        def finish(images: torch.Tensor) -> torch.Tensor:
+            return sequential(images.to(torch.float32).div_(255))  # pyright: ignore[reportReturnType]
+    else:
+        finish = v2.Compose(floats_of(recipe, getattr(torch, recipe.dtype)))
+    load = torchvision.datasets.folder.pil_loader
+    return folder_peer(recipe, load, [v2.PILToTensor()], finish, **versions)
+
+
+def timm_prefetch(recipe: Recipe) -> Peer:
+    """Build timm's loader: a DataLoader whose workers augment Pillow's images, and its `PrefetchLoader`, which copies
+    each batch to the device on a side stream and normalises it there."""
+    import timm
+    from timm.data.dataset import ImageDataset
+    from timm.data.loader import create_loader
+
+    loader = create_loader(
+        ImageDataset(recipe.root),
+        input_size=(3, recipe.size, recipe.size),
+        batch_size=recipe.batch_size,
+        is_training=True,
+        color_jitter=recipe.jitter,
+        interpolation="bilinear",
+        mean=MEAN,
+        std=STD,
+        num_workers=recipe.workers,
+        pin_memory=recipe.device != "cpu",
+        img_dtype=getattr(torch, recipe.dtype),
+        device=torch.device(recipe.device),
+    )
+    return in_layout(recipe, lambda: loader, {"timm": timm.__version__})

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["torchvision", "v2"]
+__all__ = ["Cropped", "Folder", "torchvision", "v2"]
 
 
 def _operators_load() -> bool:
@@ -36,3 +37,25 @@ if not _operators_load():
 
 import torchvision  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
+
+
+class Folder(torchvision.datasets.ImageFolder):
+    """Photographs in folders by class, cropped to `size`, as training scripts have it."""
+
+    def __init__(self, root: str, size: int) -> None:
+        super().__init__(root, transform=v2.Compose([v2.RandomResizedCrop(size), v2.ToImage()]))
+
+
+class Cropped:
+    """A Hugging Face dataset whose images are cropped to `size`."""
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.rows = rows
+        self.crop = v2.Compose([v2.RGB(), v2.RandomResizedCrop(size), v2.ToImage()])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.rows[index]
+        return self.crop(row["image"]), row["label"]

@@ -18,29 +18,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import turboloader
+import turboloader as library
 
-from benchmarks.peers.protocol import Peer, Recipe, main
+from benchmarks.peers.protocol import Peer, Recipe
 from benchmarks.photos import tar_copy
 
-__all__ = ["build"]
 
-
-def build(recipe: Recipe) -> Peer:
+def turboloader(recipe: Recipe) -> Peer:
     if recipe.device != "cpu" or recipe.jitter or recipe.dtype != "float32" or recipe.channels_last:
         raise SystemExit(f"TurboLoader's fused pass makes float32 N×C×H×W on the CPU, without jitter; got {recipe}")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: recipe.workers])
     archive, names = tar_copy(Path(recipe.root))
     classes = sorted({name.split("/")[0] for name in names})
     targets = torch.tensor([classes.index(name.split("/")[0]) for name in names])
-    loader = turboloader.DataLoader(
+    loader = library.DataLoader(
         str(archive),
         batch_size=recipe.batch_size,
         shuffle=True,
         drop_last=True,
         image_size=recipe.size,
         output_format="pytorch",
-        transform=turboloader.ImageNetNormalize(),
+        transform=library.ImageNetNormalize(),
         train_aug=True,
         antialias=True,
     )
@@ -53,8 +51,4 @@ def build(recipe: Recipe) -> Peer:
                 raise RuntimeError(f"TurboLoader could not decode {about['decode_failures']} files of {archive}")
             yield torch.from_numpy(images), targets[about["indices"]]
 
-    return Peer(epoch, {"turboloader": turboloader.__version__})
-
-
-if __name__ == "__main__":
-    main(build)
+    return Peer(epoch, {"turboloader": library.__version__})

@@ -11,7 +11,6 @@ With ``--remote`` all of it again over HTTP and S3 (`benchmarks.servers`).
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
 import time
@@ -20,19 +19,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 import gpuload as gl
 from benchmarks.machine import versions
-from benchmarks.peers.recipe import MEAN, STD
+from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.photos import copy_photos, find_photos
+from benchmarks.running import make_parser, table
 from benchmarks.servers import serving
-from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, labels_in, paths_in, squares, write
+from benchmarks.sources.stores import ARRAYS, STORES, Held, Streamed, archives_in, labels_in, paths_in, squares, write
 from gpuload import transforms as T
-
-__all__ = ["WAYS", "Comparison", "Found", "main"]
 
 WAYS: Final = ("0 workers", "2 workers", "resumed by 0", "resumed by 2")
 
@@ -67,7 +62,7 @@ class Comparison:
     """
 
     def __init__(self, base: Path, batch_size: int = 64, size: int = 224) -> None:
-        self._paths, self._labels = paths_in(base), labels_in(base)
+        self._paths, self._labels, self._archives = paths_in(base), labels_in(base), archives_in(base)
         self._batch_size, self._size = batch_size, size
         self._half = len(self._paths) // batch_size // 2  # where states are taken: after so many batches
         self._known: dict[tuple[str, int], list[bytes]] = {}
@@ -96,7 +91,7 @@ class Comparison:
         if key not in self._known:
             images = [squares(path.read_bytes()) for path in self._paths] if kind == "squares" else self._paths
             held = Held(images, self._labels)
-            self._known[key] = self._read(Streamed(held) if kind == "stream" else held, key[1], {})
+            self._known[key] = self._read(Streamed(held, self._archives) if kind == "stream" else held, key[1], {})
         return self._known[key]
 
     def _read(self, dataset: Any, workers: int, states: dict[int, Any], state: Any = None) -> list[bytes]:
@@ -131,36 +126,22 @@ def _digest(batch: Any) -> bytes:
     return summed.digest()
 
 
-def _table(results: Sequence[Found]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for heading in ("dataset", "where", *WAYS, "batches", "hash of all", "s"):
-        table.add_column(heading, no_wrap=True)
+def _table(results: Sequence[Found]) -> str:
+    rows = []
     for found in results:
-        if found.error:
-            table.add_row(found.name, found.where, "[red]error[/]")
-            continue
-        marks = ["equal" if same else "[red]DIFFERENT[/]" for same in found.equal]
-        row = (found.name, found.where, *marks, str(found.batches), found.digest, f"{found.seconds:.0f}")
-        table.add_row(*row)
-    return table
+        cells = ["equal" if same else "DIFFERENT" for same in found.equal] or ["error"] * len(WAYS)
+        rows.append([found.name, found.where, *cells, str(found.batches), found.digest, f"{found.seconds:.0f}"])
+    return table(["dataset", "where", *WAYS, "batches", "hash of all", "s"], rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare and report. Returns the exit status: 1 where batches differ or a dataset cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sources.equal", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--photos", type=Path, help="folder of JPEGs (default: scikit-image's photographs, varied)")
-    parser.add_argument("--files", type=int, default=2000, help="how many files they are copied to (default 2000)")
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parents[2] / ".data", help="where they are kept")
+    parser = make_parser("sources.equal", __doc__, "photos", "cache", files=2000)
     parser.add_argument("--remote", action="store_true", help="also over HTTP (nginx) and S3 (rclone), on loopback")
     parser.add_argument("--only", help=f"separated by semicolons, of: {'; '.join(STORES)}")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.only.split(";")] if options.only else list(STORES)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    source = options.photos or find_photos(options.cache)[0]
+    source, _ = find_photos(options.cache, options.photos)
     base = copy_photos(source, options.cache, options.files).parent
     write(base, names)
     comparison = Comparison(base)
@@ -169,19 +150,15 @@ def main(arguments: list[str] | None = None) -> int:
         places = {"local": (str(base), {}), **(servers if options.remote else {})}
         for where, (url, own) in places.items():
             for name in names if where == "local" else [name for name in names if STORES[name].is_remote]:
-                with console.status(f"{name}, {where}"):
-                    results.append(comparison.of(name, where, url, own))
+                results.append(comparison.of(name, where, url, own))
                 if results[-1].error:
-                    console.print(f"[red]{name}, {where}: {results[-1].error}[/]", soft_wrap=True)
-    console.print(_table(results))
+                    print(f"{name}, {where}: {results[-1].error}")
+    print(_table(results))
     if options.remote and len(places) < 3:
-        console.print("[red]a server is not installed: see benchmarks/servers.py[/]")
+        print("a server is not installed: see benchmarks/servers.py")
     good = sum(found.good for found in results)
-    told = ", ".join(f"{name} {number}" for name, number in versions().items())
-    console.print(
-        f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches\n{told}",
-        soft_wrap=True,
-    )
+    print(f"{len(paths_in(base)):,} photographs of {source}: {good} of {len(results)} give equal batches")
+    print(", ".join(f"{name} {number}" for name, number in versions().items()))
     return 0 if good == len(results) and (not options.remote or len(places) == 3) else 1
 
 

@@ -3,8 +3,6 @@
 All of them decode with simplejpeg and transform with torchvision v2, in two worker processes of torch's DataLoader (or
 of what the library has in its place). What is shuffled is what the library shuffles: torchvision and Hugging Face all
 samples; LitData and Mosaic all of them too, shard by shard; WebDataset the order of archives, and samples in a buffer.
-
-`Native.raw` gives the bytes of files, in one process; `Native.loader` batches of floats.
 """
 
 # pyright: reportMissingImports=false
@@ -21,14 +19,14 @@ from typing import Any, Final
 import simplejpeg
 import torch
 
-from benchmarks.peers.recipe import MEAN, STD
+from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.peers.torchvision_import import torchvision, v2
-from benchmarks.sources.stores import SEED, SHARDS, labels_in, order, paths_in
-
-__all__ = ["NATIVES", "Native"]
+from benchmarks.sources.stores import SEED, archives_in, labels_in, order, paths_in
 
 SHARD_BYTES: Final = 64 << 20
 BUFFER: Final = 1000  # of WebDataset's shuffle
+
+Transform = Callable[[bytes], torch.Tensor]
 
 
 class Native:
@@ -36,47 +34,77 @@ class Native:
 
     Args:
         base: the folder, as `stores` lays it out.
+
+    Attributes:
+        package: whose version is told.
+        store: the folder that `write` makes, below BASE/stores; a finished one has the file `finished`.
+        is_map: samples have numbers, so they are shuffled from outside.
     """
 
-    package: str  # whose version is told
-    store = ""  # the folder that `write` makes, below BASE/stores
+    package: str
+    store = finished = ""
+    is_map = False
 
     def __init__(self, base: Path) -> None:
         self.base = base
         self.place = str(base / "stores" / self.store)
+        if self.finished and not Path(self.place, self.finished).exists():
+            self.write(zip((path.read_bytes() for path in paths_in(base)), labels_in(base), strict=True))
 
-    def write(self) -> None:
-        """Write the store, where it is not there."""
+    def write(self, samples: Iterator[tuple[bytes, int]]) -> None:
+        """Write the store."""
 
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
-        """What reads all files' bytes once, each time it is called, and gives the bytes of each."""
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
+        """Open the samples: (image, class) if there is a transform, else as the library gives undecoded ones."""
         raise NotImplementedError
+
+    def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
+        """Return a function that reads the bytes of all files once, in this process."""
+        dataset = self.dataset(random, 1, None)
+        return lambda: map(dataset.__getitem__, order(len(dataset), random)) if self.is_map else iter(dataset)
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        """A loader of (images, classes); workers stay from one epoch to the next."""
-        raise NotImplementedError
+        """Make a loader of (images, classes); workers stay from one epoch to the next."""
+        options: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "persistent_workers": workers > 0}
+        options |= {"shuffle": random} if self.is_map else {}
+        return self.loader_type()(self.dataset(random, batch_size, transform()), **options)
+
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
+        return torch.utils.data.DataLoader
 
 
-def _samples(base: Path) -> Iterator[tuple[bytes, int]]:
-    for path, label in zip(paths_in(base), labels_in(base), strict=True):
-        yield path.read_bytes(), label
+def transform() -> Transform:
+    """Make what turns bytes into a float tensor, as the recipe says."""
+    chain = v2.Compose(
+        [
+            v2.RandomResizedCrop(224, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD, inplace=True),
+        ]
+    )
+    return lambda data: chain(torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1))
 
 
-class Transform:
-    """Bytes to a float tensor, as the recipe says."""
+def _transforming(library: type, function: Transform | None) -> type:
+    """Derive a class of datasets whose samples are transformed."""
 
-    def __init__(self) -> None:
-        self.chain = v2.Compose(
-            [
-                v2.RandomResizedCrop(224, antialias=True),
-                v2.RandomHorizontalFlip(),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(MEAN, STD, inplace=True),
-            ]
-        )
+    class Transformed(library):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return function(sample["image"]), sample["label"]  # pyright: ignore[reportOptionalCall]
 
-    def __call__(self, data: bytes) -> torch.Tensor:
-        return self.chain(torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1))
+    return Transformed if function is not None else library
+
+
+class ImageFolder(Native):
+    """torchvision's, over the files."""
+
+    package = "torchvision"
+    is_map = True
+
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
+        return torchvision.datasets.ImageFolder(str(self.base / "train"), transform, loader=_file)
 
 
 def _file(path: str) -> bytes:
@@ -84,177 +112,121 @@ def _file(path: str) -> bytes:
         return file.read()
 
 
-def _data_loader(dataset: Any, workers: int, batch_size: int | None, shuffle: bool = False, **options: Any) -> Any:
-    return torch.utils.data.DataLoader(
-        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0, **options
-    )
-
-
-class ImageFolder(Native):
-    """torchvision's, over the files."""
-
-    package = "torchvision"
-
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
-        dataset = torchvision.datasets.ImageFolder(str(self.base / "train"), loader=_file)
-        return lambda: (len(dataset[number][0]) for number in order(len(dataset), random))
-
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        root = str(self.base / "train")
-        return _data_loader(
-            torchvision.datasets.ImageFolder(root, Transform(), loader=_file), workers, batch_size, random
-        )
-
-
 class WebDataset(Native):
     """Over the archives of `TarShards`."""
 
     package = "webdataset"
 
-    def _dataset(self, random: bool) -> Any:
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         import webdataset as wds
 
-        urls = f"{self.place}/train-{{000..{SHARDS - 1:03d}}}.tar"
-        dataset = wds.WebDataset(urls, shardshuffle=SHARDS if random else False, seed=SEED)
-        return (dataset.shuffle(BUFFER) if random else dataset).to_tuple("jpg", "cls")
+        urls = list(map(str, archives_in(self.base)))
+        dataset = wds.WebDataset(urls, shardshuffle=len(urls) if random else False, seed=SEED)
+        dataset = (dataset.shuffle(BUFFER) if random else dataset).to_tuple("jpg", "cls")
+        return dataset if transform is None else dataset.map_tuple(transform, int).batched(batch_size)
 
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
-        dataset = self._dataset(random)
-        return lambda: (len(data) for data, _ in dataset)
-
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
         import webdataset as wds
 
-        dataset = self._dataset(random).map_tuple(Transform(), int).batched(batch_size)
-        return wds.WebLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        return lambda dataset, batch_size, **options: wds.WebLoader(dataset, batch_size=None, **options)
 
 
 class HuggingFace(Native):
     """`datasets`, over its own Arrow files."""
 
     package = "datasets"
-    store = "arrow"
+    store, finished = "arrow", "dataset_info.json"
+    is_map = True
 
-    def write(self) -> None:
+    def write(self, samples: Iterator[tuple[bytes, int]]) -> None:
         import datasets
 
-        if not Path(self.place, "dataset_info.json").exists():
-            features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
-            images, labels = zip(*_samples(self.base), strict=True)
-            table = {"image": [{"bytes": data, "path": None} for data in images], "label": list(labels)}
-            datasets.disable_progress_bars()
-            datasets.Dataset.from_dict(table, features).save_to_disk(self.place)
+        features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
+        images, labels = zip(*samples, strict=True)
+        table = {"image": [{"bytes": data, "path": None} for data in images], "label": list(labels)}
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_dict(table, features).save_to_disk(self.place)
 
-    def _dataset(self) -> Any:
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         import datasets
 
-        return datasets.load_from_disk(self.place)
-
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
-        dataset = self._dataset()
-        return lambda: (len(dataset[number]["image"]["bytes"]) for number in order(len(dataset), random))
-
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        transform = Transform()
+        dataset = datasets.load_from_disk(self.place)
+        if transform is None:
+            return dataset
 
         def transformed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
             return {"image": [transform(image["bytes"]) for image in rows["image"]], "label": rows["label"]}
 
-        batches = _data_loader(self._dataset().with_transform(transformed), workers, batch_size, random)
-        return _Mapped(batches, lambda batch: (batch["image"], batch["label"]))
+        return dataset.with_transform(transformed)
+
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
+        return lambda dataset, **options: _Values(torch.utils.data.DataLoader(dataset, **options))
+
+
+class _Values:
+    """Batches of a loader of dictionaries, as tuples."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((batch["image"], batch["label"]) for batch in self._batches)
 
 
 class LitData(Native):
     """Over its own chunks."""
 
     package = "litdata"
-    store = "litdata"
+    store, finished = "litdata", "index.json"
 
-    def write(self) -> None:
-        if Path(self.place, "index.json").exists():
-            return
+    def write(self, samples: Iterator[tuple[bytes, int]]) -> None:
         from litdata.streaming.writer import BinaryWriter
 
         writer = BinaryWriter(self.place, chunk_bytes=SHARD_BYTES)
-        for number, (data, label) in enumerate(_samples(self.base)):
+        for number, (data, label) in enumerate(samples):
             writer[number] = {"image": data, "label": label}
         writer.done()
         writer.merge()
 
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         from litdata import StreamingDataset
 
-        dataset = StreamingDataset(self.place, shuffle=random, drop_last=False, seed=SEED)
-        return lambda: (len(sample["image"]) for sample in dataset)
+        return _transforming(StreamingDataset, transform)(self.place, shuffle=random, drop_last=False, seed=SEED)
 
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        from litdata import StreamingDataLoader, StreamingDataset
+    def loader_type(self) -> Callable[..., Iterable[Any]]:
+        from litdata import StreamingDataLoader
 
-        transform = Transform()
-
-        class Transformed(StreamingDataset):
-            def __getitem__(self, index: Any) -> Any:
-                sample = super().__getitem__(index)
-                return transform(sample["image"]), sample["label"]
-
-        dataset = Transformed(self.place, shuffle=random, drop_last=False, seed=SEED)
-        return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0)
+        return StreamingDataLoader
 
 
 class Mosaic(Native):
     """Over its own shards (MDS)."""
 
     package = "mosaicml-streaming"
-    store = "mds"
+    store, finished = "mds", "index.json"
 
     def __init__(self, base: Path) -> None:
-        super().__init__(base)
         _stand_in_for_transformers()
+        super().__init__(base)
 
-    def write(self) -> None:
-        if Path(self.place, "index.json").exists():
-            return
+    def write(self, samples: Iterator[tuple[bytes, int]]) -> None:
         from streaming import MDSWriter
 
         columns = {"image": "bytes", "label": "int"}
         with MDSWriter(out=self.place, columns=columns, size_limit=SHARD_BYTES) as writer:
-            for data, label in _samples(self.base):
+            for data, label in samples:
                 writer.write({"image": data, "label": label})
 
-    def _options(self, random: bool, batch_size: int) -> dict[str, Any]:
-        return {"local": self.place, "shuffle": random, "batch_size": batch_size, "num_canonical_nodes": 1}
-
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
+    def dataset(self, random: bool, batch_size: int, transform: Transform | None) -> Any:
         from streaming import StreamingDataset
 
-        dataset = StreamingDataset(**self._options(random, 1))
-        return lambda: (len(sample["image"]) for sample in dataset)
-
-    def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any]:
-        from streaming import StreamingDataset
-
-        transform = Transform()
-
-        class Transformed(StreamingDataset):
-            def __getitem__(self, at: Any) -> Any:
-                sample = super().__getitem__(at)
-                return transform(sample["image"]), sample["label"]
-
-        return _data_loader(Transformed(**self._options(random, batch_size)), workers, batch_size)
-
-
-class _Mapped:
-    """Batches of a loader in another form."""
-
-    def __init__(self, batches: Iterable[Any], function: Callable[[Any], Any]) -> None:
-        self._batches, self._function = batches, function
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._function, self._batches)
+        options: dict[str, Any] = {"shuffle": random, "batch_size": batch_size, "num_canonical_nodes": 1}
+        return _transforming(StreamingDataset, transform)(local=self.place, **options)
 
 
 def _stand_in_for_transformers() -> None:
-    """Mosaic's package imports names of `transformers`, which are of no use here, and wants much else."""
+    """Provide the names of `transformers` that Mosaic's package imports; they are of no use here, and want much
+    else."""
     names = {
         "feature_extraction_utils": "BatchFeature",
         "tokenization_utils_base": "BatchEncoding",

@@ -21,23 +21,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from benchmarks.peers.recipe import MEAN, STD
-from benchmarks.sources.pages import Drop, bytes_from_disk, drop
+from benchmarks.peers.protocol import MEAN, STD
 from benchmarks.sources.stores import ARRAYS, STORES, order
-from gpuload.cli.processes import cpu_seconds
+from gpuload.cli.processes import cpu_seconds, tree
 from gpuload.datasets.kinds import row_bytes
 from gpuload.datasets.worker import THIS_PROCESS
 from gpuload.workers.protocol import Request
 from gpuload.workers.source import Source
-
-__all__ = ["LEVELS", "MEMCPY", "NATIVE", "ORDERS", "STATES", "Task", "main"]
 
 LEVELS: Final = ("raw", "decoded")
 ORDERS: Final = ("in order", "random")
@@ -50,30 +47,43 @@ NATIVE: Final = {  # other libraries' readers, and what they import
     "LitData": "litdata",
     "Mosaic Streaming": "streaming",
 }
+Drop = Literal["kernel", "files"]
+"""How the page cache is emptied: by the kernel, all of it, or one file after the other."""
+DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 CHUNK: Final = 32
 RING: Final = 6 * CHUNK  # squares that copies go to, in turn: as many as slots hold for two workers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is to be measured: a reader of `stores.STORES`, of `natives.NATIVES`, or `MEMCPY`.
+def best_drop() -> Drop:
+    """Choose the surest way that is allowed; the kernel's is root's."""
+    return "kernel" if os.access(DROP_CACHES, os.W_OK) else "files"
 
-    Attributes:
-        base: the folder, as `stores` lays it out.
-        level: which of `LEVELS`.
-        how: how the page cache is emptied.
-    """
 
-    reader: str
-    base: str
-    workers: int
-    batch_size: int
-    level: str
-    random: bool
-    how: Drop
+def drop(base: Path, how: Drop) -> None:
+    """Take all files below a folder out of the page cache. Pages that somebody has mapped stay."""
+    os.sync()
+    if how == "kernel":
+        DROP_CACHES.write_text("1")
+        return
+    for folder, _, names in os.walk(base):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+
+def bytes_from_disk() -> int:
+    """Count what this process and its living descendants have had read from disks so far."""
+    total = 0
+    for pid in tree(os.getpid()):
+        try:
+            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        except OSError:
+            continue
+        total += next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    return total
 
 
 class Own:
@@ -81,30 +91,26 @@ class Own:
 
     package = "gpuload"
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.open: Callable[[], Any] = lambda: STORES[task.reader].open(task.base)
+    def __init__(self, reader: str, base: str) -> None:
+        self.dataset = STORES[reader].open(base)
+        self.is_stream = not hasattr(self.dataset, "__getitem__")
+        self.is_squares = reader in ARRAYS
 
-    def raw(self, random: bool) -> Callable[[], Iterator[int]] | None:
-        dataset = self.open()
-        if not hasattr(dataset, "__getitem__"):
-            return None if random else lambda: (len(image.data) for image, _ in dataset)
-        numbers = order(len(dataset), random)
-        if self.task.reader in ARRAYS:
-            return lambda: _copied(dataset, numbers)
-        return lambda: (len(sample[0].data) for sample in _as_worker(dataset, numbers))
+    def raw(self, random: bool) -> Callable[[], Iterator[Any]] | None:
+        if self.is_stream:
+            return None if random else lambda: iter(self.dataset)
+        numbers = order(len(self.dataset), random)
+        return lambda: (_copied if self.is_squares else _as_worker)(self.dataset, numbers)
 
     def loader(self, random: bool, workers: int, batch_size: int) -> Iterable[Any] | None:
         import gpuload as gl
         from gpuload import transforms as T
 
-        dataset = self.open()
-        if not hasattr(dataset, "__getitem__"):
-            if random:
-                return None
-            random = False
+        if self.is_stream and random:
+            return None
         steps = [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
-        return gl.Loader(dataset, batch_size, shuffle=random, transforms=steps, num_workers=workers, device="cpu")
+        options: dict[str, Any] = {"transforms": steps, "num_workers": workers, "device": "cpu"}
+        return gl.Loader(self.dataset, batch_size, shuffle=random, **options)
 
 
 def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
@@ -118,53 +124,46 @@ def _as_worker(dataset: Any, numbers: list[int]) -> Iterator[Any]:
 
 
 class Memcpy:
-    """What any reader of decoded squares has to do at least: copy each once from the page cache."""
+    """The least that any reader of decoded squares has to do: copy each once from the page cache."""
 
     package = "numpy"
 
-    def __init__(self, task: Task) -> None:
-        self.path = f"{task.base}/stores/pixels.npy"
+    def __init__(self, base: str) -> None:
+        self.path = f"{base}/stores/arrays/pixels.npy"
 
-    def raw(self, random: bool) -> Callable[[], Iterator[int]]:
+    def raw(self, random: bool) -> Callable[[], Iterator[Any]]:
         pixels = np.load(self.path, mmap_mode="r")
         numbers = order(len(pixels), random)
-
-        def epoch() -> Iterator[int]:
-            ring = _ring(pixels.shape[1:])
-            for at, number in enumerate(numbers):
-                ring[at % RING] = pixels[number]
-                yield ring[0].nbytes
-
-        return epoch
+        return lambda: _into_ring(pixels[number] for number in numbers)
 
     def loader(self, random: bool, workers: int, batch_size: int) -> None:
         return None
 
 
-_rings: dict[tuple[int, ...], np.ndarray] = {}
-
-
+@cache
 def _ring(shape: tuple[int, ...]) -> np.ndarray:
-    """Memory that has been written to."""
-    if shape not in _rings:
-        _rings[shape] = np.ones((RING, *shape), np.uint8)
-    return _rings[shape]
+    """Return memory that has been written to."""
+    return np.ones((RING, *shape), np.uint8)
+
+
+def _into_ring(squares: Iterable[np.ndarray]) -> Iterator[int]:
+    for at, square in enumerate(squares):
+        _ring(square.shape)[at % RING] = square
+        yield at
 
 
 def _copied(dataset: Any, numbers: list[int]) -> Iterator[int]:
-    """Squares, copied as workers copy them to slots: rows of the file where they may be."""
-    at, ring = 0, None
-    for start in range(0, len(numbers), CHUNK):
-        chunk = numbers[start : start + CHUNK]
-        if row_bytes(dataset):
-            arrays = map(dataset._image_rows(chunk).__getitem__, chunk)
-        else:
-            arrays = (image.hwc for image, _ in dataset.__getitems__(chunk))
-        for array in arrays:
-            ring = _ring(array.shape) if ring is None else ring
-            ring[at % RING] = array
-            at += 1
-            yield array.nbytes
+    """Copy squares as workers copy them to slots: rows of the file where they may be."""
+
+    def squares() -> Iterator[np.ndarray]:
+        for start in range(0, len(numbers), CHUNK):
+            chunk = numbers[start : start + CHUNK]
+            if row_bytes(dataset):
+                yield from map(dataset._image_rows(chunk).__getitem__, chunk)
+            else:
+                yield from (image.hwc for image, _ in dataset.__getitems__(chunk))
+
+    return _into_ring(squares())
 
 
 def measure(epoch: Callable[[], Iterable[Any]], count_of: Callable[[Any], int], cpu_s: Callable[[], float]) -> Any:
@@ -180,36 +179,36 @@ def measure(epoch: Callable[[], Iterable[Any]], count_of: Callable[[Any], int], 
     }
 
 
-def run(task: Task) -> dict[str, Any]:
-    """Two epochs, a cold one and a warm one; None for both where the reader has none of that kind."""
-    if task.reader == MEMCPY:
-        reader: Any = Memcpy(task)
-    elif task.reader in STORES:
-        reader = Own(task)
+def run(reader: str, base: str, level: str, random: bool, how: Drop, workers: int, batch_size: int) -> dict[str, Any]:
+    """Measure a reader of `stores.STORES`, of `natives.NATIVES`, or `MEMCPY` at one of `LEVELS`, over the stores of
+    `base`.
+
+    `how` says how the page cache is emptied. Two epochs, a cold one and a warm one; None for both if the reader has
+    none of that kind.
+    """
+    if reader == MEMCPY:
+        opened: Any = Memcpy(base)
+    elif reader in STORES:
+        opened = Own(reader, base)
     else:
-        if importlib.util.find_spec(NATIVE[task.reader]) is None:
-            raise ModuleNotFoundError(f"{NATIVE[task.reader]} is not installed")
+        if importlib.util.find_spec(NATIVE[reader]) is None:
+            raise ModuleNotFoundError(f"{NATIVE[reader]} is not installed")
         from benchmarks.sources.natives import NATIVES
 
-        reader = NATIVES[task.reader](Path(task.base))
-        reader.write()
-    if task.level == "raw":
+        opened = NATIVES[reader](Path(base))
+    if level == "raw":
         THIS_PROCESS.is_worker = True
-        epoch, count_of, cpu_s = reader.raw(task.random), lambda nbytes: 1, time.process_time
+        epoch, count_of, cpu_s = opened.raw(random), lambda sample: 1, time.process_time
     else:
-        loader = reader.loader(task.random, task.workers, task.batch_size)
+        loader = opened.loader(random, workers, batch_size)
         epoch = None if loader is None else cast(Any, loader).__iter__
         count_of, cpu_s = lambda batch: len(batch[0]), lambda: cpu_seconds(os.getpid())
     found: dict[str, Any] = dict.fromkeys(STATES)
     if epoch is not None:
-        drop(Path(task.base), task.how)
+        drop(Path(base), how)
         found = {state: measure(epoch, count_of, cpu_s) for state in STATES}
-    return {**found, "versions": {reader.package: metadata.version(reader.package)}}
-
-
-def main() -> None:
-    print(json.dumps(run(Task(**json.loads(sys.argv[1])))), flush=True)
+    return {**found, "versions": {opened.package: metadata.version(opened.package)}}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(run(*json.loads(sys.argv[1]))), flush=True)

@@ -1,11 +1,11 @@
 """Photographs written once to each store that gpuload reads, and the dataset that reads it.
 
     BASE/train/class_0/00000.jpg …      the files (`benchmarks.photos.copy_photos`), in the order of `ImageFolder`
-    BASE/stores/…                       all other stores, with the same samples in the same order
+    BASE/stores/STORE                   all other stores, with the same samples in the same order
 
-Names in a store are made of a sample's number, so every store gives the samples in this order. Each photograph has
-its class as the target, and for `Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the
-middle. This imports no torch: workers import it.
+`gpuload.pack` writes the tar archives, Parquet files and the LMDB. Each photograph has its class as the target, and for
+`Coco` a box. `ArrayFile` and the HDF5 file of pixels hold squares cut from the middle. This imports no torch: workers
+import it.
 """
 
 from __future__ import annotations
@@ -13,63 +13,48 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 import gpuload as gl
 
-__all__ = [
-    "ARRAYS",
-    "SEED",
-    "SHARDS",
-    "STORES",
-    "Dataset",
-    "Held",
-    "Streamed",
-    "labels_in",
-    "order",
-    "paths_in",
-    "squares",
-    "write",
-]
-
-SHARDS: Final = 4  # archives, and Parquet files
+SHARDS: Final = 4  # archives, and Parquet files, about
 SIDE: Final = 224  # of the squares in arrays
-ROWS: Final = 16  # of a row group
 SEED: Final = 0
 BOX: Final = (10, 20, 30, 40)  # in every photograph: left, top, width, height
 
-Sample = tuple[str, bytes, int]  # its path below train/, the file, its class
+Samples = Iterator[tuple[str, bytes, int]]
+"""Of each photograph its path below train/, the file, and its class."""
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(NamedTuple):
     """How a store is written, and read by gpuload.
 
-    Args:
-        write: makes the store in a folder, from the samples and their number.
+    Attributes:
+        store: its folder; "" if the files themselves are the store.
+        write: makes the store in its folder, from the samples and their number; None: `gpuload.pack` does.
         open: makes the dataset from BASE, a folder or a URL; of a URL also with `storage_options`.
         is_remote: whether BASE may be a URL.
     """
 
-    write: Callable[[Path, Iterator[Sample], int], None]
+    store: str
+    write: Callable[[Path, Samples, int], None] | None
     open: Callable[..., Any]
     is_remote: bool = True
 
 
 def paths_in(base: Path) -> list[Path]:
-    """The photographs, in the order of all stores."""
+    """Return the photographs, in the order of all stores."""
     return sorted((base / "train").rglob("*.jpg"))
 
 
 def labels_in(base: Path) -> list[int]:
-    """The class of each."""
+    """Return the class of each."""
     classes = sorted(path.name for path in (base / "train").iterdir())
     return [classes.index(path.parent.name) for path in paths_in(base)]
 
@@ -77,26 +62,34 @@ def labels_in(base: Path) -> list[int]:
 def write(base: Path, names: Sequence[str] | None = None) -> None:
     """Write the stores of these names (default: all), each once; a finished one is used again."""
     paths, labels = paths_in(base), labels_in(base)
+    for name in names or STORES:
+        store, writer, *_ = STORES[name]
+        folder = base / "stores" / store
+        if not store or (folder / "manifest.json").exists() or (folder / "complete").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        if writer is None:
+            shard_bytes = 1 + sum(path.stat().st_size for path in paths) // SHARDS
+            to: Any = store
+            gl.pack(gl.ImageFolder(base / "train"), folder, to=to, shard_bytes=shard_bytes, workers=0)
+        else:
+            files = ((str(path.relative_to(base / "train")), path.read_bytes()) for path in paths)
+            writer(folder, ((*file, label) for file, label in zip(files, labels, strict=True)), len(paths))
+            (folder / "complete").touch()
 
-    def samples() -> Iterator[Sample]:
-        for path, label in zip(paths, labels, strict=True):
-            yield str(path.relative_to(base / "train")), path.read_bytes(), label
 
-    for writer in dict.fromkeys(STORES[name].write for name in names or STORES):
-        done = base / "stores" / f".{writer.__name__}"
-        if not done.exists():
-            done.parent.mkdir(exist_ok=True)
-            writer(done.parent, samples(), len(paths))
-            done.touch()
+def archives_in(base: Path) -> list[Path]:
+    """Return the tar archives."""
+    return sorted((base / "stores" / "tar").glob("*.tar"))
 
 
 def order(count: int, random: bool) -> list[int]:
-    """The numbers of samples, in the order in which they lie or in a random one, the same for all."""
+    """Return the numbers of samples, in the order in which they lie or in a random one, the same for all."""
     return (np.random.default_rng(SEED).permutation(count) if random else np.arange(count)).tolist()
 
 
 def squares(data: bytes) -> np.ndarray:
-    """A photograph's largest square, from the middle, at `SIDE` × `SIDE`."""
+    """Cut a photograph's largest square out of the middle, and bring it to `SIDE` × `SIDE`."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
@@ -118,76 +111,34 @@ class Held:
 
 
 class Streamed:
-    """The same in one pass, shared out among workers as `TarShards(stream=True)` shares archives."""
+    """The same in one pass, shared out among workers by archives as `TarShards(stream=True)` shares them."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, archives: Sequence[Path]) -> None:
         self.held = held
+        self.ends = np.cumsum([len(gl.TarShards(path, fields=("jpg", "cls"))) for path in archives]).tolist()
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         info = gl.get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
-        count = len(self.held)
-        for part in range(first, SHARDS, step):
-            for number in range(part * count // SHARDS, (part + 1) * count // SHARDS):
-                yield self.held[number]
+        for start, end in list(zip([0, *self.ends], self.ends, strict=False))[first::step]:
+            yield from map(self.held.__getitem__, range(start, end))
 
 
-def _parts(samples: Iterator[Sample], count: int) -> Iterator[tuple[int, list[tuple[int, Sample]]]]:
-    """Numbered samples in `SHARDS` parts of about as many."""
-    numbered = list(enumerate(samples))
-    for part in range(SHARDS):
-        yield part, numbered[part * count // SHARDS : (part + 1) * count // SHARDS]
-
-
-def nothing(folder: Path, samples: Iterator[Sample], count: int) -> None:
-    """The files themselves are the store."""
-
-
-def tar(folder: Path, samples: Iterator[Sample], count: int) -> None:
-    for part, own in _parts(samples, count):
-        with tarfile.open(folder / f"train-{part:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, (_, data, label) in own:
-                for ending, content in (("jpg", data), ("cls", b"%d" % label)):
-                    info = tarfile.TarInfo(f"{number:08d}.{ending}")
-                    info.size = len(content)
-                    archive.addfile(info, io.BytesIO(content))
-
-
-def lmdb(folder: Path, samples: Iterator[Sample], count: int) -> None:
-    import lmdb
-
-    path = folder / "train.lmdb"
-    path.unlink(missing_ok=True)
-    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 40) as env, env.begin(write=True) as transaction:
-        for number, (_, data, label) in enumerate(samples):
-            transaction.put(b"%08d.cls" % number, b"%d" % label, append=True)
-            transaction.put(b"%08d.jpg" % number, data, append=True)
-
-
-def hdf5(folder: Path, samples: Iterator[Sample], count: int) -> None:
+def hdf5(folder: Path, samples: Samples, count: int, pixels: bool = False) -> None:
+    """Write files, or squares, to a dataset."""
     import h5py
 
     with h5py.File(folder / "train.h5", "w") as file:
-        images = file.create_dataset("images", (count,), h5py.vlen_dtype("uint8"))
         labels = file.create_dataset("labels", (count,), "int64")
+        if pixels:
+            images = file.create_dataset("images", (count, SIDE, SIDE, 3), "uint8", chunks=(1, SIDE, SIDE, 3))
+        else:
+            images = file.create_dataset("images", (count,), h5py.vlen_dtype("uint8"))
         for number, (_, data, label) in enumerate(samples):
-            images[number] = np.frombuffer(data, np.uint8)
-            labels[number] = label
+            images[number], labels[number] = squares(data) if pixels else np.frombuffer(data, np.uint8), label
 
 
-def parquet(folder: Path, samples: Iterator[Sample], count: int) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (folder / "parquet").mkdir(exist_ok=True)
-    for part, own in _parts(samples, count):
-        images = [{"bytes": data, "path": name} for _, (name, data, _) in own]
-        table = pa.table({"image": images, "label": pa.array([label for *_, (_, _, label) in own], pa.int64())})
-        path = folder / "parquet" / f"train-{part:03d}.parquet"
-        pq.write_table(table, path, row_group_size=ROWS, compression="none", write_page_checksum=True)
-
-
-def arrays(folder: Path, samples: Iterator[Sample], count: int) -> None:
+def arrays(folder: Path, samples: Samples, count: int) -> None:
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, (count, SIDE, SIDE, 3))
     labels = np.zeros(count, np.int64)
     for number, (_, data, label) in enumerate(samples):
@@ -196,24 +147,14 @@ def arrays(folder: Path, samples: Iterator[Sample], count: int) -> None:
     np.save(folder / "labels.npy", labels)
 
 
-def hdf5_pixels(folder: Path, samples: Iterator[Sample], count: int) -> None:
-    import h5py
-
-    with h5py.File(folder / "pixels.h5", "w") as file:
-        images = file.create_dataset("images", (count, SIDE, SIDE, 3), "uint8", chunks=(1, SIDE, SIDE, 3))
-        labels = file.create_dataset("labels", (count,), "int64")
-        for number, (_, data, label) in enumerate(samples):
-            images[number], labels[number] = squares(data), label
-
-
-def file_list(folder: Path, samples: Iterator[Sample], count: int) -> None:
+def file_list(folder: Path, samples: Samples, count: int) -> None:
     with open(folder / "train.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("path", "label"))
         rows.writerows((name, label) for name, _, label in samples)
 
 
-def coco(folder: Path, samples: Iterator[Sample], count: int) -> None:
+def coco(folder: Path, samples: Samples, count: int) -> None:
     found: dict[str, list[Any]] = {"images": [], "annotations": []}
     for number, (name, data, label) in enumerate(samples):
         width, height = Image.open(io.BytesIO(data)).size
@@ -224,40 +165,36 @@ def coco(folder: Path, samples: Iterator[Sample], count: int) -> None:
     (folder / "coco.json").write_text(json.dumps(found))
 
 
-def _shards(base: str, **options: Any) -> Any:
-    return gl.TarShards(f"{base}/stores/train-{{000..{SHARDS - 1:03d}}}.tar", fields=("jpg", "cls"), **options)
+def _at(function: Callable[..., Any], path: str, **options: Any) -> Callable[..., Any]:
+    """Make a function that opens a dataset below BASE."""
+    return lambda base, **remote: function(f"{base}/{path}", **options, **remote)
 
 
-def _arrays(base: str, **options: Any) -> Any:
-    return gl.ArrayFile(f"{base}/stores/pixels.npy", labels=f"{base}/stores/labels.npy", **options)
+def _squares_file(base: str, **remote: Any) -> Any:
+    return gl.ArrayFile(f"{base}/stores/arrays/pixels.npy", labels=f"{base}/stores/arrays/labels.npy", **remote)
 
 
-def _coco(base: str, **options: Any) -> Any:
-    return gl.Coco(f"{base}/train", f"{base}/stores/coco.json", targets=(), **options)
+def _coco(base: str, **remote: Any) -> Any:
+    return gl.Coco(f"{base}/train", f"{base}/stores/coco/coco.json", targets=(), **remote)
 
 
-def _file_list(base: str, **options: Any) -> Any:
-    return gl.FileList(f"{base}/stores/train.csv", root=f"{base}/train", **options)
+def _file_list(base: str, **remote: Any) -> Any:
+    return gl.FileList(f"{base}/stores/list/train.csv", root=f"{base}/train", **remote)
 
 
-def _lmdb(base: str) -> Any:
-    return gl.LMDB(f"{base}/stores/train.lmdb", image="{}.jpg", target="{}.cls")
-
-
-def _parquet(base: str, **options: Any) -> Any:
-    return gl.Parquet([f"{base}/stores/parquet/train-{part:03d}.parquet" for part in range(SHARDS)], **options)
-
-
+_tar = partial(_at, gl.TarShards, "stores/tar/*.tar", fields=("jpg", "cls"))
+_lmdb = _at(gl.LMDB, "stores/lmdb", image="{}.image", target="{}.label", target_type="int")
+_parquet = _at(gl.Parquet, "stores/parquet", image="image.bytes", target="label")
 STORES: Final[dict[str, Dataset]] = {
-    "ImageFolder": Dataset(nothing, lambda base, **options: gl.ImageFolder(f"{base}/train", **options)),
-    "TarShards": Dataset(tar, _shards),
-    "TarShards, stream": Dataset(tar, lambda base, **options: _shards(base, stream=True, **options)),
-    "LMDB": Dataset(lmdb, _lmdb, is_remote=False),
-    "HDF5": Dataset(hdf5, lambda base, **options: gl.HDF5(f"{base}/stores/train.h5", **options)),
-    "Parquet": Dataset(parquet, _parquet),
-    "FileList": Dataset(file_list, _file_list),
-    "Coco": Dataset(coco, _coco),
-    "ArrayFile": Dataset(arrays, _arrays),
-    "HDF5, pixels": Dataset(hdf5_pixels, lambda base, **options: gl.HDF5(f"{base}/stores/pixels.h5", **options)),
+    "ImageFolder": Dataset("", None, _at(gl.ImageFolder, "train")),
+    "TarShards": Dataset("tar", None, _tar()),
+    "TarShards, stream": Dataset("tar", None, _tar(stream=True)),
+    "LMDB": Dataset("lmdb", None, _lmdb, is_remote=False),
+    "HDF5": Dataset("hdf5", hdf5, _at(gl.HDF5, "stores/hdf5/train.h5")),
+    "Parquet": Dataset("parquet", None, _parquet),
+    "FileList": Dataset("list", file_list, _file_list),
+    "Coco": Dataset("coco", coco, _coco),
+    "ArrayFile": Dataset("arrays", arrays, _squares_file),
+    "HDF5, pixels": Dataset("pixels", partial(hdf5, pixels=True), _at(gl.HDF5, "stores/pixels/train.h5")),
 }
 ARRAYS: Final = ("ArrayFile", "HDF5, pixels")  # squares, already decoded

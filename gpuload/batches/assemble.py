@@ -34,7 +34,7 @@ from gpuload.batches.gathering import target_stage
 from gpuload.batches.mixing import Pairing, half_apart, partners_of, soften
 from gpuload.batches.targets import TargetStage, left_behind
 from gpuload.datasets.sample import takes_meta
-from gpuload.datasets.tree import mapping_like
+from gpuload.datasets.tree import made_like
 from gpuload.errors import CollateError, kinds_of, one_line
 from gpuload.ring.columns import Block, Columns, ImageColumn, entry, unlike_blocks
 from gpuload.rng import philox, streams
@@ -386,7 +386,7 @@ class Assembly:
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
         if isinstance(leaf, Mapping):  # of a class of the user's own
-            return mapping_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
+            return made_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
         return leaf
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,9 +40,19 @@ Recipe = Annotated[
 ]
 
 
-def examples(*commands: str) -> str:
-    """Return the end of a command's help."""
-    return "\n\n".join(["Examples:", *commands])
+def command(done_by: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that declares its options and whose docstring is its help. It is done by a function,
+    ``module.function`` of `gpuload.cli`, that takes these options and returns the exit status."""
+    module, _, function = done_by.partition(".")
+
+    def register(declaration: Callable[..., None]) -> Callable[..., None]:
+        @wraps(declaration)
+        def run(**options: Any) -> None:
+            raise typer.Exit(getattr(import_module(f"gpuload.cli.{module}"), function)(**options))
+
+        return app.command(epilog="\n\n".join(["Examples:", *examples]))(run)
+
+    return register
 
 
 def _version(wanted: bool) -> None:
@@ -50,6 +63,22 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _check_pixels(pixels: str) -> str:
+    if pixels != "all" and not pixels.isdecimal():
+        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}")
+    return pixels
+
+
+def _check_bytes(text: str) -> str:
+    from gpuload.cli.pack import bytes_of
+
+    try:
+        bytes_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
 @app.callback()
 def _root(
     version: Annotated[
@@ -58,7 +87,7 @@ def _root(
 ) -> None: ...
 
 
-@app.command(epilog=examples("gpuload doctor", "gpuload doctor --json doctor.json"))
+@command("doctor.run", "gpuload doctor", "gpuload doctor --json doctor.json")
 def doctor(as_json: Json = None) -> None:
     """Say what works on this machine, what does not, and how to fix it.
 
@@ -68,12 +97,9 @@ def doctor(as_json: Json = None) -> None:
 
     Exit status: 0 if all that is needed works; 1 if something is broken.
     """
-    from gpuload.cli.doctor import run
-
-    raise typer.Exit(run(as_json))
 
 
-@app.command(epilog=examples("gpuload demo", "gpuload demo --data my/photos --workers 4"))
+@command("demo.run", "gpuload demo", "gpuload demo --data my/photos --workers 4")
 def demo(
     data: Annotated[
         str | None,
@@ -94,18 +120,13 @@ def demo(
 
     Exit status: 0; 1 if the data or the device cannot be used.
     """
-    from gpuload.cli.demo import run
-
-    options = {"workers": workers, "batch_size": batch_size, "seconds": seconds, "rounds": rounds, "images": images}
-    raise typer.Exit(run(data, out=out, device=device, **options))  # pyright: ignore[reportArgumentType]
 
 
-@app.command(
-    epilog=examples(
-        "gpuload bench imagenet/train",
-        "gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256",
-        "gpuload bench images --workers 8 --json bench.json",
-    )
+@command(
+    "bench.run",
+    "gpuload bench imagenet/train",
+    "gpuload bench 'shards/train-*.tar' --recipe recipe.py:train --batch-size 256",
+    "gpuload bench images --workers 8 --json bench.json",
 )
 def bench(
     data: Data,
@@ -134,35 +155,20 @@ def bench(
 
     Exit status: 0; 1 if the data or an option cannot be used.
     """
-    from gpuload.cli.bench import run
-
-    status = run(
-        data,
-        store={"fields": fields, "image": image, "target": target},
-        recipe=recipe,
-        workers=workers,
-        batch_size=batch_size,
-        seconds=seconds,
-        rounds=rounds,
-        device=device,
-        as_json=as_json,
-    )
-    raise typer.Exit(status)
 
 
 app.command(
     "compare",
     help="The same as bench, by its former name.\n\nExit status: 0; 1 if the data or an option cannot be used.",
-    epilog=examples("gpuload compare images"),
+    epilog="Examples:\n\ngpuload compare images",
 )(bench)
 
 
-@app.command(
-    epilog=examples(
-        "gpuload inspect imagenet/train",
-        "gpuload inspect train val --recipe recipe.py:train --html report.html",
-        "gpuload inspect 'shards/train-*.tar' --fields jpg,cls --limit 50000 --json -",
-    )
+@command(
+    "inspect.run",
+    "gpuload inspect imagenet/train",
+    "gpuload inspect train val --recipe recipe.py:train --html report.html",
+    "gpuload inspect 'shards/train-*.tar' --fields jpg,cls --limit 50000 --json -",
 )
 def inspect(
     data: Annotated[
@@ -176,7 +182,10 @@ def inspect(
         int | None, typer.Option(min=1, help="Look at so many files of each DATA, drawn at random. Default: all.")
     ] = None,
     pixels: Annotated[
-        str, typer.Option(metavar="N", help="How many images are decoded, drawn at random; or 'all'.")
+        str,
+        typer.Option(
+            metavar="N", callback=_check_pixels, help="How many images are decoded, drawn at random; or 'all'."
+        ),
     ] = "4000",
     images: Annotated[int, typer.Option(min=0, max=100, help="Images on the contact sheet.")] = 8,
     draws: Annotated[int, typer.Option(min=1, max=50, help="Draws of the recipe for each of these.")] = 6,
@@ -197,33 +206,13 @@ def inspect(
 
     Exit status: 0; 3 if there are damaged images, or the same image in several data sets; 1 if it cannot be done.
     """
-    from gpuload.cli.inspect import run
-
-    if pixels != "all" and not pixels.isdecimal():
-        raise typer.BadParameter(f"expected a number of images, or 'all', got {pixels!r}", param_hint="--pixels")
-    extensions = extensions and extensions.lower()
-    status = run(
-        data,
-        store={"fields": fields, "image": image, "target": target, "extensions": extensions},
-        recipe=recipe,
-        html=html,
-        as_json=as_json,
-        limit=limit,
-        pixels=None if pixels == "all" else int(pixels),
-        images=images,
-        draws=draws,
-        seed=seed,
-        workers=workers,
-    )
-    raise typer.Exit(status)
 
 
-@app.command(
-    epilog=examples(
-        "gpuload pack imagenet/train packed --to tar",
-        "gpuload pack imagenet/train packed --to array --short-side 256",
-        "gpuload pack 'parts/*.parquet' packed --to lmdb --image jpeg --target label",
-    )
+@command(
+    "pack.run_pack",
+    "gpuload pack imagenet/train packed --to tar",
+    "gpuload pack imagenet/train packed --to array --short-side 256",
+    "gpuload pack 'parts/*.parquet' packed --to lmdb --image jpeg --target label",
 )
 def pack(
     data: Data,
@@ -236,7 +225,7 @@ def pack(
     cuttable: Annotated[
         bool, typer.Option("--cuttable", help="JPEGs with an index: crops are cut before they are decoded.")
     ] = False,
-    shard_bytes: Annotated[str, typer.Option(help="How large a shard may be, about.")] = "256MB",
+    shard_bytes: Annotated[str, typer.Option(callback=_check_bytes, help="How large a shard may be, about.")] = "256MB",
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes. Default: one for each CPU of this process, up to 16.")
     ] = None,
@@ -266,42 +255,17 @@ def pack(
 
     Exit status: 0; 1 if samples are damaged, or it cannot be done; 130 if it was stopped with ctrl-C.
     """
-    from gpuload.cli.pack import run_pack, size_of
-
-    try:
-        nbytes = size_of(shard_bytes)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--shard-bytes") from None
-    status = run_pack(
-        data,
-        folder,
-        store={"fields": fields, "image": image, "target": target, "classes": classes},
-        to=to,
-        short_side=short_side,
-        quality=quality,
-        cuttable=cuttable,
-        shard_bytes=nbytes,
-        workers=workers,
-        skip_bad=on_error == "skip",
-        check=check,
-        exif=exif,
-        ray=ray,
-    )
-    raise typer.Exit(status)
 
 
-@app.command(epilog=examples("gpuload verify packed"))
+@command("pack.run_verify", "gpuload verify packed")
 def verify(folder: Annotated[str, typer.Argument(help="A packed set.")]) -> None:
     """Say what is damaged, missing or too much in a packed set, by the hashes in its manifest.
 
     Exit status: 0 if all is as it was packed; 1 if not.
     """
-    from gpuload.cli.pack import run_verify
-
-    raise typer.Exit(run_verify(folder))
 
 
-@app.command(epilog=examples("gpuload index packed", "gpuload index 'shards/train-{000..099}.tar' --again"))
+@command("pack.run_index", "gpuload index packed", "gpuload index 'shards/train-{000..099}.tar' --again")
 def index(
     shards: Annotated[
         list[str],
@@ -316,6 +280,3 @@ def index(
 
     Exit status: 0; 1 if a shard is missing or damaged.
     """
-    from gpuload.cli.index import run
-
-    raise typer.Exit(run(shards, workers=workers, again=again))

@@ -16,9 +16,9 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -28,7 +28,7 @@ from rich.table import Table
 from torch.utils._pytree import tree_leaves
 
 import gpuload as gl
-from gpuload.cli.console import busy, count_of, device_of, fail, make_console, progress, say, write_json
+from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy, write_json
 from gpuload.cli.processes import cpu_seconds
 from gpuload.cli.source import load_recipe, source_of, usual_recipe
 from gpuload.cli.torch_way import DECODER, data_loader
@@ -37,17 +37,15 @@ from gpuload.loader.advice import better_setting
 from gpuload.loader.limits import default_workers, usable_cpus
 
 __all__ = [
-    "PREFETCH", "Bench", "Row", "bottleneck", "candidates", "compare", "comparison", "forever", "images_of",
-    "measure_settings", "measured", "medians", "next_images", "parts_of", "recommended", "remark_on", "run",
+    "PREFETCH", "Bench", "Pairs", "Row", "bottleneck", "candidates", "comparison", "forever", "images_of",
+    "measure_settings", "medians", "parts_of", "recommended", "remark_on", "reporting", "run",
 ]  # fmt: skip
 
 PREFETCH: Final = 2  # batches ahead, gpuload's in total, DataLoader's for each worker: the defaults of both
 MOST_MORE: Final = 2  # settings that are tried since ``loader.stats()`` names them
 NEAR: Final = 0.97  # of the best rate: as good, with fewer processes
-NOTHING: Final = "an epoch has no images: no sample can be loaded; gpuload inspect says why"
 # What `loader.stats()` calls the parts of the work for an image.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
-Step = Callable[[], int]  # takes a batch to the device; returns how many images it has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +60,18 @@ class Row:
         image_bytes: bytes of an image that were read or decoded, on average; None: not known.
         num_workers, prefetch_factor: of a Loader or DataLoader.
         stats: of a Loader.
+        better: the ``num_workers`` and ``prefetch_factor`` that these statistics name, if they do.
     """
 
     name: str = ""
     where: str = ""
-    images_per_s: float
+    images_per_s: float = 0.0
     cpu_s_per_1000: float | None = None
     image_bytes: float | None = None
     num_workers: int = 0
     prefetch_factor: int = 0
     stats: gl.Stats | None = field(default=None, repr=False)
+    better: tuple[int, int] | None = None
 
     @property
     def mb_per_s(self) -> float | None:
@@ -83,15 +83,19 @@ class Row:
         return count_of(self.num_workers, "worker")
 
     @property
-    def better(self) -> tuple[int, int] | None:
-        """The ``num_workers`` and ``prefetch_factor`` that the statistics name, if they do."""
-        return None if self.stats is None else better_setting(self.stats)
+    def ahead(self) -> int:
+        """How many batches may be made ahead."""
+        return self.prefetch_factor * (max(1, self.num_workers) if self.name == "DataLoader" else 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what there is to say of it, for JSON."""
-        values = {**asdict(replace(self, stats=None)), "mb_per_s": self.mb_per_s}
-        left_out = () if "Loader" in self.name else ("num_workers", "prefetch_factor")
+        left_out = {"stats", "better", *(() if "Loader" in self.name else ("num_workers", "prefetch_factor"))}
+        values = {**vars(self), "mb_per_s": self.mb_per_s}
         return {name: value for name, value in values.items() if value is not None and name not in left_out}
+
+
+Report = Callable[[Row], Row]  # tells how far it is, and returns the row
+Pairs = list[tuple[Row, Row]]  # rounds: gpuload's row, then the DataLoader's
 
 
 def images_of(batch: Any) -> torch.Tensor:
@@ -115,31 +119,7 @@ def forever(loader: Iterable[Any]) -> Iterator[Any]:
             images += len(images_of(batch))
             yield batch
         if not images:
-            raise ValueError(NOTHING)
-
-
-def next_images(batches: Iterator[Any], device: torch.device) -> Step:
-    """Return the step of a loader: take its next batch to the device."""
-    return lambda: len(images_of(next(batches)).to(device, non_blocking=True))
-
-
-def measured(step: Step, device: torch.device, *, skip: int, seconds: float = 0.0, images: int = 1) -> Row:
-    """Repeat a step until so many seconds are over and it gave so many images. `skip` steps before do not count:
-    workers start, and batches were made before."""
-    for _ in range(skip):
-        step()
-    _wait_for(device)
-    count, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
-    while count < images or time.perf_counter() - began_s < seconds:
-        count += step()
-    _wait_for(device)
-    wall_s, cpu_s = time.perf_counter() - began_s, cpu_seconds(os.getpid()) - cpu_before_s
-    return Row(images_per_s=count / wall_s, cpu_s_per_1000=1000 * cpu_s / count)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+            raise ValueError("an epoch has no images: no sample can be loaded; gpuload inspect says why")
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -147,17 +127,8 @@ def _wait_for(device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What is measured, and for how long.
-
-    Args:
-        dataset: map-style.
-        transforms, batch_size: as for `Loader`.
-        device: where the batches go.
-        seconds: of each measurement, in which at least one batch is made.
-
-    Attributes:
-        failed: indices of the samples that could not be loaded, by either side.
-    """
+    """A measurement, with options as for `Loader`, and for how many seconds: each measurement takes at least one
+    batch. `failed`: the indices of the samples that could not be loaded, by either side."""
 
     dataset: Any
     transforms: Sequence[Any]
@@ -166,50 +137,70 @@ class Bench:
     seconds: float
     failed: set[Any] = field(default_factory=set)
 
-    def loading(self, workers: int, prefetch: int) -> Row:
-        """Measure the Loader, without a training step."""
-        with self.loader(workers, prefetch_factor=prefetch) as loader:
-            step = next_images(forever(loader), self.device)
-            for _ in range(1 + prefetch):  # workers start
-                step()
-            before = loader.stats()
-            row = measured(step, self.device, skip=0, seconds=self.seconds)
-            stats = loader.stats(since=before)
-        where = f"{count_of(workers, 'worker')}, prefetch {prefetch}"
-        return replace(row, name="Loader", where=where, num_workers=workers, prefetch_factor=prefetch, stats=stats)
+    def alone(self, name: str, workers: int, prefetch: int) -> Row:
+        """Measure a Loader or DataLoader, without a training step."""
+        where = count_of(workers, "worker") + (f", prefetch {prefetch}" if name == "Loader" else "")
+        row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
+        with self.batches(row) as (batches, loader):
+            self._take(batches, 1 + row.ahead)  # workers start
+            before = loader.stats() if loader else None
+            row = self.measured(row, batches)
+            stats = loader.stats(since=before) if loader else None
+        return replace(row, stats=stats, better=better_setting(stats) if stats else None)
 
-    def peer_loading(self, workers: int) -> Row:
-        """Measure the DataLoader, without a training step."""
-        skip = 1 + PREFETCH * max(1, workers)
-        row = measured(self.peer_step(workers), self.device, skip=skip, seconds=self.seconds)
-        return replace(row, name="DataLoader", where=count_of(workers, "worker"), num_workers=workers)
+    def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
+        """Measure two by turns. Each turn begins with batches that do not count: what was made ahead during the other
+        one's turn."""
+        with self.batches(mine) as (first, _), self.batches(peer) as (second, _):
+            sides = ((mine, first), (peer, second))
+            measured = [
+                report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
+            ]
+        return list(zip(measured[::2], measured[1::2], strict=True))
 
     @contextmanager
-    def loader(self, workers: int, **options: Any) -> Iterator[gl.Loader]:
-        """Yield a Loader of the data, which leaves out and notes what fails. Its workers end with it."""
+    def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
+        """Yield the batches of a Loader or DataLoader, of one epoch after the other, and the Loader. Samples that fail
+        are left out and noted. Workers end with it."""
+        size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
+        if row.name == "DataLoader":
+            yield (
+                self._noted(data_loader(self.dataset, batch_size=size, num_workers=workers, pin_memory=not on_cpu)),
+                None,
+            )
+            return
+        options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": row.prefetch_factor}
         faults = gl.Faults(on_error="skip", max_error_rate=1.0, max_restarts=100)
-        options = {"dataset": self.dataset, "transforms": self.transforms, "device": self.device, **options}
-        options |= {"batch_size": self.batch_size, "shuffle": True, "num_workers": workers, "faults": faults}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # that a sample is left out: they are counted
-            with gl.Loader(**options) as loader:
-                yield loader
+            with gl.Loader(
+                self.dataset, size, transforms=self.transforms, device=self.device, faults=faults, **options
+            ) as loader:
+                yield forever(loader), loader
                 self.failed.update(record.index for record in loader.errors)
 
-    def peer_step(self, workers: int) -> Step:
-        """Return the step of a DataLoader that does the same work; its workers end when the step is collected."""
-        options = {"batch_size": self.batch_size, "num_workers": workers, "pin_memory": self.device.type != "cpu"}
-        batches = forever(data_loader(self.dataset, **options))
-
-        def step() -> int:
-            images, _, failed = next(batches)
+    def _noted(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+        for images, failed in forever(loader):
             self.failed.update(failed)
-            return len(images.to(self.device, non_blocking=True))
+            yield images
 
-        return step
+    def measured(self, row: Row, batches: Iterator[Any], *, skip: int = 0) -> Row:
+        """Take batches to the device, and return the row with its rate and its cost. The first ones do not count."""
+        self._take(batches, skip)
+        self._wait()
+        images, cpu_before_s, began_s = 0, cpu_seconds(os.getpid()), time.perf_counter()
+        while not images or time.perf_counter() - began_s < self.seconds:
+            images += self._take(batches, 1)
+        self._wait()
+        wall_s, cpu_s = time.perf_counter() - began_s, cpu_seconds(os.getpid()) - cpu_before_s
+        return replace(row, images_per_s=images / wall_s, cpu_s_per_1000=1000 * cpu_s / images)
 
+    def _take(self, batches: Iterator[Any], count: int) -> int:
+        return sum(len(images_of(next(batches)).to(self.device, non_blocking=True)) for _ in range(count))
 
-Report = Callable[[Row], Row]  # tells how far it is, and returns the row
+    def _wait(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
 
 def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remark: Callable[[str], None]) -> list[Row]:
@@ -223,7 +214,7 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
     to_try = [(workers, PREFETCH) for workers in numbers]
     while to_try:
         try:
-            rows.append(report(bench.loading(*to_try.pop(0))))
+            rows.append(report(bench.alone("Loader", *to_try.pop(0))))
         except LimitError as error:  # too few files or too little memory for so many
             if not rows:
                 raise
@@ -234,31 +225,13 @@ def measure_settings(bench: Bench, numbers: Sequence[int], report: Report, remar
             if better is not None and better[0] > max(row.num_workers for row in rows):
                 to_try.append(better)
     best = recommended(rows)
-    rows.append(report(bench.loading(best.num_workers, 2 * best.prefetch_factor)))
+    rows.append(report(bench.alone("Loader", best.num_workers, 2 * best.prefetch_factor)))
     return rows
 
 
-def compare(bench: Bench, mine: Row, peer: Row, rounds: int, report: Report) -> list[tuple[Row, Row]]:
-    """Let the Loader and the DataLoader of these rows take turns. Each turn begins with batches that do not count: what
-    was made ahead during the other one's turn."""
-    pairs = []
-    with bench.loader(mine.num_workers, prefetch_factor=mine.prefetch_factor) as loader:
-        turns = [
-            (mine, next_images(forever(loader), bench.device), 1 + mine.prefetch_factor),
-            (peer, bench.peer_step(peer.num_workers), 1 + PREFETCH * max(1, peer.num_workers)),
-        ]
-        for _ in range(rounds):
-            first, second = (
-                report(replace(measured(step, bench.device, skip=skip, seconds=bench.seconds), name=row.name))
-                for row, step, skip in turns
-            )
-            pairs.append((first, second))
-    return pairs
-
-
-def medians(pairs: Sequence[tuple[Row, Row]]) -> dict[str, float]:
-    """Return the medians of rounds, gpuload's row first in each. A ratio is the median of the ratios within the rounds:
-    above 1, gpuload is faster, or takes less."""
+def medians(pairs: Pairs) -> dict[str, float]:
+    """Return the medians of rounds. A ratio is the median of the ratios within the rounds: above 1, gpuload is faster,
+    or takes less."""
     costs = [(mine.cpu_s_per_1000 or 0.0, peer.cpu_s_per_1000 or 0.0) for mine, peer in pairs]
     values = {
         "images_per_s": [mine.images_per_s for mine, _ in pairs],
@@ -305,15 +278,12 @@ def remark_on(best: Row, rows: Sequence[Row]) -> str:
 def parts_of(row: Row, device: torch.device) -> list[Row]:
     """Return what reading, decoding and augmenting could do, each alone, by the statistics of a Loader: its workers if
     they did nothing else; the device, or this process on the CPU. Parts that took no time are left out."""
-    stats = row.stats or gl.Stats()
+    stats, workers = row.stats or gl.Stats(), row.num_workers
+    by_workers = ("workers", row.workers, workers) if workers else ("main", "this process", 1)
+    by_device = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
     for name, names in PARTS.items():
-        if name == "augment":
-            where, who, count = "main" if device.type == "cpu" else "device", device.type.upper(), 1
-        elif row.num_workers:
-            where, who, count = "workers", row.workers, row.num_workers
-        else:
-            where, who, count = "main", "this process", 1
+        where, who, count = by_device if name == "augment" else by_workers
         seconds = sum(stats.part(one, where).seconds for one in names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
@@ -345,18 +315,17 @@ def bottleneck(row: Row, parts: Sequence[Row]) -> tuple[str, str]:
 def run(
     data: str,
     *,
-    store: Mapping[str, str | None],
-    recipe: str | None = None,
-    workers: int | None = None,
+    recipe: str | None,
+    workers: int | None,
     batch_size: int,
     seconds: float,
     rounds: int,
-    device: str | None = None,
-    as_json: str | None = None,
-    console: Console | None = None,
+    device: str | None,
+    as_json: str | None,
+    **store: str | None,
 ) -> int:
-    """Measure and tell. Return the exit status. `store`: the options of `source_of`; all else is the command's."""
-    console = console or make_console(stderr=as_json == "-")
+    """Measure and tell. Return the exit status. `store`: the options of `source_of`."""
+    console = make_console(stderr=as_json == "-")
     try:
         dataset, place = source_of(data, store), device_of(device)
         transforms = usual_recipe() if recipe is None else load_recipe(recipe)
@@ -364,6 +333,7 @@ def run(
         _introduce(console, bench, recipe)
         settings, peers, pairs = _measure(bench, console, workers, 0 if recipe else rounds)
         best = recommended(settings)
+        setting = {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor}
         parts = parts_of(best, place)
         bound, why = bottleneck(best, parts)
         console.print(_table([parts, settings, peers], best))
@@ -372,23 +342,17 @@ def run(
         for text, style in ((_failures(bench, data), "yellow"), (why, None), (remark_on(best, settings), None)):
             if text:
                 say(console, text, style)
-        say(console, f"Recommended: num_workers={best.num_workers}, prefetch_factor={best.prefetch_factor}", "bold")
+        say(console, f"Recommended: {', '.join(f'{name}={value}' for name, value in setting.items())}", "bold")
         if as_json is not None:
             report = {
                 "data": data, "recipe": recipe, "seconds": seconds, **_context(bench), "failed": len(bench.failed),
                 "parts": [row.as_dict() for row in parts], "settings": [row.as_dict() for row in settings],
-                "bound": bound, "why": why,
-                "recommended": {"num_workers": best.num_workers, "prefetch_factor": best.prefetch_factor},
+                "bound": bound, "why": why, "recommended": setting,
             }  # fmt: skip
             if pairs:
                 rounds_made = [{"gpuload": mine.as_dict(), "peer": peer.as_dict()} for mine, peer in pairs]
-                settings_of_peer = [row.as_dict() for row in peers]
-                report["peer"] = {
-                    "decoder": DECODER,
-                    "settings": settings_of_peer,
-                    **medians(pairs),
-                    "rounds": rounds_made,
-                }
+                report["peer"] = {"decoder": DECODER, "settings": [row.as_dict() for row in peers]}
+                report["peer"] |= {**medians(pairs), "rounds": rounds_made}
             write_json(as_json, report)
     except (GpuloadError, OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         return fail(console, error)
@@ -417,19 +381,27 @@ def _introduce(console: Console, bench: Bench, recipe: str | None) -> None:
         say(console, f"The DataLoader does the same with {DECODER} and torch's own resize")
     else:
         say(console, "torch's DataLoader is measured with the usual recipe only, so not now")
-    if remark := busy():
-        say(console, remark, "yellow")
+    warn_if_busy(console)
 
 
-def _measure(
-    bench: Bench, console: Console, workers: int | None, rounds: int
-) -> tuple[list[Row], list[Row], list[tuple[Row, Row]]]:
+def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -> tuple[list[Row], list[Row], Pairs]:
     """Return the Loader's settings, the DataLoader's, and the rounds of the best of both. No rounds: no DataLoader."""
     cpus = usable_cpus()
     numbers = candidates(cpus, default_workers(cpus, 1)) if workers is None else [workers]
     of_peer = sorted({max(1, cpus // 2), cpus}) if workers is None else [workers]
-    done, total = 0, len(numbers) + 1 + (len(of_peer) + 2 * rounds if rounds else 0)
-    with progress(console, "measurements") as tell:
+    with reporting(console, "measurements", len(numbers) + 1 + (len(of_peer) + 2 * rounds if rounds else 0)) as report:
+        settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
+        if not rounds:
+            return settings, [], []
+        peers = [report(bench.alone("DataLoader", number, PREFETCH)) for number in of_peer]
+        return settings, peers, bench.take_turns(recommended(settings), recommended(peers), rounds, report)
+
+
+@contextmanager
+def reporting(console: Console, what: str, total: int) -> Iterator[Report]:
+    """Show the progress of measurements, each with its rate."""
+    done = 0
+    with progress(console, what) as tell:
 
         def report(row: Row) -> Row:
             nonlocal done
@@ -438,11 +410,7 @@ def _measure(
             tell(done, max(total, done), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
             return row
 
-        settings = measure_settings(bench, numbers, report, lambda remark: say(console, remark, "yellow"))
-        if not rounds:
-            return settings, [], []
-        peers = [report(bench.peer_loading(number)) for number in of_peer]
-        return settings, peers, compare(bench, recommended(settings), recommended(peers), rounds, report)
+        yield report
 
 
 def _table(groups: Sequence[Sequence[Row]], best: Row) -> Table:
@@ -460,13 +428,13 @@ def _table(groups: Sequence[Sequence[Row]], best: Row) -> Table:
 
 
 def _failures(bench: Bench, data: str) -> str:
-    failed = len(bench.failed)
+    if not (failed := len(bench.failed)):
+        return ""
     was, them = ("was", "it") if failed == 1 else ("were", "them")
-    text = f"{count_of(failed, 'sample')} cannot be loaded, and {was} left out: gpuload inspect {data} names {them}"
-    return text if failed else ""
+    return f"{count_of(failed, 'sample')} cannot be loaded, and {was} left out: gpuload inspect {data} names {them}"
 
 
-def comparison(mine: Row, peer: Row, pairs: Sequence[tuple[Row, Row]]) -> Table:
+def comparison(mine: Row, peer: Row, pairs: Pairs) -> Table:
     """Return the table of rounds in which these two took turns."""
     values = medians(pairs)
     table = Table(box=box.SIMPLE, pad_edge=False)

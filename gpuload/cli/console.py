@@ -11,19 +11,19 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gpuload.errors import LINES, visible
+from gpuload.packing.durable import write_file
 
 __all__ = [
-    "FAILED", "STOPPED", "Begin", "Tell", "bars", "busy", "count_of", "device_of", "fail", "make_console", "progress",
-    "replace_file", "say", "write_json",
+    "FAILED", "STOPPED", "Tell", "count_of", "device_of", "fail", "make_console", "progress", "say",
+    "warn_if_busy", "write_json", "write_text",
 ]  # fmt: skip
 
 FAILED: Final = 1  # exit status: it was tried, and did not work; 2 is that of a command line that makes no sense
@@ -32,16 +32,9 @@ WIDE: Final = 100  # columns of a terminal that has room for all there is to say
 STEPS: Final = 10  # lines for one task where there is no terminal
 
 
-class Tell(Protocol):
-    """Says how far a task is. `total`, where it is known by now; `note`: a few words, such as a rate."""
-
-    def __call__(self, done: int, total: int | None = None, note: str = "") -> None: ...
-
-
-class Begin(Protocol):
-    """Begins another task; `total` is None as long as it is not known."""
-
-    def __call__(self, what: str, total: int | None = None) -> Tell: ...
+Tell = Callable[..., None]
+"""Called with how much of a task is done, the total where it is known by now, and a note of a few words, as a rate:
+``tell(3, 10, note="1,000 images/s")``."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -66,17 +59,17 @@ def _wrapped(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def fail(console: Console, error: object, status: int = FAILED) -> int:
+def fail(console: Console, error: object) -> int:
     """Say what went wrong, on stderr if the console is that of stdout. Return the exit status."""
     say(make_console(stderr=True) if console.file is sys.stdout else console, str(error), "red")
-    return status
+    return FAILED
 
 
 @contextmanager
-def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
-    """Show the progress of several tasks, one after the other or side by side; `transient`: bars go away at the end."""
+def progress(console: Console, what: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+    """Show the progress of a task; `transient`: its bar goes away at the end."""
     if not console.is_terminal:
-        yield lambda what, total=None: _lines(console, what, total)
+        yield _lines(console, what, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -87,24 +80,10 @@ def bars(console: Console, *, transient: bool = True) -> Iterator[Begin]:
         TimeRemainingColumn(),
     )
     # Few refreshes: they take processor time from what is measured.
-    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as shown:
-
-        def begin(what: str, total: int | None = None) -> Tell:
-            task = shown.add_task(what, total=total, note="")
-
-            def tell(done: int, total: int | None = None, note: str = "") -> None:
-                shown.update(task, completed=done, total=total, note=note)  # None leaves the total as it is
-
-            return tell
-
-        yield begin
-
-
-@contextmanager
-def progress(console: Console, what: str, total: int | None = None) -> Iterator[Tell]:
-    """Show the progress of one task."""
-    with bars(console) as begin:
-        yield begin(what, total)
+    with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
+        task = bars.add_task(what, total=total, note="")
+        # A total of None leaves it as it is.
+        yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
 def _lines(console: Console, what: str, known: int | None) -> Tell:
@@ -125,12 +104,12 @@ def count_of(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def busy() -> str:
-    """Return what to say of a busy machine before anything is measured; "" if it is idle."""
+def warn_if_busy(console: Console) -> None:
+    """Say so before anything is measured if the machine is busy."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cpus / 2:
-        return ""
-    return f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+    if load > cpus / 2:
+        text = f"This machine is busy: a load of {load:.1f} on {cpus} CPUs. Figures depend on what else runs"
+        say(console, text, "yellow")
 
 
 def device_of(name: str | None) -> Any:
@@ -155,11 +134,9 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
     if path == "-":
         print(text, end="")
     else:
-        replace_file(path, text)
+        write_text(path, text)
 
 
-def replace_file(path: str, text: str) -> None:
-    """Write a file; one that was there is replaced when the new one is whole."""
-    draft = Path(f"{path}.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def write_text(path: str, text: str) -> None:
+    """Write a file; one that was there is replaced when the new one is complete."""
+    write_file(path, text.encode(), os.path.dirname(path) or ".", lasting=False)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 import gpuload as gl
 from gpuload.cli import inspect
-from gpuload.cli.bench import PREFETCH, Bench, Row, compare, comparison
-from gpuload.cli.console import bars, busy, count_of, device_of, fail, make_console, progress, say
+from gpuload.cli.bench import PREFETCH, Bench, Row, comparison, reporting
+from gpuload.cli.console import count_of, device_of, fail, make_console, progress, say, warn_if_busy
 from gpuload.cli.pictures import PhotographsMissing, make_folder
 from gpuload.cli.source import source_of, usual_recipe
 from gpuload.cli.torch_way import DECODER
@@ -40,7 +40,11 @@ def run(
     """Run the demo. Return the exit status."""
     console = console or make_console()
     try:
-        root, origin = _folder(data, out, images, console)
+        root, origin = data, data
+        if root is None:
+            with progress(console, "photographs made", images) as tell:
+                root = str(make_folder(out / "photographs", count=images, progress=tell))
+            origin = f"{root}, made from scikit-image's photographs"
         dataset, place = source_of(root, {}), device_of(device)
         workers = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
         bench = Bench(dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=place, seconds=seconds)
@@ -51,19 +55,12 @@ def run(
         say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
         say(console, "Both decode, crop at random to 224×224, flip and normalise, with " + each)
         say(console, f"The DataLoader does it with {DECODER} and torch's own resize\n")
-        if remark := busy():
-            say(console, remark, "yellow")
-        mine = Row(name="gpuload", images_per_s=0, num_workers=workers, prefetch_factor=PREFETCH)
-        peer = Row(name="DataLoader", images_per_s=0, num_workers=workers)
-        with progress(console, "rounds", 2 * rounds) as tell:
-            done: list[Row] = []
-
-            def report(row: Row) -> Row:
-                done.append(row)
-                tell(len(done), note=f"{row.name}: {row.images_per_s:,.0f} images/s")
-                return row
-
-            pairs = compare(bench, mine, peer, rounds, report)
+        warn_if_busy(console)
+        mine, peer = (
+            Row(name=name, num_workers=workers, prefetch_factor=PREFETCH) for name in ("gpuload", "DataLoader")
+        )
+        with reporting(console, "rounds", 2 * rounds) as report:
+            pairs = bench.take_turns(mine, peer, rounds, report)
         console.print(comparison(mine, peer, pairs))
         if failed := len(bench.failed):
             say(console, f"{count_of(failed, 'image')} cannot be loaded; left out on both sides", "yellow")
@@ -73,12 +70,3 @@ def run(
     except (GpuloadError, PhotographsMissing, OSError, ValueError, TypeError, RuntimeError) as error:
         return fail(console, error)
     return 0
-
-
-def _folder(data: str | None, out: Path, images: int, console: Console) -> tuple[str, str]:
-    """Return the folder of images, and what it is, for the user to read."""
-    if data is not None:
-        return data, data
-    with bars(console) as begin:
-        root = make_folder(out / "photographs", count=images, progress=begin("photographs made", images))
-    return str(root), f"{root}, made from scikit-image's photographs"

@@ -13,11 +13,11 @@ import re
 import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -26,7 +26,7 @@ from rich.text import Text
 
 from gpuload import __version__
 from gpuload.cli.console import count_of, make_console, progress, say, write_json
-from gpuload.cli.trial import LOCKED_BYTES, STEPS, begin_trials, sample_jpeg
+from gpuload.cli.trial import ALONE, LOCKED_BYTES, STEPS, sample_jpeg, try_in_process
 from gpuload.errors import LimitError
 from gpuload.loader import limits
 from gpuload.workers.process import check_platform
@@ -59,11 +59,10 @@ EXTRAS: Final = {  # the modules that come with an extra
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
+class Finding(NamedTuple):
+    """A line of the report.
 
-    Args:
+    Attributes:
         name: what was looked at.
         state: ``"works"``; ``"improve"``: it works, but holds training back; ``"broken"``: it is needed, or was
             installed, and does not work; ``"not needed"``.
@@ -107,7 +106,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the report for JSON."""
     status = exit_status(findings)
-    return {"summary": summary(findings), "exit_status": status, "findings": [asdict(one) for one in findings]}
+    return {"summary": summary(findings), "exit_status": status, "findings": [one._asdict() for one in findings]}
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
@@ -136,32 +135,57 @@ def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list
     except Exception:  # Pillow is broken: its own trial says how
         jpeg = b""
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
-    trials = begin_trials(jpeg, steps)
+    together = [step for step in steps if step not in ALONE]
     results: dict[str, Trial] = {}
     tell(0, len(steps))
-    for trial in trials:
-        results |= trial.results()
-        tell(len(results), len(steps))
-    return [*_check_machine(results), *_check_gpu(results), *_check_packages(results)]
+    with ThreadPoolExecutor() as threads:
+        groups = [*([step] for step in steps if step in ALONE), together]
+        for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
+            results |= trial.result()
+            tell(len(results), len(steps))
+    return findings_of(results)
 
 
-# -- what the machine, container or job allows ------------------------------------------------------------------------
-
-
-def _check_machine(results: Mapping[str, Trial]) -> list[Finding]:
+def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
+    """Return all findings, in the order of their weight within each group: the machine, GPUs, packages."""
     usable = limits.usable_cpus()
-    workers = limits.default_workers(usable, 1)
-    left = limits.processes_left()
+    workers, left = limits.default_workers(usable, 1), limits.processes_left()
     soft, hard = (
         None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
+    driver, driver_cuda = _driver()
+    torch = results["torch"]
+    cuda, devices = torch.get("cuda"), len(torch.get("devices", []))
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    versions = {
+        name: {extra: version for extra, package in packages.items() if (version := _version(package))}
+        for name, packages in NVIDIA.items()
+    }
+    crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
+    jpegs = "decodes whole images, and what nvImageCodec refuses" if crops else "decodes all JPEGs here"
+    others = "decodes PNG, WebP and others, and damaged JPEGs"
+    extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
     return [
         check_cpus(usable=usable, affinity=len(os.sched_getaffinity(0)), online=os.cpu_count() or 1),
         check_memory(workers),
         check_open_files(workers, soft=soft, hard=hard),
         check_processes(workers, left and left[0]),
         check_workers(workers, results["workers"]),
+        check_torch(torch, driver_cuda=driver_cuda),
+        check_gpus(torch, driver=driver, cuda=driver_cuda),
+        check_page_locking(limits.lockable_bytes(), results["page-locked memory"].get("code")),
+        check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=devices),
+        check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
+        *([check_regions(results["regions"])] if "regions" in results else []),
+        check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
+        check_decoder("Pillow", _version("pillow"), results["Pillow"], others),
+        check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
+        check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
+        check_system(platform.release(), resource.getpagesize(), platform.python_version(), _why_no_processes()),
     ]
+
+
+# -- what the machine, container or job allows ------------------------------------------------------------------------
 
 
 def check_cpus(*, usable: int, affinity: int, online: int) -> Finding:
@@ -228,19 +252,6 @@ def check_workers(workers: int, trial: Trial) -> Finding:
 # -- torch and the GPUs -----------------------------------------------------------------------------------------------
 
 
-def _check_gpu(results: Mapping[str, Trial]) -> list[Finding]:
-    driver, cuda = _driver()
-    torch = results["torch"]
-    devices = len(torch.get("devices", []))
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
-    return [
-        check_torch(torch, driver_cuda=cuda),
-        check_gpus(torch, driver=driver, cuda=cuda),
-        check_page_locking(limits.lockable_bytes(), results["page-locked memory"].get("code")),
-        check_triton(_version("triton"), results.get("Triton"), compiler=compiler, devices=devices),
-    ]
-
-
 def _driver() -> tuple[str | None, str | None]:
     """Return the version of NVIDIA's driver, and the newest CUDA that it runs; None for what is not there."""
     path = Path("/proc/driver/nvidia/version")
@@ -294,12 +305,8 @@ def check_gpus(trial: Trial, *, driver: str | None, cuda: str | None) -> Finding
 
 
 def check_page_locking(limit_bytes: int | None, code: int | None, locked_bytes: int = LOCKED_BYTES) -> Finding:
-    """Check page-locked memory, from which copies to a GPU run on their own.
-
-    Args:
-        limit_bytes: of memory that a process may lock (``ulimit -l``); None: no limit.
-        code: of locking `locked_bytes` on trial: 0, or the runtime's error; None: there is no GPU to lock memory for.
-    """
+    """Check page-locked memory, from which copies to a GPU run on their own; `limit_bytes`: None for none; `code`: of
+    locking `locked_bytes` on trial, 0 or the runtime's error, None without a GPU."""
     name = "page-locked memory"
     limit = "the limit (ulimit -l) is " + ("no limit" if limit_bytes is None else size_of(limit_bytes))
     if code is None:
@@ -330,33 +337,6 @@ def check_triton(version: str | None, trial: Trial | None, *, compiler: str | No
 # -- decoders and optional packages -----------------------------------------------------------------------------------
 
 
-def _check_packages(results: Mapping[str, Trial]) -> list[Finding]:
-    cuda = results["torch"].get("cuda")
-    versions = {
-        name: {extra: version for extra, package in packages.items() if (version := _version(package))}
-        for name, packages in NVIDIA.items()
-    }
-    crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
-    jpegs = "decodes whole images, and what nvImageCodec refuses" if crops else "decodes all JPEGs here"
-    extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
-    try:
-        check_platform()
-        problem = ""
-    except RuntimeError as error:
-        problem = str(error)
-    return [
-        check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
-        *([check_regions(results["regions"])] if "regions" in results else []),
-        check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
-        check_decoder(
-            "Pillow", _version("pillow"), results["Pillow"], "decodes PNG, WebP and others, and damaged JPEGs"
-        ),
-        check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
-        check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
-        check_system(platform.release(), resource.getpagesize(), platform.python_version(), problem),
-    ]
-
-
 def cuda_extra(torch_cuda: str | None, others: Sequence[str] = ()) -> str:
     """Return the extra with NVIDIA's packages for this torch: ``"cu12"`` or ``"cu13"``. Without CUDA either works: it
     is that of `others` of NVIDIA's packages, which must be for the same one, else the newest."""
@@ -371,7 +351,6 @@ def check_nvidia(
     """Check nvImageCodec or DALI.
 
     Args:
-        name: which of the two.
         versions: what is installed of both, by extra: ``{"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}``.
         trial: of decoding a region, or of making the backend; None: not tried.
         torch_cuda: the CUDA that torch was built for; None: the CPU.
@@ -446,6 +425,14 @@ def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -
     if problem:
         return Finding("system", "broken", f"{details}; {problem}", "use num_workers=0, or Linux with glibc")
     return Finding("system", "works", details)
+
+
+def _why_no_processes() -> str:
+    try:
+        check_platform()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _version(distribution: str) -> str | None:

@@ -11,25 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload import __version__
-from gpuload.cli.console import STOPPED, bars, count_of, fail, make_console, replace_file, say, write_json
-from gpuload.cli.source import load_recipe, source_of
+from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say, write_json, write_text
+from gpuload.cli.source import load_recipe, source_of, usual_recipe
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.sample import read
 from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import (
-    GROUPS_SHOWN,
-    IMAGES_SHOWN,
-    SIDE,
-    bytes_text,
-    chosen,
-    contact_sheet,
-    default_recipe,
-    render,
-    thumbnails,
-)
+from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
@@ -45,44 +35,42 @@ SMALL_SIDE: Final = 112  # of pictures of duplicates
 def run(
     data: Sequence[str],
     *,
-    store: Mapping[str, str | None] | None = None,
     recipe: str | None = None,
     html: str = "",
     as_json: str | None = None,
     limit: int | None = None,
-    pixels: int | None = 4000,
+    pixels: str = "4000",
     images: int = 8,
     draws: int = 6,
     seed: int = 0,
     workers: int | None = None,
+    extensions: str | None = None,
     console: Console | None = None,
+    **store: str | None,
 ) -> int:
-    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done.
-
-    Args:
-        store: the options of `source_of`.
-        pixels: how many images are decoded; None for all. All else is the command's.
-    """
-    store, workers = store or {}, usable_cpus() if workers is None else workers
+    """Inspect. Return the exit status: 0, `BAD`, or 1 if it cannot be done. `store`: more options of `source_of`."""
+    workers = usable_cpus() if workers is None else workers
+    store["extensions"] = extensions and extensions.lower()
     console = console or make_console(stderr=as_json == "-")
     try:
-        transforms = default_recipe() if recipe is None else load_recipe(recipe)
+        # The pictures on the page are levels, as before a Normalize.
+        transforms = usual_recipe()[:-1] if recipe is None else load_recipe(recipe)
         datasets = [_dataset(one, store) for one in data]
         ignored = [_ignored(dataset, store.get("extensions")) for dataset in datasets]
-        with bars(console) as begin:
-            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=begin("files"))
-            if pixels != 0:
-                gather_pixels(gathered, most=pixels, seed=seed, workers=workers, tell=begin("pixels"))
+        with progress(console, "files") as tell:
+            gathered = gather(datasets, _names(data), limit=limit, seed=seed, workers=workers, tell=tell)
+        if pixels != "0":
+            most = None if pixels == "all" else int(pixels)
+            with progress(console, "pixels") as tell:
+                gather_pixels(gathered, most=most, seed=seed, workers=workers, tell=tell)
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
-            few = min(workers, 2)
-            strips = chosen(gathered, images)
-            pictures = thumbnails(gathered, _duplicates(summary) | dict.fromkeys(strips, SIDE), workers=few)
-            sheet = contact_sheet(gathered, strips, transforms, pictures, draws=draws, seed=seed, workers=few)
-            shown = "\n".join(map(repr, transforms))
-            page = render(summary, advice, sheet, pictures, recipe=shown, seed=seed, version=__version__)
-            replace_file(html, page)
+            few, rows = min(workers, 2), chosen(gathered, images)
+            sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
+            sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=few)
+            whole, shown = pictures(gathered, sides, workers=few), "\n".join(map(repr, transforms))
+            write_text(html, render(summary, advice, sheet, whole, recipe=shown, seed=seed, version=__version__))
         if as_json is not None:
             write_json(as_json, {**summary, "advice": [one._asdict() for one in advice]})
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
@@ -121,16 +109,6 @@ def _ignored(dataset: Any, endings: str | None) -> dict[str, int]:
         return {}
     extensions = EXTENSIONS if endings is None else tuple(endings.split(","))
     return ignored_in(root, extensions, classes=kind == "ImageFolder")
-
-
-def _duplicates(summary: dict[str, Any]) -> dict[int, int]:
-    """Return the rows of duplicates that the page shows, each with the size of its picture."""
-    return {
-        image["row"]: SMALL_SIDE
-        for kind in ("files", "pixels")
-        for group in summary["duplicates"][kind]["listed"][:GROUPS_SHOWN]
-        for image in group["images"][:IMAGES_SHOWN]
-    }
 
 
 def _show(console: Console, summary: dict[str, Any], advice: Sequence[Advice]) -> None:
@@ -184,32 +162,19 @@ def _facts(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     part = "" if images["looked_at"] == images["samples"] else f" of {images['samples']:,}, drawn at random"
     yield "images", f"{images['looked_at']:,}{part}, {bytes_text(images['bytes'])}"
     if sizes:
-        width, height = sizes["width"], sizes["height"]
-        yield (
-            "sizes",
-            (
-                f"median {width['median']:,.0f}×{height['median']:,.0f}, "
-                f"smallest {'×'.join(map(str, sizes['smallest']))}, "
-                f"largest {'×'.join(map(str, sizes['largest']))}; {count_of(sizes['distinct'], 'size')}"
-            ),
-        )
-        spread = sizes["bytes"]
-        yield (
-            "files",
-            f"median {bytes_text(spread['median'])}, {bytes_text(spread['least'])} to {bytes_text(spread['most'])}",
-        )
-        for name, kind in (("formats", "formats"), ("modes", "modes"), ("sampling", "sampling")):
+        median = f"{sizes['width']['median']:,.0f}×{sizes['height']['median']:,.0f}"
+        smallest, most = ("×".join(map(str, sizes[name])) for name in ("smallest", "largest"))
+        yield "sizes", f"median {median}, smallest {smallest}, largest {most}; {count_of(sizes['distinct'], 'size')}"
+        median, smallest, most = (bytes_text(sizes["bytes"][name]) for name in ("median", "least", "most"))
+        yield "files", f"median {median}, {smallest} to {most}"
+        for kind in ("formats", "modes", "sampling"):
             if counts := summary["formats"][kind]:
-                yield name, ", ".join(f"{what} {number:,}" for what, number in counts.items())
+                yield kind, ", ".join(f"{what} {number:,}" for what, number in counts.items())
     if classes:
-        least, most = classes["listed"][-1], classes["listed"][0]
-        yield (
-            "classes",
-            (
-                f"{classes['count']:,}; the largest is {most['name']} with {most['count']:,}, "
-                f"the smallest {least['name']} with {least['count']:,}"
-            ),
+        most, smallest = (
+            f"{one['name']} with {one['count']:,}" for one in (classes["listed"][0], classes["listed"][-1])
         )
+        yield "classes", f"{classes['count']:,}; the largest is {most}, the smallest {smallest}"
     files, pixels = (summary["duplicates"][kind]["surplus"] for kind in ("files", "pixels"))
     yield "duplicates", f"{count_of(files, 'file')}; among {images['decoded']:,} decoded images {pixels:,} by pixels"
     yield "damaged", f"{summary['damaged']['count']:,}; refused by a limit {summary['refused']['count']:,}"

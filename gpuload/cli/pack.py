@@ -1,45 +1,51 @@
-"""``gpuload pack`` and ``gpuload verify``: what the source is, how far the job is, what came of it."""
+"""``gpuload pack``, ``verify`` and ``index``: what is packed or read, how far the job is, what came of it."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.console import Console
 
 from gpuload.cli.console import STOPPED, count_of, fail, make_console, progress, say
-from gpuload.cli.source import source_of
+from gpuload.cli.source import OPTIONS_OF, source_of
+from gpuload.datasets.litter import is_litter
+from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.errors import GpuloadError
 from gpuload.packing.manifest import MANIFEST
 from gpuload.packing.pack import Packed, pack
 from gpuload.packing.verify import verify
 
-__all__ = ["run_pack", "run_verify", "size_of"]
+__all__ = ["bytes_of", "run_index", "run_pack", "run_verify"]
 
 UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 SHOWN: Final = 20
 
 
-def run_pack(
-    source: str,
-    folder: str,
-    *,
-    store: Mapping[str, str | None],
-    console: Console | None = None,
-    **options: Any,
-) -> int:
-    """Pack a source. Return the exit status: 1 if samples are damaged, or it cannot be done."""
-    console = console or make_console()
+def run_pack(data: str, folder: str, *, shard_bytes: str, on_error: str, **options: Any) -> int:
+    """Pack a data set. Return the exit status: 1 if samples are damaged, or it cannot be done. `options`: those of
+    `source_of`, all others of `pack`."""
+    console = make_console()
+    store = {name: options.pop(name) for name in OPTIONS_OF if name in options}
     try:
-        dataset = source_of(source, store)
+        dataset = source_of(data, store)
         say(console, f"{dataset!r}")
         with progress(console, "samples") as tell:
 
             def report(done: int, total: int, nbytes: int) -> None:
                 tell(done, total, f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e6 else "")
 
-            packed = pack(dataset, folder, progress=report, **options)
+            packed = pack(
+                dataset,
+                folder,
+                shard_bytes=bytes_of(shard_bytes),
+                skip_bad=on_error == "skip",
+                progress=report,
+                **options,
+            )
     except (GpuloadError, OSError, ValueError, TypeError, ImportError) as error:
         return fail(console, error)
     except KeyboardInterrupt:
@@ -49,9 +55,9 @@ def run_pack(
     return 0
 
 
-def run_verify(folder: str, *, console: Console | None = None) -> int:
+def run_verify(folder: str) -> int:
     """Verify a packed set. Return the exit status: 1 if it is not what was packed."""
-    console = console or make_console()
+    console = make_console()
     try:
         with progress(console, "parts") as tell:
             problems = verify(folder, progress=tell)
@@ -66,7 +72,36 @@ def run_verify(folder: str, *, console: Console | None = None) -> int:
     return 0
 
 
-def size_of(text: str) -> int:
+def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int:
+    """Make the indexes of these shards, and of all shards in a folder. Return the exit status: 1 if a shard is missing
+    or damaged."""
+    console = make_console()
+    created = done = 0
+    try:
+        paths = list(dict.fromkeys(find_shards([path for pattern in shards for path in _shards_in(pattern)])))
+        with progress(console, "shards", len(paths)) as tell, warnings.catch_warnings():
+
+            def ready(path: str, new: bool) -> None:
+                nonlocal created, done
+                created, done = created + new, done + 1
+                tell(done)
+
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *others: say(console, str(message), "yellow")
+            opened = open_shards(paths, workers=workers, again=again, progress=ready)
+    except (OSError, ValueError) as error:
+        return fail(console, error)
+    samples, members = (sum(getattr(shard, name) for shard in opened) for name in ("samples", "members"))
+    nbytes = sum(shard.table.nbytes for shard in opened)
+    size = sum(os.stat(path).st_size for path in paths)
+    files, fresh = count_of(members, "file"), len(opened) - created
+    each = f", {nbytes / samples:.0f} for a sample" if samples else ""
+    say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} of {files}")
+    say(console, f"{count_of(created, 'index', 'indexes')} made, {fresh:,} fresh; {nbytes:,} bytes{each}")
+    return 0
+
+
+def bytes_of(text: str) -> int:
     """Read a number of bytes: ``256MB``, ``1GiB``, ``1000``.
 
     Raises:
@@ -89,3 +124,17 @@ def _tell(console: Console, packed: Packed) -> None:
     if len(packed.left_out) > SHOWN:
         say(console, f"left out: {len(packed.left_out) - SHOWN:,} more, listed in {MANIFEST}", "yellow")
     say(console, f"Read it with {packed.read}", to_copy=True)
+
+
+def _shards_in(pattern: str) -> list[str]:
+    """Return the shards of a folder, such as one that `gpuload pack` wrote; or the pattern itself.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+    """
+    if not os.path.isdir(pattern):
+        return [pattern]
+    names = sorted(name for name in os.listdir(pattern) if name.endswith(".tar") and not is_litter(os.fsencode(name)))
+    if not names:
+        raise FileNotFoundError(f"the folder {pattern!r} has no shards; expected files whose names end in .tar")
+    return [os.path.join(pattern, name) for name in names]

@@ -71,7 +71,7 @@ def make_picture(photograph: Image.Image, number: int) -> bytes:
     return buffer.getvalue()
 
 
-def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lambda made: None) -> Path:
+def make_folder(root: Path, *, count: int, progress: Callable[[int], None] = lambda count_so_far: None) -> Path:
     """Write `count` JPEGs to ``root/class/number.jpg``; a folder that was finished before is used as it is.
 
     `progress` is called with the number of pictures made so far. Returns `root`.

@@ -1,11 +1,11 @@
-"""The cost of a tree of processes, from Linux's /proc: CPU seconds, and memory with shared pages in proportion."""
+"""The processor time of a tree of processes, from Linux's /proc."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "proportional_mb", "shared_mb", "tree"]
+__all__ = ["cpu_seconds", "tree"]
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -38,23 +38,3 @@ def cpu_seconds(root_pid: int) -> float:
         if fields := _stat_fields(pid):
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return ticks * TICK_S
-
-
-def proportional_mb(pid: int) -> float:
-    """Return PSS: the process's own pages, and its share of those that several processes map. 0 if it is gone."""
-    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") / 1024
-
-
-def shared_mb(pid: int) -> float:
-    """Return the part of `proportional_mb` that is shared memory: rings, and batches on their way. 0 if it is gone."""
-    return _kilobytes(f"/proc/{pid}/smaps_rollup", "Pss_Shmem:") / 1024
-
-
-def _kilobytes(path: str, key: str) -> int:
-    try:
-        for line in Path(path).read_text().splitlines():
-            if line.startswith(key):
-                return int(line.split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    return 0

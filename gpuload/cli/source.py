@@ -14,14 +14,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuload import datasets
+import gpuload as gl
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.litter import is_litter
 from gpuload.errors import one_line
 from gpuload.packing.manifest import MANIFEST, open_packed
 from gpuload.transforms import Chain, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
 
-__all__ = ["MEAN", "SIZE", "STD", "RecipeError", "load_recipe", "source_of", "usual_recipe"]
+__all__ = ["MEAN", "OPTIONS_OF", "SIZE", "STD", "load_recipe", "source_of", "usual_recipe"]
 
 OPTIONS_OF: Final = {
     "fields": ("TarShards",),
@@ -64,7 +64,7 @@ def _open(source: str, store: dict[str, str]) -> Any:
         options["classes"] = _open(options["classes"], {})
     if options.get("target") == "":
         options["target"] = None
-    return getattr(datasets, name)(source, **options)
+    return getattr(gl, name)(source, **options)
 
 
 def _kind_of(source: str) -> str:
@@ -106,10 +106,6 @@ def usual_recipe() -> list[Any]:
     return [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)]
 
 
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message says which, why, and what was expected."""
-
-
 def load_recipe(spec: str) -> list[Any]:
     """Return the transforms that ``FILE.py:name`` names: a list, tuple or `Chain` in a Python file.
 
@@ -117,41 +113,39 @@ def load_recipe(spec: str) -> list[Any]:
         The transforms in order; a module at the end too.
 
     Raises:
-        RecipeError: there is no such file or name, the file raises an error, or what is there is no chain.
+        ValueError: there is no such file or name, the file raises an error, or what is there is no chain.
     """
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name.isidentifier():
-        raise RecipeError(f"--recipe expects FILE.py:name, the list of transforms `name` in that file, got {spec!r}")
+        raise ValueError(f"--recipe expects FILE.py:name, the list of transforms `name` in that file, got {spec!r}")
     if not os.path.isfile(path):
-        raise RecipeError(f"--recipe {spec}: there is no file {path!r}")
+        raise ValueError(f"--recipe {spec}: there is no file {path!r}")
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.append(folder)
     try:
         names = runpy.run_path(path, run_name="gpuload_recipe")
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
+        raise ValueError(f"--recipe {spec}: the file cannot be run: {_describe(error, path)}") from error
     if name not in names:
         chains = [other for other, value in names.items() if isinstance(value, list | tuple | Chain)]
         there = f"it has {', '.join(chains)}" if chains else "it has no list and no Chain at all"
-        raise RecipeError(f"--recipe {spec}: {path} has no {name!r}; {there}")
+        raise ValueError(f"--recipe {spec}: {path} has no {name!r}; {there}")
     value = names[name]
     if isinstance(value, Compose):
         value = list(value.transforms)
     if not isinstance(value, list | tuple | Chain):
         kind = type(value)
         of = "" if kind.__module__ == "builtins" else f" of {kind.__module__.partition('.')[0]}"
-        raise RecipeError(
+        raise ValueError(
             f"--recipe {spec}: {name} must be a list of gpuload's transforms or a Chain, got one {kind.__name__}{of}"
             + ("; gpuload.transforms.from_torchvision makes a list of it" if of == " of torchvision" else "")
         )
-    if isinstance(value, Chain):
-        return [*value.transforms, *([] if value.module is None else [value.module])]
     try:
-        Chain(value)
+        chain = value if isinstance(value, Chain) else Chain(value)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"--recipe {spec}: {error}") from error
-    return list(value)
+        raise ValueError(f"--recipe {spec}: {error}") from error
+    return [*chain.transforms, *([] if chain.module is None else [chain.module])]
 
 
 def _describe(error: BaseException, path: str) -> str:

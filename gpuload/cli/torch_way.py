@@ -19,15 +19,14 @@ from PIL import Image
 
 from gpuload.cli.source import MEAN, SIZE, STD
 from gpuload.datasets.sample import Encoded
-from gpuload.datasets.sample import Image as ImageOf
-from gpuload.datasets.tree import flatten
+from gpuload.inspection.files import find_image
 
 try:
     import simplejpeg
 except Exception:  # a broken installation: `gpuload doctor` says how
     simplejpeg = None
 
-__all__ = ["DECODER", "Pictures", "by_pillow", "collate", "data_loader", "decode", "random_box"]
+__all__ = ["DECODER", "Pictures", "augmented", "by_pillow", "collate", "data_loader", "decode", "random_box"]
 
 DECODER: Final = f"simplejpeg {metadata.version('simplejpeg')}" if simplejpeg is not None else "Pillow"
 
@@ -61,63 +60,45 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, left + w, top + h
 
 
+def augmented(pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
+    """Return the box (left, top, right, bottom) of uint8 H×W×3 as a training step takes it: float32 3×224×224,
+    normalised."""
+    left, top, right, bottom = box
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None, :, top:bottom, left:right]
+    image = torch.nn.functional.interpolate(image, size=(SIZE, SIZE), mode="bilinear", antialias=True)[0]
+    image = (image.flip(2) if flip else image).to(torch.float32)
+    return image.div_(255).sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+
+
 class Pictures(torch.utils.data.Dataset):
-    """The first image of each sample of one of gpuload's datasets, as a training step takes it, and its label, or 0.
-    Instead of a sample that cannot be loaded comes its index.
+    """The first image of each sample of a dataset that gpuload takes, augmented. Instead of a sample that cannot be
+    loaded comes its index."""
 
-    Args:
-        dataset: any that gpuload takes.
-        size: height and width of what comes out: float32 3×size×size.
-    """
-
-    def __init__(self, dataset: Any, size: int = SIZE) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.size = size
-        self.mean = torch.tensor(MEAN).view(3, 1, 1)
-        self.std = torch.tensor(STD).view(3, 1, 1)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | int:
+    def __getitem__(self, index: int) -> torch.Tensor | int:
         try:
-            return self.load(index)
+            pixels = self.pixels(index)
+            height, width, _ = pixels.shape
+            return augmented(pixels, random_box(width, height), float(torch.rand(())) < 0.5)
         except Exception:  # as a Loader leaves it out
             return index
 
-    def load(self, index: int) -> tuple[torch.Tensor, int]:
-        """Load one sample. TypeError if it has no image."""
-        leaves: list[Any] = []
-        flatten(self.dataset[index], leaves)
-        image = next((leaf for leaf in leaves if isinstance(leaf, Encoded | ImageOf | np.ndarray)), None)
-        if image is None:
-            kinds = ", ".join(type(leaf).__name__ for leaf in leaves)
-            raise TypeError(f"sample {index} has no image, but {kinds}")
-        label = next((int(leaf) for leaf in leaves if isinstance(leaf, int | np.integer)), 0)
-        pixels = self.pixels(image)
-        height, width, _ = pixels.shape
-        return self.view(pixels, random_box(width, height), float(torch.rand(())) < 0.5), label
-
-    def pixels(self, image: Any) -> np.ndarray:
-        """Return the uint8 H×W×3 of an image in whatever form the dataset gave it."""
+    def pixels(self, index: int) -> np.ndarray:
+        """Return the image of a sample, decoded to uint8 H×W×3."""
+        image, _ = find_image(self.dataset[index])
         if isinstance(image, Encoded):
             return decode(image.data)
-        array = image.array if isinstance(image, ImageOf) else image
+        array = image.hwc
         return np.array(Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).convert("RGB"))
-
-    def view(self, pixels: np.ndarray, box: tuple[int, int, int, int], flip: bool) -> torch.Tensor:
-        """Return the box (left, top, right, bottom) of the pixels, resized, flipped or not, and normalised."""
-        left, top, right, bottom = box
-        image = torch.from_numpy(pixels).permute(2, 0, 1)[None, :, top:bottom, left:right]
-        image = torch.nn.functional.interpolate(image, size=(self.size, self.size), mode="bilinear", antialias=True)[0]
-        if flip:
-            image = image.flip(2)
-        return image.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
 
 
 def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: bool) -> Any:
-    """Return a shuffled DataLoader over `Pictures`, whose workers stay. A batch is images, labels, and a list of the
-    indices that cannot be loaded."""
+    """Return a shuffled DataLoader over `Pictures`, whose workers stay, with the batches of `collate`."""
     return torch.utils.data.DataLoader(
         Pictures(dataset),
         batch_size=batch_size,
@@ -129,9 +110,8 @@ def data_loader(dataset: Any, *, batch_size: int, num_workers: int, pin_memory: 
     )
 
 
-def collate(samples: Sequence[tuple[torch.Tensor, int] | int]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Put samples of `Pictures` into a batch, without those that cannot be loaded."""
-    loaded = [sample for sample in samples if not isinstance(sample, int)]
-    images = torch.stack([image for image, _ in loaded]) if loaded else torch.empty(0, 3, 1, 1)
-    labels = torch.tensor([label for _, label in loaded])
-    return images, labels, [sample for sample in samples if isinstance(sample, int)]
+def collate(samples: Sequence[torch.Tensor | int]) -> tuple[torch.Tensor, list[int]]:
+    """Return the images as a batch, and the indices of the samples that cannot be loaded."""
+    images = [sample for sample in samples if isinstance(sample, torch.Tensor)]
+    failed = [sample for sample in samples if not isinstance(sample, torch.Tensor)]
+    return torch.stack(images) if images else torch.empty(0, 3, SIZE, SIZE), failed

@@ -1,13 +1,9 @@
-"""Trying what can crash, hang or take seconds, in processes of their own, for ``gpuload doctor``.
-
-A process does one *trial* of several steps. For each it prints a line of JSON when it begins and one when it is done,
-so that the last step of a process that dies is known. The doctor's process has `begin_trials` and `Trial`; the others
-run `main`.
+"""Trying what can crash, hang or take seconds, in processes of their own, for ``gpuload doctor``. The doctor's process
+runs `try_in_process`; the others run `main`, which prints what came of each step when it is done.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import resource
@@ -20,7 +16,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 
-__all__ = ["LOCKED_BYTES", "STEPS", "Trial", "begin_trials", "find_fault", "main", "sample_jpeg", "try_regions"]
+__all__ = ["ALONE", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
 LIMIT_S: Final = 120.0
 LOCKED_BYTES: Final = 64 << 20
@@ -37,71 +33,38 @@ REGIONS: Final = (
 )  # fmt: skip
 
 
-class Trial:
-    """A process that tries these steps; started at once."""
-
-    def __init__(self, steps: Sequence[str], jpeg: bytes = b"") -> None:
-        self.steps = list(steps)
-        settings = {"path": sys.path, "steps": self.steps, "jpeg": base64.b64encode(jpeg).decode()}
-        code = (
-            "import json, sys; settings = json.loads(sys.stdin.readline()); sys.path[:] = settings['path']; "
-            "from gpuload.cli.trial import main; main(settings)"
-        )
-        self._started_s = time.monotonic()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(settings) + "\n")
-        self._process.stdin.flush()
-
-    def results(self, limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
-        """Wait for the process, and return what came of each step: ``ok``, ``why`` it failed, and its own values."""
-        try:
-            left_s = max(1.0, self._started_s + limit_s - time.monotonic())
-            output, errors = self._process.communicate(timeout=left_s)
-            ending = _describe_end(self._process.returncode, errors)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            output, _ = self._process.communicate()
-            ending = f"it was not done after {limit_s:.0f} seconds"
-        return _results(self.steps, output, ending)
-
-
-def _results(steps: Sequence[str], output: str, ending: str) -> dict[str, dict[str, Any]]:
-    results: dict[str, dict[str, Any]] = {}
-    current = ""
-    for line in output.splitlines():
-        if not line.startswith("{"):
-            continue  # a library's own output
-        record = json.loads(line)
-        if "begin" in record:
-            current = record["begin"]
-        else:
-            results[current] = record
-    if current and current not in results:
-        results[current] = {"ok": False, "why": ending}
-    why = f"not tried, since {current}: {ending}" if current else ending
-    return {step: results.get(step, {"ok": False, "why": why}) for step in steps}
+def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
+    """Try some of `STEPS`. Return what came of each: ``ok``, ``why`` it failed, and its own values."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
+    try:
+        ended = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
+        output, why = ended.stdout, _describe_end(ended.returncode, ended.stderr.decode(errors="replace"))
+    except subprocess.TimeoutExpired as error:
+        output, why = error.stdout or b"", f"it was not done after {limit_s:.0f} seconds"
+    lines = [line for line in output.splitlines() if line.startswith(b"{")]  # others are a library's own output
+    results = {step: json.loads(line) for step, line in zip(steps, lines, strict=False)}
+    for step in steps[len(results) :]:
+        results[step] = {"ok": False, "why": why}
+        why = why if why.startswith("not tried") else f"not tried, since {step}: {why}"
+    return results
 
 
 def _describe_end(status: int, errors: str) -> str:
     if status < 0:
         return f"the process crashed ({signal.Signals(-status).name})"
-    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-    return one_line(f"the process ended with status {status}{': ' + last if last else ''}")
+    last = next((f": {line}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    return one_line(f"the process ended with status {status}{last}")
 
 
-def begin_trials(jpeg: bytes, steps: Sequence[str]) -> list[Trial]:
-    """Start the processes for these steps: one for each decoder and for regions, one for all else that imports
-    torch."""
-    alone = [step for step in steps if step in DECODERS or step == "regions"]
-    others = [step for step in steps if step not in alone]
-    return [*(Trial([step], jpeg) for step in alone), *([Trial(others)] if others else [])]
+def main(steps: Sequence[str]) -> None:
+    """Do the steps, in their process, and print a line of JSON for each."""
+    jpeg = sys.stdin.buffer.read()
+    for step in steps:
+        try:
+            result = {"ok": True, "why": "", **(STEPS[step](jpeg) or {})}
+        except BaseException as error:  # whatever a broken installation raises, a SystemExit too
+            result = {"ok": False, "why": one_line(f"{type(error).__name__}: {error}")}
+        print(f"\n{json.dumps(result)}", flush=True)
 
 
 def sample_jpeg() -> bytes:
@@ -114,18 +77,6 @@ def sample_jpeg() -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
     return file.getvalue()
-
-
-def main(settings: dict[str, Any]) -> None:
-    """Do the steps, in the process of a trial."""
-    jpeg = base64.b64decode(settings["jpeg"])
-    for step in settings["steps"]:
-        print(json.dumps({"begin": step}), flush=True)
-        try:
-            result = {"ok": True, "why": "", **(STEPS[step](jpeg) or {})}
-        except BaseException as error:  # whatever a broken installation raises, a SystemExit too
-            result = {"ok": False, "why": one_line(f"{type(error).__name__}: {error}")}
-        print(json.dumps(result), flush=True)
 
 
 def _decode(name: str) -> Callable[[bytes], None]:
@@ -306,9 +257,11 @@ def _pictures() -> list[tuple[bytes, bool]]:
     return pictures
 
 
-DECODERS: Final = {"nvImageCodec": _decode("NvImageCodec"), "simplejpeg": _decode("SimpleJpeg"), "Pillow": _by_pillow}
+ALONE: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # in a process each; all others import torch
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
-    **DECODERS,
+    "nvImageCodec": _decode("NvImageCodec"),
+    "simplejpeg": _decode("SimpleJpeg"),
+    "Pillow": _by_pillow,
     "regions": _regions,
     "torch": _torch,
     "page-locked memory": _page_locking,

@@ -6,22 +6,21 @@ Paths are in the main process once the dataset is made, and go to the workers, w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import read_file, will_read
-from gpuload.datasets.joined import Dataset, from_start
-from gpuload.datasets.litter import LeftOut
+from gpuload.datasets.files import will_read
+from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
-from gpuload.datasets.scan import Lazy, Paths, full_path, scanned
+from gpuload.datasets.scan import Lazy, Paths, from_start, full_path
 from gpuload.datasets.stores.opening import client, is_url, named, read_whole
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels"]
+__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels", "smallest"]
 
 
 class LabelledPaths(Lazy[tuple[str, Any]]):
@@ -54,19 +53,6 @@ class ImageFileDataset(Dataset):
         """The folder, as an absolute path."""
         return self.paths.root
 
-    def _scanned(self, scanner: Any, folder: str, asked: list[Any], scan: Callable[[], Any]) -> dict[str, np.ndarray]:
-        """What a scan of the folder finds; of a local one it may be kept."""
-        found = scan() if self._remote is not None else scanned(scanner, folder, asked, scan)
-        left_out = scanner.left_out if self._remote is not None else LeftOut.of(found)
-        left_out.log(folder)
-        return found
-
-    def _encoded(self, index: int) -> Encoded:
-        path = self.paths[index]
-        if self._remote is None:
-            return Encoded(read_file(path), self.mode, path)
-        return Encoded(self._fetched([path])[0], self.mode, named(path))
-
     def will_need(self, indices: Iterable[SupportsIndex]) -> None:
         """Let the kernel read the files of these samples, which are asked for soon."""
         if self._remote is None:
@@ -77,15 +63,11 @@ class ImageFileDataset(Dataset):
         """See `gpuload.datasets.kinds.forget`."""
         return [] if self._remote is None else client(self._remote).forget(self.paths[number])
 
-    def _fetched(self, paths: list[str]) -> list[bytes]:
-        return read_whole(paths, self._remote)
-
     def __getitem__(self, index: SupportsIndex) -> Any:
-        number = self._from_start(index)
-        return self._with(number, self._encoded(number))
+        return self._samples([index])[0]
 
     def _with(self, number: int, image: Encoded) -> Any:
-        """The sample of an image."""
+        """Return the sample of an image."""
         raise NotImplementedError
 
     @property
@@ -94,14 +76,13 @@ class ImageFileDataset(Dataset):
         before it is decoded."""
         if self._remote is None:
             raise AttributeError("__getitems__")
-        return self._fetch_many
+        return self._samples
 
-    def _fetch_many(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+    def _samples(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         numbers = [self._from_start(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
-        found = zip(self._fetched(paths), paths, strict=True)
-        images = [Encoded(data, self.mode, named(path)) for data, path in found]
-        return [self._with(number, image) for number, image in zip(numbers, images, strict=True)]
+        samples = zip(numbers, paths, read_whole(paths, self._remote), strict=True)
+        return [self._with(number, Encoded(data, self.mode, named(path))) for number, path, data in samples]
 
     def _from_start(self, index: SupportsIndex) -> int:
         if type(index) is int and 0 <= index < len(self.paths):
@@ -127,8 +108,11 @@ def existing_folder(root: str | os.PathLike[str]) -> str:
 
 def pack_labels(labels: Sequence[Any]) -> Any:
     """Return integers as an array of the smallest type; anything else as a list."""
-    if not labels or any(type(label) is not int for label in labels):
-        return list(labels)
-    low, high = min(labels), max(labels)
-    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
-    return np.asarray(labels, dtype) if np.issubdtype(dtype, np.integer) else list(labels)
+    array = np.asarray(labels) if {int}.issuperset(map(type, labels)) else np.empty(0)
+    return smallest(array) if array.dtype.kind in "iu" and len(array) else list(labels)
+
+
+def smallest(array: np.ndarray) -> np.ndarray:
+    """Return integers in the smallest type that holds them all; other numbers as they are."""
+    dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
+    return array.astype(dtype) if dtype.kind in "iu" else array  # of uint64 and int8 numpy makes floats

@@ -65,7 +65,7 @@ class Head(ctypes.Structure):
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),
         *((name, ctypes.c_uint64) for name in ("limit", "allowed", "used", "entries", "evicted", "dirty", "clock")),
-        *((name, ctypes.c_uint64) for name in ("asked_before", "hits_before", "near_before")),
+        *((name, ctypes.c_uint64) for name in ("requests_before", "hits_before", "near_before")),
     ]
 
 
@@ -329,23 +329,23 @@ class Entries:
         """Halve or double the bytes that are allowed, see above."""
         head = self._head
         hits, _, again, near, *_ = self._slots.sum(axis=0).tolist()
-        asked = hits + again - head.asked_before
-        if asked < max(1, self._place.samples):
+        requests = hits + again - head.requests_before
+        if requests < max(1, self._place.samples):
             return
-        rate = (hits - head.hits_before) / asked
-        possible = rate + (near - head.near_before) / asked
+        rate = (hits - head.hits_before) / requests
+        possible = rate + (near - head.near_before) / requests
         if possible < WORTH:
             head.allowed = max(head.limit // LEAST_SHARE, head.allowed // 2)
         elif possible - rate > WORTH:
             head.allowed = min(head.limit, 2 * head.allowed)
-        head.asked_before, head.hits_before, head.near_before = hits + again, hits, near
+        head.requests_before, head.hits_before, head.near_before = hits + again, hits, near
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
-    rest: Any = memoryview(data)
-    while rest:
-        done = os.pwrite(fd, rest, offset)
-        rest, offset = rest[done:], offset + done
+    remaining: Any = memoryview(data)
+    while remaining:
+        done = os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[done:], offset + done
 
 
 def _give_back(fd: int, offset: int, nbytes: int) -> None:

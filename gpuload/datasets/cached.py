@@ -22,11 +22,11 @@ import numpy as np
 
 from gpuload.datasets.cache_file import Entries, Place
 from gpuload.datasets.files import is_complete
-from gpuload.datasets.joined import View, from_start
+from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style, draws_nothing, fetched, forget
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import LEAVES, META, Encoded, Mask, as_meta, plain_meta
-from gpuload.datasets.scan import full_path
+from gpuload.datasets.scan import from_start, full_path
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 
@@ -48,7 +48,7 @@ MAKERS: Final[dict[str, Callable[..., Any]]] = {  # what is made of parts, by th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics:
-    """What a cache did, in all processes together.
+    """Counts of a cache, of all processes together.
 
     Attributes:
         hits, misses: samples that were there, and that were not, since the `Cached` was made.
@@ -131,21 +131,21 @@ class Cached(View):
         """Several samples; those that are not kept are asked for together."""
         numbers = [from_start(index, len(self), f"the cached dataset has {len(self)} samples") for index in indices]
         entries = self._entries
-        kept = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
-        if missing := [number for number, entry in kept.items() if entry is None]:
+        samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
+        if missing := [number for number, entry in samples.items() if entry is None]:
             began = time.time_ns() - SETTLED_NS
             for number, sample in zip(missing, fetched(self.dataset, missing), strict=True):
                 images = _images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
-                kept[number] = stamps, sample
-                packed = pack(kept[number])
+                samples[number] = stamps, sample
+                packed = pack(samples[number])
                 # A page to log in, or half of a file, that a server gave once is not kept.
                 if all(max(changed) < began for _, _, *changed in stamps) and all(is_complete(i.data) for i in images):
                     entries.put(number, packed)
-        return [kept[number][1] for number in numbers]
+        return [samples[number][1] for number in numbers]
 
     def statistics(self) -> CacheStatistics:
-        """What all processes together have done since this was made, and what is in the cache."""
+        """Return what all processes together have done since this was made, and what is in the cache."""
         now = self._entries.totals()
         since = {name: now[name] - self._before[name] for name in ("hits", "misses", "evicted", "too_large")}
         return CacheStatistics(**(now | since), bytes_limit=self._place.limit_bytes)
@@ -173,8 +173,8 @@ def _check(dataset: Any, bytes_limit: Any, where: Any, path: Any, version: Any) 
     if where == "disk" and path is None:
         raise ValueError("where='disk' needs path=, a folder for this dataset alone, on a disk of this machine")
     if where == "memory" and (path is not None or version is not None):
-        given = "path" if path is not None else "version"
-        raise ValueError(f"{given}= is for where='disk'; memory ends with the program")
+        option = "path" if path is not None else "version"
+        raise ValueError(f"{option}= is for where='disk'; memory ends with the program")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if where == "memory" and bytes_limit > memory:
         raise ValueError(
@@ -211,8 +211,8 @@ class _Identity(pickle.Pickler):
         if isinstance(obj, Cached):
             return Cached, (obj.dataset,)
         if isinstance(obj, Store):
-            own: Any = vars(obj)
-            paths = [obj.path, own.get("_file"), *own.get("files", ())]
+            attributes: Any = vars(obj)
+            paths = [obj.path, attributes.get("_file"), *attributes.get("files", ())]
             self.stamps += [_stamp(path) for path in paths if path]
         return NotImplemented
 
@@ -265,7 +265,7 @@ def unpack(data: memoryview) -> Any:
         if sum(lengths) != len(data) - end or min(lengths, default=0) < 0:
             raise ValueError("its parts are longer or shorter than it says")
         blobs = (data[begin:end] for begin, end in pairwise(accumulate(lengths, initial=end)))
-        sample = _made(described, blobs)
+        sample = _rebuilt(described, blobs)
         if next(blobs, None) is not None:
             raise ValueError("it has more parts than it says")
         return sample
@@ -318,7 +318,7 @@ def _is_kept(tensor: Any) -> bool:
     return not special and tensor.device.type == "cpu" and str(tensor.layout) == "torch.strided"
 
 
-def _made(described: Any, blobs: Iterator[memoryview]) -> Any:
+def _rebuilt(described: Any, blobs: Iterator[memoryview]) -> Any:
     if not isinstance(described, list):
         return described
     kind, *parts = described
@@ -335,4 +335,4 @@ def _made(described: Any, blobs: Iterator[memoryview]) -> Any:
 
         bits = torch.from_numpy(np.frombuffer(bytearray(next(blobs)), np.uint8))
         return bits.view(vars(torch)[parts[0]]).reshape(parts[1])
-    return MAKERS[kind](*(_made(part, blobs) for part in parts))
+    return MAKERS[kind](*(_rebuilt(part, blobs) for part in parts))

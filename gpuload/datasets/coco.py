@@ -118,11 +118,11 @@ class Coco(_CocoImages):
         root = existing_folder(images)
         self._remote = remote if is_url(root) else None
         self.annotations = existing_file(annotations, "COCO's annotations, a JSON file", streams=True)
-        asked = (root, names, crowds)
+        selection = (root, names, crowds)
         arrays = cached(
             self.annotations,
-            [INDEX, *stamp(self.annotations, remote), *scope_of(remote), *asked],
-            lambda: _index(self.annotations, *asked, remote),
+            [INDEX, *stamp(self.annotations, remote), *scope_of(remote), *selection],
+            lambda: _index(self.annotations, *selection, remote),
         )
         short = json.loads(arrays["short"].tobytes())
         self.ids = arrays["ids"]
@@ -152,7 +152,7 @@ class Coco(_CocoImages):
 
 
 class WrappedCoco(_CocoImages):
-    """What `gpuload.datasets.wrap.wrap` makes of a CocoDetection; of CocoCaptions, with a list of captions.
+    """A CocoDetection wrapped by `gpuload.datasets.wrap.wrap`; of CocoCaptions, with a list of captions.
 
     Attributes:
         ids: the id of each image in the annotation file.
@@ -170,8 +170,8 @@ class WrappedCoco(_CocoImages):
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
         every, known = dataset.coco.anns.values(), dataset.coco.imgs
-        strays = [annotation for annotation in every if not _is_in(annotation.get("image_id"), known)]
-        remarks = [_unmatched(strays, len(every), "image_id", known, source)]
+        unmatched = [annotation for annotation in every if not _is_in(annotation.get("image_id"), known)]
+        remarks = [_unmatched(unmatched, len(every), "image_id", known, source)]
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
             targets = [[one for one in objects if not one.get("iscrowd")] for objects in targets]
@@ -202,13 +202,13 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
     if len(by_image) < len(listed):
         twice = next(a["id"] for a, b in pairwise(listed) if a["id"] == b["id"])
         raise ValueError(f"{path!r} lists two images with the id {twice!r}; an id names one image")
-    strays = []
+    unmatched = []
     for one in objects:
         if not _is_in(one.get("image_id"), by_image):
-            strays.append(one)
+            unmatched.append(one)
         elif crowds or not one.get("iscrowd"):
             by_image[one["image_id"]].append(one)
-    remarks = [_unmatched(strays, len(objects), "image_id", by_image, repr(path))]
+    remarks = [_unmatched(unmatched, len(objects), "image_id", by_image, repr(path))]
     # A URL is no path, but what goes on after it is checked like one.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
     paths = Paths.below(folder, [_path(image, folder) for image in listed])
@@ -337,8 +337,8 @@ def _checked(
     _check(every, "category_id", _is_whole, WHOLE, raw)
     remarks, points = [], 0
     if labels := {label: None for one in categories if (label := _whole(one.get("id"))) is not None}:
-        strays = [annotation for annotation in every if _whole(annotation["category_id"]) not in labels]
-        remarks.append(_unmatched(strays, len(every), "category_id", labels, source))
+        unmatched = [annotation for annotation in every if _whole(annotation["category_id"]) not in labels]
+        remarks.append(_unmatched(unmatched, len(every), "category_id", labels, source))
     if "masks" in names:
         _check(every, "segmentation", lambda value: True, "", _without("masks", names, how))
         remarks.append(_small_polygons(every, source))
@@ -442,25 +442,25 @@ def _short(value: Any) -> str:
     return one_line(repr(value), 100)
 
 
-def _unmatched(strays: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
+def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
     """Return what to warn of if annotations (`strays`, of `count`) have an id in a field that is not among `ids`.
 
     Raises:
         ValueError: none of the annotations has an id that is there.
     """
-    if not strays:
+    if not unmatched:
         return ""
     kinds = {"image_id": "images", "category_id": "categories"}[field]
     known = ", ".join([_short(one) for one in list(ids)[:3]] + ["…"] * (len(ids) > 3))
     first = (
-        f"annotation {_short(strays[0].get('id'))} has the {field} {_short(strays[0].get(field))}, but "
+        f"annotation {_short(unmatched[0].get('id'))} has the {field} {_short(unmatched[0].get(field))}, but "
         f"{f'the ids of {kinds} are {known}' if ids else f'there are no {kinds}'}. Write the id of one of the {kinds} "
         "there, or leave such annotations out of the file"
     )
-    if len(strays) == count:
+    if len(unmatched) == count:
         raise ValueError(f"none of the {count:,} annotations of {source} belongs to one of its {kinds}: {first}")
     fate = ", and are left out" if field == "image_id" else ""
-    return f"{len(strays):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
+    return f"{len(unmatched):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
 
 
 def _is_in(value: Any, ids: Collection[Any]) -> bool:
@@ -578,7 +578,7 @@ class JsonLists(Paths):
 
 def _as_json(values: Iterable[Any]) -> JsonLists:
     texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
-    return JsonLists.pack("", [(b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))])  # pyright: ignore[reportReturnType]
+    return JsonLists.of("", texts)  # pyright: ignore[reportReturnType]
 
 
 def _if_json(values: list[Any]) -> Sequence[Any]:

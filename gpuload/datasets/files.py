@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -17,21 +19,17 @@ from typing import Final
 
 from gpuload.errors import DecodeError
 
-try:
-    import resource
-except ModuleNotFoundError:  # Windows has none
-    resource = None
-
 __all__ = [
     "EXTENSIONS",
     "MAX_BYTES",
     "MAX_PIXELS",
     "Disk",
-    "allows",
     "byte_limit",
     "check_expanded",
+    "check_large",
     "check_pixels",
     "check_size",
+    "damaged",
     "is_complete",
     "limited",
     "no_image",
@@ -45,6 +43,7 @@ __all__ = [
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 178_956_970  # Pillow's own limit
+THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 LARGE_BYTES = 16 << 20  # larger files are looked at before they are read
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a writer
 KINDS: Final[dict[int, str]] = {
@@ -52,20 +51,15 @@ KINDS: Final[dict[int, str]] = {
 }  # fmt: skip
 
 FORMATS: Final = "JPEG, PNG, GIF, BMP, TIFF, WebP, AVIF, JPEG 2000, PNM and QOI"
-STARTS: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\xff\x4f\xff\x51", "JPEG2000"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
-    (b"qoif", "QOI"),
-)
+STARTS: Final[dict[str, tuple[bytes, ...]]] = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "JPEG2000": (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n"),
+    "QOI": (b"qoif",),
+}
 
 # What comes in place of images, and what to do about it. Text is compared without leading blanks, in small letters.
 AGAIN: Final = "as a server sends in place of a file that it does not give; download it again"
@@ -89,104 +83,92 @@ OTHERS: Final[tuple[tuple[bytes, str], ...]] = (
 )
 HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 
-_max_bytes: ContextVar[int | None] = ContextVar("gpuload_max_bytes", default=MAX_BYTES)
-_max_pixels: ContextVar[int | None] = ContextVar("gpuload_max_pixels", default=MAX_PIXELS)
+_limits: ContextVar[tuple[float, float]] = ContextVar("gpuload_limits", default=(MAX_BYTES, MAX_PIXELS))
 
 
 @contextlib.contextmanager
 def limited(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> Iterator[None]:
     """Let datasets take files of up to so many bytes, and masks of so many pixels; None for any."""
-    bytes_token, pixels_token = _max_bytes.set(max_bytes), _max_pixels.set(max_pixels)
+    token = _limits.set((math.inf if max_bytes is None else max_bytes, math.inf if max_pixels is None else max_pixels))
     try:
         yield
     finally:
-        _max_pixels.reset(pixels_token)
-        _max_bytes.reset(bytes_token)
+        _limits.reset(token)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    held: list[int] = []
+    try:
+        # Not ``descriptor = os.open(…)``: Python looks for a ctrl-C between the call and the assignment, and then
+        # nobody would have the descriptor. From `map` to the list it gets without that.
+        held.extend(map(os.open, (path,), (FLAGS,)))
+        yield held[0]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """A whole file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
+    """Return a whole file. 130 KB in the page cache take 25 µs; with `open(buffering=0)` 32, with plain `open` 40.
 
     Raises:
         OSError: it is missing, or no regular file.
         ValueError: no file can have such a name.
         DecodeError: it is larger than is allowed, or larger than 16 MiB and does not begin as an image.
     """
-    held: list[int] = []
+    name = os.fspath(path)
     try:
-        # Not ``descriptor = os.open(…)``: Python looks for a ctrl-C between the call and the assignment, and then
-        # nobody would have the descriptor. From `map` to the list it gets without that.
-        try:
-            held.extend(map(os.open, (path,), (FLAGS,)))
-        except ValueError as error:  # a NUL byte, or half of a surrogate pair
-            name = os.fspath(path)
-            raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
-        descriptor = held[0]
-        status = os.fstat(descriptor)
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            raise _no_file(status.st_mode, os.fspath(path))
-        if size > LARGE_BYTES:
-            _check_large(descriptor, size, os.fspath(path))
-        data = os.read(descriptor, size)
-        return data if len(data) == size and size else _read_on(descriptor, data, os.fspath(path))
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
+        with _opened(path) as descriptor:
+            status = os.fstat(descriptor)
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise _no_file(status.st_mode, name)
+            if size > LARGE_BYTES:
+                check_large(size, os.pread(descriptor, 32, 0), name)
+            data = os.read(descriptor, size)
+            return data if len(data) == size and size else _read_on(descriptor, data, name)
+    except ValueError as error:  # a NUL byte, or half of a surrogate pair
+        raise ValueError(f"no file can have the name {name!r} ({error}); correct it where it comes from") from error
 
 
 def will_read(path: str | os.PathLike[str]) -> None:
-    """Let the kernel read a file that is going to be read; what cannot be read is told then."""
-    held: list[int] = []
-    with contextlib.suppress(OSError, ValueError):
-        try:
-            held.extend(map(os.open, (path,), (FLAGS,)))  # as in `read_file`
-            os.posix_fadvise(held[0], 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            for descriptor in held:
-                os.close(descriptor)
+    """Let the kernel read a file that is going to be read. What cannot be read is an error then."""
+    with contextlib.suppress(OSError, ValueError), _opened(path) as descriptor:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _read_on(descriptor: int, data: bytes, path: str) -> bytes:
-    """The rest: one call reads at most 2 GiB, and some file systems say that a file has 0 bytes."""
-    parts, limit, nbytes = [data], _max_bytes.get(), len(data)
+    """Return these bytes and those after them: one call reads at most 2 GiB, and some file systems say that a file has
+    0 bytes."""
+    parts, nbytes = [data], len(data)
     while part := os.read(descriptor, LARGE_BYTES):
         parts.append(part)
         nbytes += len(part)
-        if limit is not None and nbytes > limit:
-            raise _refused(too_large(nbytes, limit), path)
+        check_size(nbytes, path)
     return b"".join(parts)
 
 
-def _check_large(descriptor: int, size: int, path: str) -> None:
-    limit = _max_bytes.get()
-    if limit is not None and size > limit:
-        raise _refused(too_large(size, limit), path)
-    start = os.pread(descriptor, 32, 0)
-    if sniff(start) is None:
-        raise _refused(no_image(start, size), path)
+def byte_limit() -> float:
+    """Return how many bytes are allowed, by `check_size`; infinity for any number."""
+    return _limits.get()[0]
 
 
-def byte_limit() -> int | None:
-    """Return how many bytes are allowed, by `check_size`; None: any number."""
-    return _max_bytes.get()
-
-
-def allows(nbytes: int) -> bool:
-    """Whether so many bytes are allowed, by `check_size`."""
-    limit = _max_bytes.get()
-    return limit is None or nbytes <= limit
-
-
-def check_size(nbytes: int, *source: str) -> None:
-    """Refuse what would be read from a part of a file, as `read_file` refuses whole ones; `source` is put together
-    where it is needed.
+def check_size(nbytes: int, source: str) -> None:
+    """Refuse what would be read from a part of a file, as `read_file` refuses whole files.
 
     Raises:
-        DecodeError: it is larger than is allowed.
+        DecodeError: it is larger than is allowed; `source` is its `filename`.
     """
-    if not allows(nbytes):
-        raise _refused(too_large(nbytes, _max_bytes.get() or 0), "".join(source))
+    if nbytes > byte_limit():
+        raise damaged(source, too_large(nbytes, byte_limit()))
+
+
+def check_large(nbytes: int, start: bytes, source: str) -> None:
+    """Refuse a file of more than 16 MiB that is larger than is allowed, or does not begin as an image."""
+    check_size(nbytes, source)
+    if sniff(start) is None:
+        raise damaged(source, no_image(start, nbytes))
 
 
 def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = None) -> None:
@@ -201,11 +183,11 @@ def check_expanded(nbytes: int, what: str, remedy: str = "", path: str | None = 
     Raises:
         DecodeError: it is larger than `Decode.max_bytes`.
     """
-    if not allows(nbytes):
-        raise _refused(
-            f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={_max_bytes.get():,}: perhaps a "
-            f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
+    if nbytes > byte_limit():
+        raise damaged(
             path,
+            f"{what} takes {nbytes:,} bytes of memory, more than max_bytes={byte_limit():,}: perhaps a "
+            f"decompression bomb; if it is not, pass Loader(decode=Decode(max_bytes=…)){remedy}",
         )
 
 
@@ -215,15 +197,16 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
     Raises:
         DecodeError: it has more pixels than `Decode.max_pixels`.
     """
-    limit = _max_pixels.get()
-    if limit is not None and height * width > limit:
+    limit = _limits.get()[1]
+    if height * width > limit:
         raise DecodeError(
             f"{what} has {width:,}×{height:,} = {width * height:,} pixels, more than max_pixels={limit:,}: perhaps a "
             f"decompression bomb; if it is not, pass Loader(decode=Decode(max_pixels=…)){remedy}"
         )
 
 
-def _refused(complaint: str, path: str | None) -> DecodeError:
+def damaged(path: str | None, complaint: str) -> DecodeError:
+    """Return the error for what a file cannot give, with the file's name before the complaint, unless that says it."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
     return error
@@ -235,8 +218,8 @@ def _no_file(mode: int, path: str) -> OSError:
     return OSError(errno.EINVAL, f"{KINDS.get(stat.S_IFMT(mode), 'a special file')}; expected a regular file", path)
 
 
-def too_large(nbytes: int, limit: int) -> str:
-    """Why a file of more bytes than `Decode.max_bytes` is refused."""
+def too_large(nbytes: int, limit: float) -> str:
+    """Return why a file of more bytes than `Decode.max_bytes` is refused."""
     return (
         f"the file has {nbytes:,} bytes, more than max_bytes={limit:,}: perhaps it is no image; if it is one, pass "
         "Loader(decode=Decode(max_bytes=…))"
@@ -244,7 +227,7 @@ def too_large(nbytes: int, limit: int) -> str:
 
 
 def no_image(start: bytes, nbytes: int) -> str:
-    """Why a file is refused that does not begin as an image does."""
+    """Return why a file is refused that does not begin as an image does."""
     if kind := _kind(start):
         return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
     return (
@@ -254,7 +237,7 @@ def no_image(start: bytes, nbytes: int) -> str:
 
 
 def _kind(start: bytes) -> str | None:
-    """What a file is that is no image, and what to do about it; None if that is not known."""
+    """Return what a file is that is no image, and what to do about it; None if that is not known."""
     if start[4:8] == b"ftyp":
         if _brands(start) & {*HEIF, b"mif1", b"msf1"}:
             return f"a HEIC photograph; save it as JPEG, or {IN_THE_DATASET} (pillow-heif reads it)"
@@ -266,15 +249,15 @@ def _kind(start: bytes) -> str | None:
 
 
 def _brands(start: bytes) -> set[bytes]:
-    """The brands of an ISO base media file, the first ones of those that it is compatible with too."""
+    """Return the brand of an ISO base media file, and the first brands that it is compatible with."""
     end = min(int.from_bytes(start[:4], "big"), 64, len(start))
     return {start[8:12], *(start[at : at + 4] for at in range(16, end - 3, 4))}
 
 
 def sniff(data: bytes) -> str | None:
-    """The format by the first bytes, or None; the file's name does not matter."""
-    for start, name in STARTS:
-        if data.startswith(start):
+    """Return the format by the first bytes, or None; the file's name does not matter."""
+    for name, starts in STARTS.items():
+        if data.startswith(starts):
             return name
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
@@ -287,7 +270,7 @@ def sniff(data: bytes) -> str | None:
 
 
 def is_complete(data: bytes) -> bool:
-    """Whether a file begins as an image and, of the formats that say where they end, is not cut short. What stands
+    """Return whether a file begins as an image and, if its format says where it ends, is not cut short. What stands
     behind the end does not matter."""
     match sniff(data):
         case "JPEG":  # an end after the last scan; a thumbnail in the head has both
@@ -301,21 +284,14 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """What this thread has had read from disks of this machine, also where it named something to be read ahead.
-
-    Of network file systems the kernel counts nothing.
-    """
+    """What this thread has had read from disks of this machine, or named to be read ahead. Of network file systems the
+    kernel counts nothing."""
 
     def __init__(self) -> None:
-        self._blocks = _blocks()
+        self._blocks = 0
+        self.was_read()
 
     def was_read(self) -> bool:
-        """Whether there was anything since it was asked last."""
-        before, self._blocks = self._blocks, _blocks()
+        """Return whether anything was read since this was asked last."""
+        before, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
         return self._blocks != before
-
-
-def _blocks() -> int:
-    if resource is None:
-        return 0
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock

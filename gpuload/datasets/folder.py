@@ -9,25 +9,82 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, LabelledPaths, existing_folder
 from gpuload.datasets.classes import Classes, check_known, class_names, shown
 from gpuload.datasets.files import EXTENSIONS
+from gpuload.datasets.litter import log_left_out
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
 from gpuload.datasets.scan import Paths, Scanner
 from gpuload.datasets.stores.opening import client, remote_for
 
 if TYPE_CHECKING:
-    from gpuload.datasets.stores.remote import Remote, StorageOptions
+    from gpuload.datasets.stores.remote import StorageOptions
 
 __all__ = ["ImageFiles", "ImageFolder"]
 
 
-class ImageFolder(ImageFileDataset):
+class _ScannedFolder(ImageFileDataset):
+    def _scan(
+        self,
+        root: str | os.PathLike[str],
+        extensions: str | Iterable[str],
+        follow_links: bool,
+        storage_options: StorageOptions,
+        *,
+        by_class: bool,
+    ) -> tuple[list[str], np.ndarray, str]:
+        """Find the images, in all folders of the root or in the root itself. Return the names of these folders, how
+        many images each has, and for messages what was looked for."""
+        folder, endings = existing_folder(root), _checked_extensions(extensions)
+        self._remote = remote_for(root, storage_options)
+        if self._remote is None:
+            scanner = Scanner(folder, extensions=endings, follow_links=follow_links)
+        else:
+            from gpuload.datasets.stores.remote import RemoteScanner
+
+            scanner = RemoteScanner(client(self._remote), folder, extensions=endings)
+
+        def scan() -> dict[str, np.ndarray]:
+            names = scanner.folders() if by_class else [b""]
+            if not names:
+                hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
+                raise FileNotFoundError(
+                    f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg."
+                    f"{hint if len(scanner.images()) else ''}"
+                )
+            images = [scanner.images(name) for name in names]
+            paths = Paths.joined(folder, images)
+            return {
+                "names": np.frombuffer(b"\0".join(names), np.uint8),
+                "counts": np.array(list(map(len, images))),
+                "data": paths.data,
+                "offsets": paths.offsets,
+                "left_out": np.frombuffer(str(scanner.left_out).encode(), np.uint8),
+            }
+
+        is_local = isinstance(scanner, Scanner)
+        arrays = scanner.cached([by_class, endings, follow_links], scan) if is_local else scan()
+        log_left_out(folder, arrays["left_out"].tobytes().decode())
+        self.paths = Paths(folder, arrays["data"], arrays["offsets"])
+        names = [os.fsdecode(name) for name in arrays["names"].tobytes().split(b"\0")]
+        return names, arrays["counts"], f"looked at any depth for names that end in {', '.join(endings)}"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        ours, theirs = vars(self), vars(other)
+        same = all(ours.get(name) == theirs.get(name) for name in ("mode", "classes", "paths"))
+        return same and np.array_equal(ours.get("labels", ()), theirs.get("labels", ()))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ImageFolder(_ScannedFolder):
     """Images labelled by the folder that they are in: ``root/class/image.jpg``, at any depth below the class.
 
     Yields ``(Encoded, label)``. Indices and labels are the same as with torchvision's ImageFolder; classes are sorted
@@ -84,30 +141,17 @@ class ImageFolder(ImageFileDataset):
         mode: Mode = "RGB",
         storage_options: StorageOptions = None,
     ) -> None:
-        given = class_names(classes)
+        names = class_names(classes)
         self.mode = check_mode(mode)
-        folder, endings = existing_folder(root), _checked_extensions(extensions)
-        self._remote = remote_for(root, storage_options)
-        scanner = _scanner(folder, self._remote, endings, follow_links)
-
-        def scan() -> dict[str, np.ndarray]:
-            names, pieces = _classes_in(scanner, folder)
-            paths = Paths.pack(folder, pieces)
-            counts = np.array([len(lengths) for _, lengths in pieces])
-            return {"names": np.frombuffer(b"\0".join(names), np.uint8), "counts": counts, **_arrays(paths)}
-
-        found = self._scanned(scanner, folder, ["classes", endings, follow_links], scan)
-        folders = [os.fsdecode(name) for name in found["names"].tobytes().split(b"\0")]
-        counts: np.ndarray = found["counts"]
-        if given is None and not counts.all():
-            _refuse_empty(folder, [name for name, count in zip(folders, counts, strict=True) if not count], endings)
-        self.classes = folders if given is None else given
+        folders, counts, looked = self._scan(root, extensions, follow_links, storage_options, by_class=True)
+        if names is None and not counts.all():
+            _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], looked)
+        self.classes = folders if names is None else names
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         for name in folders:
-            check_known(name, self.class_to_idx, f"the folder {folder!r}")
-        if not counts.any():
-            raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
-        self.paths = Paths(folder, found["data"], found["offsets"])
+            check_known(name, self.class_to_idx, f"the folder {self.root!r}")
+        if not len(self.paths):
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {looked}")
         kind = np.min_scalar_type(len(self.classes) - 1)
         self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], kind), counts)
 
@@ -129,23 +173,11 @@ class ImageFolder(ImageFileDataset):
     def _with(self, number: int, image: Encoded) -> tuple[Encoded, int]:
         return image, int(self.labels[number])
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ImageFolder):
-            return NotImplemented
-        return (
-            self.mode == other.mode
-            and self.classes == other.classes
-            and self.paths == other.paths
-            and np.array_equal(self.labels, other.labels)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}: {len(self)} images in {len(self.classes)} classes)"
 
 
-class ImageFiles(ImageFileDataset):
+class ImageFiles(_ScannedFolder):
     """All images in a folder, at any depth, without labels.
 
     Yields `Encoded`. Folders come in the order of their paths, files of one folder in the order of their names. What
@@ -177,56 +209,15 @@ class ImageFiles(ImageFileDataset):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode = check_mode(mode)
-        folder, endings = existing_folder(root), _checked_extensions(extensions)
-        self._remote = remote_for(root, storage_options)
-        scanner = _scanner(folder, self._remote, endings, follow_links)
-
-        def scan() -> dict[str, np.ndarray]:
-            piece = scanner.images()
-            if not len(piece[1]):
-                raise FileNotFoundError(f"{folder!r} has no images in it: {_looked_for(endings)}")
-            return _arrays(Paths.pack(folder, [piece]))
-
-        found = self._scanned(scanner, folder, ["files", endings, follow_links], scan)
-        self.paths = Paths(folder, found["data"], found["offsets"])
+        *_, looked = self._scan(root, extensions, follow_links, storage_options, by_class=False)
+        if not len(self.paths):
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {looked}")
 
     def _with(self, number: int, image: Encoded) -> Encoded:
         return image
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ImageFiles):
-            return NotImplemented
-        return self.mode == other.mode and self.paths == other.paths
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"ImageFiles({self.root!r}: {len(self)} images)"
-
-
-def _classes_in(scanner: Any, folder: str) -> tuple[list[bytes], list[Any]]:
-    """The names of the folders, and the images of each."""
-    names = scanner.folders()
-    if not names:
-        hint = ""
-        if len(scanner.images()[1]):
-            hint = " There are images directly in it: gpuload.ImageFiles reads those, without labels."
-        raise FileNotFoundError(
-            f"{folder!r} has no folders in it; ImageFolder expects one per class, as in root/class/image.jpg.{hint}"
-        )
-    return names, [scanner.images(name) for name in names]
-
-
-def _arrays(paths: Paths) -> dict[str, np.ndarray]:
-    return {"data": paths.data, "offsets": paths.offsets}
-
-
-def _scanner(folder: str, remote: Remote | None, endings: tuple[str, ...], follow_links: bool) -> Any:
-    if remote is None:
-        return Scanner(folder, extensions=endings, follow_links=follow_links)
-    from gpuload.datasets.stores.remote import RemoteScanner
-
-    return RemoteScanner(client(remote), folder, extensions=endings)
 
 
 def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
@@ -239,14 +230,10 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _refuse_empty(folder: str, empty: list[str], endings: tuple[str, ...]) -> None:
+def _refuse_empty(folder: str, empty: list[str], looked: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: "
-        f"{shown(empty)}; {_looked_for(endings)}. Name other endings with extensions=. If this split lacks a class, do "
+        f"{shown(empty)}; {looked}. Name other endings with extensions=. If this split lacks a class, do "
         "not remove its folder, which would change the labels of the classes after it: write classes=train, the data "
         "set of the train split, or the list of all classes. If a folder is no class, move it elsewhere"
     )
-
-
-def _looked_for(endings: tuple[str, ...]) -> str:
-    return f"looked at any depth for names that end in {', '.join(endings)}"

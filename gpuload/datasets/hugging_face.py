@@ -24,7 +24,7 @@ __all__ = ["StreamPass", "WrappedRows", "WrappedStream"]
 
 
 class WrappedRows(Dataset):
-    """What `wrap` makes of a Hugging Face dataset: yields dicts of its columns, with `Encoded` for each image.
+    """A Hugging Face dataset wrapped by `wrap`: yields dicts of its columns, with `Encoded` for each image.
 
     A copy that was pickled reads the dataset's tables without importing `datasets`, where that gives the same samples.
     It unpickles the dataset when somebody asks for it, and from then on reads by it.
@@ -100,7 +100,7 @@ class WrappedRows(Dataset):
 
 
 class WrappedStream:
-    """What `gpuload.datasets.wrap.wrap` makes of a streaming dataset of Hugging Face's: an iterable dataset of dicts of
+    """A streaming dataset of Hugging Face's, wrapped: an iterable dataset of dicts of
     its columns, with `Encoded` for each image.
 
     Each rank reads what `datasets.distributed.split_dataset_by_node` gives it, unless the dataset was split already;
@@ -140,7 +140,7 @@ class WrappedStream:
 
 
 class StreamPass:
-    """One worker's pass over a `WrappedStream`: an iterator with the state of its dataset.
+    """A worker's pass over a `WrappedStream`: an iterator with the state of its dataset.
 
     An image that is missing or damaged is an error of its sample, and the next one follows. What `datasets` itself
     raises ends the pass: its generators cannot go on after that.
@@ -195,9 +195,9 @@ def _check_images(plan: Any, columns: list[str], got: str) -> None:
 
 def _columns(dataset: Any) -> list[str]:
     """Return the columns of a sample, in its order."""
-    asked, order = dataset.format["columns"], [*dataset.info.features]
-    shown = [name for name in order if name in asked]
-    return shown + [name for name in order if name not in asked] if dataset.format["output_all_columns"] else shown
+    chosen, order = dataset.format["columns"], [*dataset.info.features]
+    shown = [name for name in order if name in chosen]
+    return shown + [name for name in order if name not in chosen] if dataset.format["output_all_columns"] else shown
 
 
 def _plan(feature: Any, mode: Mode | None) -> Any:

@@ -1,5 +1,5 @@
 """What can be done with any of gpuload's map-style datasets (`Dataset`): ``+`` puts another one after it (`Joined`),
-``map()`` changes its samples (`Mapped`). And indices that may count from the end.
+``map()`` changes its samples (`Mapped`).
 
 Made in the main process, copied to workers. No torch.
 """
@@ -15,8 +15,9 @@ import numpy as np
 
 from gpuload.datasets.classes import warn_of_other_classes
 from gpuload.datasets.kinds import each_of, fetched, forget, maps_samples, natural_blocks
+from gpuload.datasets.scan import from_start
 
-__all__ = ["Dataset", "Joined", "Mapped", "View", "from_start", "has_samples"]
+__all__ = ["Dataset", "Joined", "Mapped", "View", "has_samples"]
 
 
 class Dataset:
@@ -99,7 +100,7 @@ class Joined(Dataset):
             return None
         starts = [0, *self.cumulative_sizes]
         sizes = np.diff(starts)
-        bounds = [np.arange(size + 1) if own is None else own for own, size in zip(natural, sizes, strict=True)]
+        bounds = [np.arange(size + 1) if part is None else part for part, size in zip(natural, sizes, strict=True)]
         return np.concatenate([blocks + start for blocks, start in zip(bounds, starts, strict=False)])
 
     def _place(self, index: SupportsIndex) -> tuple[int, int]:
@@ -147,7 +148,7 @@ class View(Dataset):
         return len(self.dataset)
 
     def blocks(self) -> np.ndarray | None:
-        """Those of the dataset."""
+        """Return the blocks of the dataset."""
         return natural_blocks(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
@@ -194,17 +195,6 @@ class Mapped(View):
     def __repr__(self) -> str:
         names = [getattr(fn, "__qualname__", None) or repr(fn) for fn in self.fns]
         return repr(self.dataset) + "".join(f".map({name})" for name in names)
-
-
-def from_start(index: SupportsIndex, count: int, text: str) -> int:
-    """Return an index that may count from the end as one from 0."""
-    try:
-        number = index.__index__()
-    except AttributeError:
-        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-    if not -count <= number < count:
-        raise IndexError(f"index {number} is out of range: {text}")
-    return number % count
 
 
 def has_samples(other: Any) -> bool:

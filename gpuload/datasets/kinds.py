@@ -1,4 +1,7 @@
-"""What kind of dataset a user gave. In workers and in the main process; no torch."""
+"""What kind of dataset a user gave, by the names of its classes, so that nothing is imported: no torch.
+
+A class that a user derives from one of these may do more, and is another kind. In workers and in the main process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ __all__ = [
     "fetched",
     "fetches_many",
     "forget",
-    "image_rows",
     "is_iterable",
     "maps_samples",
     "natural_blocks",
@@ -31,9 +33,12 @@ LOADERS: Final = {  # by module and name: what makes batches
 SPLITS: Final = {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}
 STORED: Final = frozenset({np.ndarray, np.memmap, list, tuple, dict})  # to index them runs no code of the user's
 TORCH: Final = "torch.utils.data.dataset"
+SUBSET, STACK = (TORCH, "Subset"), (TORCH, "StackDataset")
+CACHED: Final = ("gpuload.datasets.cached", "Cached")
+DEVICE_CACHED: Final = ("gpuload.datasets.resident", "DeviceCached")
 JOINED: Final = {("gpuload.datasets.joined", "Joined"), ("gpuload.datasets.mix", "Mix")}
 MAPPED: Final = ("gpuload.datasets.joined", "Mapped")
-AROUND = ("gpuload.datasets.cached", "gpuload.datasets.resident")  # samples of the dataset inside, kept
+AROUND: Final = {MAPPED, SUBSET, CACHED, DEVICE_CACHED, *JOINED, STACK, (TORCH, "ConcatDataset")}
 
 
 def check_dataset(dataset: Any) -> None:
@@ -78,73 +83,60 @@ def check_map_style(dataset: Any, taker: str, changing: tuple[str, ...]) -> None
             )
 
 
+def _kind(dataset: Any) -> tuple[str, str]:
+    return type(dataset).__module__, type(dataset).__name__
+
+
+def _inside(dataset: Any) -> list[Any]:
+    """Return the datasets whose samples a dataset of gpuload's or torch's gives; none for any other."""
+    if _kind(dataset) not in AROUND:
+        return []
+    several = vars(dataset).get("datasets")
+    return list(several.values() if isinstance(several, dict) else several or [dataset.dataset])
+
+
 def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
-    """Whether no generator has to be seeded for it: a dataset of gpuload's own, or one of torch's that only looks into
-    such or into tensors; with `stored` also an array, tensor, list or dict of samples."""
+    """Return whether no generator has to be seeded for a dataset: one of gpuload's own, or one of torch's that only
+    looks into such or into tensors; with `stored` also an array, tensor, list or dict of samples."""
     if stored and (type(dataset) in STORED or is_plain_tensor(type(dataset))):
         return True
-    module, name = type(dataset).__module__, type(dataset).__name__
-    if (module, name) == MAPPED:
+    if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not stored):
         return False
-    if module in AROUND or (module, name) == (TORCH, "Subset"):
-        return draws_nothing(dataset.dataset, stored=stored)
-    if (module, name) in JOINED or (module, name) == (TORCH, "ConcatDataset"):
-        return all(draws_nothing(part, stored=stored) for part in dataset.datasets)
-    if module.startswith("gpuload.datasets"):
+    if kind in AROUND:
+        return all(draws_nothing(part, stored=stored) for part in _inside(dataset))
+    if kind[0].startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
-    if (module, name) == (TORCH, "StackDataset") and stored:
-        parts = dataset.datasets
-        return all(draws_nothing(part, stored=True) for part in (parts.values() if isinstance(parts, dict) else parts))
-    return (module, name) == (TORCH, "TensorDataset")
+    return kind == (TORCH, "TensorDataset")
 
 
 def fetches_many(dataset: Any) -> bool:
-    """Whether it has its own `__getitems__`; those of torch's views only call the datasets inside.
+    """Return whether a dataset has its own `__getitems__`; those of torch's views only call the datasets inside.
 
     Where functions change samples, only if these are called one by one nevertheless, see `each_of`: they may draw, and
     then each sample is seeded for itself.
     """
-    kind = _kind(dataset)
-    if kind == MAPPED:
-        return fetches_many(dataset.dataset) and draws_nothing(dataset.dataset)
+    kind, inside = _kind(dataset), _inside(dataset)
     if maps_samples(dataset):
-        inner = [part.dataset if _kind(part) == MAPPED else part for part in getattr(dataset, "datasets", ())]
-        return kind in JOINED and any(map(fetches_many, inner)) and all(map(draws_nothing, inner))
-    if type(dataset).__module__ == TORCH:
-        if type(dataset).__name__ == "Subset":
-            return fetches_many(dataset.dataset)
-        if type(dataset).__name__ == "StackDataset":
-            inner = dataset.datasets
-            return any(map(fetches_many, inner.values() if isinstance(inner, dict) else inner))
-    if type(dataset).__module__ == "gpuload.datasets.cached":
-        return fetches_many(dataset.dataset) or draws_nothing(dataset.dataset)
+        inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
+        return kind in (MAPPED, *JOINED) and any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
+    if kind in (SUBSET, STACK):
+        return any(map(fetches_many, inside))
+    if kind == CACHED:
+        return any(fetches_many(part) or draws_nothing(part) for part in inside)
     if kind in JOINED:
-        parts = [(fetches_many(part), draws_nothing(part)) for part in dataset.datasets]
-        return any(many for many, _ in parts) and all(many or nothing for many, nothing in parts)
-    if getattr(dataset, "decode", None) is not None and type(dataset).__module__.startswith("gpuload.datasets."):
+        return any(map(fetches_many, inside)) and all(fetches_many(part) or draws_nothing(part) for part in inside)
+    if getattr(dataset, "decode", None) is not None and kind[0].startswith("gpuload.datasets."):
         return False  # the user's own function may draw, and then each sample is seeded for itself
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def maps_samples(dataset: Any) -> bool:
     """Return whether functions of ``map()`` change a dataset's samples, or some of those that it is made of."""
-    kind = _kind(dataset)
-    if kind == MAPPED:
-        return True
-    if kind[0] != TORCH and kind not in JOINED and kind[0] not in AROUND:
-        return False
-    several = vars(dataset).get("datasets", ())
-    return any(map(maps_samples, several.values() if isinstance(several, dict) else several)) or maps_samples(
-        vars(dataset).get("dataset")
-    )
-
-
-def _kind(dataset: Any) -> tuple[str, str]:
-    return type(dataset).__module__, type(dataset).__name__
+    return _kind(dataset) == MAPPED or any(map(maps_samples, _inside(dataset)))
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:
-    """Samples of a dataset, together if it can.
+    """Return samples of a dataset, together if it can.
 
     Raises:
         ValueError: its ``__getitems__`` returned more or fewer than asked for.
@@ -161,61 +153,53 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def forget(dataset: Any, index: Any) -> list[str]:
-    """Drop a sample that cannot be decoded from the caches that it came through; returns the names of those that had
-    it. What a server gave once by mistake is read anew then."""
-    module, name = type(dataset).__module__, type(dataset).__name__
-    if (module, name) == (TORCH, "Subset"):
+    """Drop a sample that cannot be decoded from the caches that it came through, so that it is read again; return the
+    names of the caches that had it."""
+    if _kind(dataset) == SUBSET:
         return forget(dataset.dataset, dataset.indices[index])
-    if module == "gpuload.datasets.resident":
+    if _kind(dataset) == DEVICE_CACHED:
         return forget(dataset.dataset, index)
-    is_ours = module.startswith("gpuload.datasets")
-    return dataset._forget(index) if is_ours and hasattr(type(dataset), "_forget") else []
+    return dataset._forget(index) if _is_ours_with(dataset, "_forget") else []
 
 
 def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
-    """A function of a row that reads the sample of `indices` there when it is asked for, each once; None: the dataset
-    has them all at once, or one by one."""
-    is_ours = type(dataset).__module__.startswith("gpuload.")  # the user's own may do more than that
-    return dataset._each(indices) if is_ours and hasattr(type(dataset), "_each") else None
+    """Return a function of a row that reads the sample of `indices` there when it is asked for, each once; None means
+    that the dataset has them all at once, or one by one."""
+    return dataset._each(indices) if _is_ours_with(dataset, "_each") else None
+
+
+def _is_ours_with(dataset: Any, method: str) -> bool:
+    return type(dataset).__module__.startswith("gpuload.datasets.") and hasattr(type(dataset), method)
 
 
 def natural_blocks(dataset: Any) -> np.ndarray | None:
-    """What a map dataset says by ``blocks()``: where the samples begin that it reads as one, and its length, as int64;
-    None if it does not.
+    """Return what a map dataset says by ``blocks()``: where the samples begin that it reads as one, and its length, as
+    int64; None if it does not.
 
     Raises:
         TypeError, ValueError: what it gives is something else.
     """
-    if not callable(blocks := getattr(dataset, "blocks", None)):
+    blocks: Any = getattr(dataset, "blocks", None)
+    if not callable(blocks) or (starts := blocks()) is None:
         return None
-    found: Any = blocks()
-    if found is None:
-        return None
-    bounds, count = np.asarray(found), len(dataset)
-    told = f"{type(dataset).__name__}.blocks() must give where each block begins, and the length {count} as the last"
+    bounds, count = np.asarray(starts), len(dataset)
+    rule = f"{type(dataset).__name__}.blocks() must give where each block begins, and the length {count} as the last"
     if bounds.ndim != 1 or bounds.dtype.kind not in "iu":
-        raise TypeError(f"{told}, as integers; got {bounds.dtype} of shape {bounds.shape}")
+        raise TypeError(f"{rule}, as integers; got {bounds.dtype} of shape {bounds.shape}")
     bounds = bounds.astype(np.int64)
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
         shown = ", ".join(map(str, bounds[:4].tolist())) + (f", …, {bounds[-1]}" if len(bounds) > 4 else "")
-        raise ValueError(f"{told}, in ascending order from 0 on; got {shown or 'nothing'}")
+        raise ValueError(f"{rule}, in ascending order from 0 on; got {shown or 'nothing'}")
     return np.unique(bounds)
 
 
 def row_bytes(dataset: Any) -> int:
-    """How many bytes each image of a dataset takes, if workers copy them as they lie in an array; else 0."""
-    kind = type(dataset)  # not the user's own, which may do more than that
-    is_ours = (kind.__module__, kind.__name__) == ("gpuload.datasets.stores.array", "ArrayFile")
-    return dataset._row_bytes if is_ours else 0
-
-
-def image_rows(dataset: Any, numbers: list[int]) -> np.ndarray | None:
-    """All images of a dataset with `row_bytes`, N×H×W×C, for one who copies those of these numbers."""
-    return dataset._image_rows(numbers)
+    """Return how many bytes each image of a dataset takes, if workers copy them as they lie in an array; else 0."""
+    return dataset._row_bytes if _kind(dataset) == ("gpuload.datasets.stores.array", "ArrayFile") else 0
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether it is torch's `IterableDataset`, or has `__iter__` and no `__getitem__`."""
+    """Return whether a dataset is torch's `IterableDataset`, or has `__iter__` and no `__getitem__`."""
     if any(cls.__module__ == TORCH and cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-__all__ = ["STARTS", "LeftOut", "is_litter", "without_litter"]
+__all__ = ["STARTS", "LeftOut", "is_litter", "log_left_out", "without_litter"]
 
 LITTER: Final = re.compile(
     rb"(?:^|/)(?:"
@@ -26,7 +24,7 @@ SHOWN: Final = 3
 
 
 def is_litter(name: bytes) -> bool:
-    """Whether a file or folder is litter, by its name, or by that of a folder in its path.
+    """Return whether a file or folder is litter, by its name, or by that of a folder in its path.
 
     Example:
         >>> [is_litter(name) for name in (b"a/.ipynb_checkpoints/b.jpg", b"__MACOSX", b"a/._b.jpg", b"a/b.jpg")]
@@ -49,42 +47,33 @@ class LeftOut:
         if len(self.first) < SHOWN:
             self.first.append(path)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The same, as an index is kept."""
-        return {
-            "left_out": np.array([self.files, self.folders], np.int64),
-            "left_out_first": np.frombuffer(b"\0".join(self.first), np.uint8),
-        }
-
-    @classmethod
-    def of(cls, arrays: dict[str, np.ndarray]) -> LeftOut:
-        """What such arrays say."""
-        files, folders = arrays["left_out"].tolist()
-        return cls(files, folders, arrays["left_out_first"].tobytes().split(b"\0"))
+    def __str__(self) -> str:
+        counts = [f"{n:,} {one}{'s' * (n != 1)}" for n, one in ((self.folders, "folder"), (self.files, "file")) if n]
+        names = [repr(os.fsdecode(path)) for path in self.first]
+        more = ["…"] * (self.files + self.folders > len(names))
+        return f"{' and '.join(counts)} ({', '.join(names + more)})" if counts else ""
 
     def log(self, where: Any) -> None:
-        """Say it in one line, if there is anything to say."""
-        if not self.files + self.folders:
-            return
+        log_left_out(where, str(self))
+
+
+def log_left_out(where: Any, text: str) -> None:
+    """Log in one line what was left out, if anything was; `text` is a `LeftOut` as str."""
+    if text:
         import logging  # slow to import, and seldom needed
 
-        counts = [f"{n:,} {one}{'s' * (n != 1)}" for n, one in ((self.folders, "folder"), (self.files, "file")) if n]
-        first = ", ".join(repr(os.fsdecode(path)) for path in self.first)
-        more = ", …" if self.files + self.folders > len(self.first) else ""
-        logging.getLogger("gpuload.datasets").info(
-            "%r: left out what other programs keep there: %s (%s%s)", where, " and ".join(counts), first, more
-        )
+        logging.getLogger("gpuload.datasets").info("%r: left out what other programs keep there: %s", where, text)
 
 
 def without_litter(paths: Iterable[str], pattern: str) -> list[str]:
-    """The paths that a pattern stands for, but for litter. The folders that it names are searched whatever they are
-    called."""
-    named = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-    kept, left_out = [], LeftOut()
+    """Return the paths that match a pattern, without litter. The folders that the pattern names are searched whatever
+    they are called."""
+    folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+    clean, left_out = [], LeftOut()
     for path in paths:
-        if is_litter(os.fsencode(path.removeprefix(named))):
+        if is_litter(os.fsencode(path.removeprefix(folder))):
             left_out.add(os.fsencode(path))
         else:
-            kept.append(path)
+            clean.append(path)
     left_out.log(pattern)
-    return kept
+    return clean

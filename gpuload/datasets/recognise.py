@@ -182,7 +182,9 @@ def _the_array(structure: Structure, leaves: Sequence[Any], targets: Targets) ->
         _refuse(places[candidates[0]], leaves[candidates[0]], "has the name of a mask")
     number = unmasked[0]
     lists = (frames for frames in _lists_of_leaves(structure) if number in frames)
-    frames = next((own for own in lists if all(is_image_array(leaves[n]) for n in own)), range(number, number + 1))
+    frames = next(
+        (numbers for numbers in lists if all(is_image_array(leaves[n]) for n in numbers)), range(number, number + 1)
+    )
     for other in others:
         named = other not in frames and not MASK_NAME.search(names[other])
         if named and (other in unmasked or _has_its_size(leaves[other], leaves[number])):

@@ -61,11 +61,11 @@ class DeviceCached(View):
                 raise ValueError(f"bytes_limit must be at least 1 byte, got {bytes_limit}")
         super().__init__(dataset)
         self.bytes_limit = bytes_limit
-        self.kept: dict[Any, Any] = {}
+        self.on_device: dict[Any, Any] = {}
 
     def clear(self) -> None:
         """Let go of what is kept. Loaders that use it keep it until they are closed; the next ones read anew."""
-        self.kept.clear()
+        self.on_device.clear()
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return self.dataset[index]

@@ -376,7 +376,8 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """What the user gave, as an array of a type that torch has too; masks on a device, for `gpuload.Augment`, stay."""
+    """Return the user's numbers as an array of a type that torch has too; masks on a device, for `gpuload.Augment`,
+    stay."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
@@ -431,15 +432,15 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 def format_name(name: str, value: Any) -> BoxFormat:
     """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
-    found = getattr(value, "value", value)
-    found = found.lower() if isinstance(found, str) else found
-    if found in ("xywhr", "cxcywhr", "xyxyxyxy"):
+    name_of_format = getattr(value, "value", value)
+    name_of_format = name_of_format.lower() if isinstance(name_of_format, str) else name_of_format
+    if name_of_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
             f"{name} is {value!r}, but rotated boxes are not supported; give one of {', '.join(map(repr, FORMATS))}"
         )
-    if found not in FORMATS:
+    if name_of_format not in FORMATS:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
-    return found  # pyright: ignore[reportReturnType]
+    return name_of_format  # pyright: ignore[reportReturnType]
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:

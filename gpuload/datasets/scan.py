@@ -2,7 +2,7 @@
 
 Runs once, in the main process, when a dataset is made. Names are handled as bytes, so the locale and the order of
 `os.scandir` do not matter, and names that are not UTF-8 work. A folder's names are packed as soon as they are read:
-only one folder's names exist as objects. What a long scan finds is kept for the next time (`scanned`).
+only one folder's names exist as objects. What a long scan finds is kept for the next time.
 
 The order is that of torchvision's ImageFolder: folders sorted by path (`a-b` before `a/b`, since "-" comes before "/"),
 files of one folder by name. torchvision compares text, not bytes; for UTF-8 names the order is the same.
@@ -16,31 +16,24 @@ one copy.
 from __future__ import annotations
 
 import errno
-import operator
 import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from gpuload.datasets.litter import STARTS, LeftOut, is_litter
 
-__all__ = ["Lazy", "Paths", "Scanner", "full_path", "scanned"]
+__all__ = ["Lazy", "Paths", "Scanner", "from_start", "full_path"]
 
 Entry = TypeVar("Entry")
 
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsdecode takes
 WIDE_BYTES: Final = 1 << 32  # from here offsets no longer fit uint32
 SETTLED_NS: Final = 2_000_000_000  # a folder that was changed later than this before a scan may change unseen
-
-
-class _Folder(NamedTuple):
-    path: bytes
-    joined: bytes  # the paths of its images, one after the other
-    lengths: np.ndarray
 
 
 class Scanner:
@@ -56,73 +49,73 @@ class Scanner:
     """
 
     def __init__(self, root: str, *, extensions: Iterable[str], follow_links: bool) -> None:
-        self._root = os.fsencode(root)
+        self.root, self._root = root, os.fsencode(root)
         self._real_root = os.path.realpath(self._root)
         self._extensions = tuple(os.fsencode(extension) for extension in extensions)
         self._follow_links = follow_links
         self.left_out = LeftOut()
-        self._seen: dict[bytes, int] = {}  # when each folder was changed last, before it was read
+        self._times: dict[bytes, int] = {}  # when each folder was changed last, before it was read
 
     def folders(self) -> list[bytes]:
-        """The names of the folders directly in the root, sorted."""
-        with self._entries(b"") as entries:
-            return sorted(
-                entry.name for entry in entries if not self._is_left_out(entry, b"") and self._is_folder(entry, b"")
-            )
+        """Return the names of the folders directly in the root, sorted."""
+        return sorted(entry.name for entry, is_folder in self._entries(b"") if is_folder)
 
-    def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
-        """The images at any depth below `start`, a path relative to the root.
-
-        Returns:
-            Their paths relative to the root, joined without a separator, and the length of each (uint32).
+    def images(self, start: bytes = b"") -> Paths:
+        """Return the paths of the images at any depth below `start`, a path relative to the root.
 
         Raises:
             OSError: a folder cannot be read.
             ValueError: a link leaves the root, or leads in a circle.
         """
-        found: list[_Folder] = []
+        images: dict[bytes, Paths] = {}
         waiting = [start]
         while waiting:
             folder = waiting.pop()
-            names: list[bytes] = []
-            with self._entries(folder) as entries:
-                for entry in entries:
-                    if self._is_left_out(entry, folder):
-                        continue
-                    if self._is_folder(entry, folder):
-                        waiting.append(os.path.join(folder, entry.name))
-                    elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
-                        names.append(entry.name)
+            prefix, names = os.path.join(folder, b""), []
+            for entry, is_folder in self._entries(folder):
+                if is_folder:
+                    waiting.append(prefix + entry.name)
+                elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
+                    names.append(prefix + entry.name)
             if names:
-                found.append(_pack(folder, names))
-        found.sort(key=lambda folder: folder.path)
-        lengths = [folder.lengths for folder in found] or [np.empty(0, np.uint32)]
-        return b"".join(folder.joined for folder in found), np.concatenate(lengths)
+                images[folder] = Paths.of("", sorted(names))
+        return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
 
-    def _entries(self, folder: bytes) -> Any:
-        path = os.path.join(self._root, folder)
-        self._seen[folder] = os.stat(path).st_mtime_ns
-        return os.scandir(path)
+    def cached(self, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return what `build` makes with this scanner. For a large root it is kept, under what is `asked` for, until a
+        folder changes: a file that comes, goes or is renamed changes its folder's time."""
+        from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
 
-    def times(self) -> dict[str, np.ndarray]:
-        """The folders that were read, and when each was changed last."""
-        folders = np.frombuffer(b"\0".join(self._seen), np.uint8)
-        return {"folders": folders, "times": np.array(list(self._seen.values()), np.int64)}
+        started = time.time_ns()
 
-    def is_fresh(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Whether the folders of an earlier scan are as they were: a file that comes, goes or is renamed changes its
-        folder's time."""
-        folders = arrays["folders"].tobytes().split(b"\0")
-        times = [os.stat(os.path.join(self._root, folder)).st_mtime_ns for folder in folders]
-        return times == arrays["times"].tolist()
+        def scan() -> dict[str, np.ndarray]:
+            arrays = build()
+            folders = np.frombuffer(b"\0".join(self._times), np.uint8)
+            return {**arrays, "folders": folders, "times": np.array(list(self._times.values()), np.int64)}
 
-    def _is_left_out(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
-        if entry.name[0] not in STARTS or not is_litter(entry.name):
-            return False
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if is_folder or entry.name.lower().endswith(self._extensions):
-            self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
-        return True
+        def is_fresh(arrays: dict[str, np.ndarray]) -> bool:
+            folders = arrays["folders"].tobytes().split(b"\0")
+            return arrays["times"].tolist() == [self._time_of(folder) for folder in folders]
+
+        def is_kept(arrays: dict[str, np.ndarray]) -> bool:
+            return int(arrays["times"].max()) < started - SETTLED_NS
+
+        return cached(self.root, ["scan 2", *asked], scan, is_fresh=is_fresh, is_kept=is_kept)
+
+    def _time_of(self, folder: bytes) -> int:
+        return os.stat(os.path.join(self._root, folder)).st_mtime_ns
+
+    def _entries(self, folder: bytes) -> Iterator[tuple[os.DirEntry[bytes], bool]]:
+        """Yield what is in a folder, without litter, and whether each entry is a folder."""
+        self._times[folder] = self._time_of(folder)
+        with os.scandir(os.path.join(self._root, folder)) as entries:
+            for entry in entries:
+                if entry.name[0] in STARTS and is_litter(entry.name):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if is_folder or entry.name.lower().endswith(self._extensions):
+                        self.left_out.add(os.path.join(folder, entry.name), folder=is_folder)
+                else:
+                    yield entry, self._is_folder(entry, folder)
 
     def _is_folder(self, entry: os.DirEntry[bytes], folder: bytes) -> bool:
         try:
@@ -136,7 +129,7 @@ class Scanner:
         return True
 
     def _is_readable(self, entry: os.DirEntry[bytes]) -> bool:
-        """Whether an entry that is no folder is a file to read. A pipe is not: reading it waits for ever."""
+        """Return whether an entry that is not a folder is a file to read. A pipe is not: it may never end."""
         if not entry.is_symlink():
             return entry.is_file(follow_symlinks=False)
         self._check_inside(entry)
@@ -170,37 +163,8 @@ class Scanner:
         )
 
 
-def scanned(
-    scanner: Scanner, root: str, asked: list[Any], build: Callable[[], dict[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
-    """What `build` makes with a scanner of a folder, and what was left out; that of a large one is kept, until a folder
-    changes.
-
-    Args:
-        root: the scanner's, an absolute path.
-        asked: what else it depends on, as JSON.
-    """
-    from gpuload.datasets.stores.cached import cached  # slow to import, and not needed by workers
-
-    started = time.time_ns()
-    return cached(
-        root,
-        ["scan without litter", *asked],
-        lambda: {**build(), **scanner.left_out.arrays(), **scanner.times()},
-        is_fresh=scanner.is_fresh,
-        is_kept=lambda arrays: int(arrays["times"].max()) < started - SETTLED_NS,
-    )
-
-
-def _pack(folder: bytes, names: list[bytes]) -> _Folder:
-    names.sort()
-    prefix = os.path.join(folder, b"")
-    lengths = np.fromiter(map(len, names), np.uint32, len(names)) + np.uint32(len(prefix))
-    return _Folder(folder, prefix + prefix.join(names), lengths)
-
-
 def full_path(path: str | os.PathLike[str]) -> str:
-    """A path that does not depend on the working directory; ``~`` is the user's home.
+    """Return a path that does not depend on the working directory; ``~`` is the user's home.
 
     Raises:
         FileNotFoundError: there is no home: HOME is not set, and the user is in no table.
@@ -212,6 +176,17 @@ def full_path(path: str | os.PathLike[str]) -> str:
             "the table of users; set HOME, or name the whole path"
         )
     return os.path.abspath(full)
+
+
+def from_start(index: SupportsIndex, count: int, text: str) -> int:
+    """Return an index that may count from the end as one from 0; `text` says in an error how many there are."""
+    try:
+        number = index.__index__()
+    except AttributeError:
+        raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of range: {text}")
+    return number % count
 
 
 class Lazy(Sequence[Entry]):
@@ -227,13 +202,9 @@ class Lazy(Sequence[Entry]):
     @overload
     def __getitem__(self, index: slice) -> list[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        count = len(self)
         if isinstance(index, slice):
-            return [self._entry(i) for i in range(*index.indices(count))]
-        number = operator.index(index)
-        if not -count <= number < count:
-            raise IndexError(f"index {number} is out of range: there are {count} {self._entries}")
-        return self._entry(number % count)
+            return [self._entry(number) for number in range(*index.indices(len(self)))]
+        return self._entry(from_start(index, len(self), f"there are {len(self)} {self._entries}"))
 
 
 class Paths(Lazy[str]):
@@ -245,7 +216,7 @@ class Paths(Lazy[str]):
         offsets: n + 1 integers, where each path begins and the last one ends.
 
     Example:
-        >>> paths = Paths.pack("/data", [(b"a.jpgsub/b.jpg", np.array([5, 9]))])
+        >>> paths = Paths.of("/data", [b"a.jpg", b"sub/b.jpg"])
         >>> paths[-1], len(paths)
         ('/data/sub/b.jpg', 2)
     """
@@ -257,30 +228,38 @@ class Paths(Lazy[str]):
         self._prefix = os.path.join(root, "")
 
     @classmethod
-    def pack(cls, root: str, pieces: Iterable[tuple[bytes, np.ndarray]]) -> Paths:
-        """Paths from pieces: relative paths joined without a separator, and the length of each."""
-        pieces = list(pieces)
-        data = np.frombuffer(bytearray().join(joined for joined, _ in pieces), np.uint8)
-        lengths = [lengths for _, lengths in pieces]
-        offsets = np.zeros(1 + sum(map(len, lengths)), np.uint32 if len(data) < WIDE_BYTES else np.int64)
-        if lengths:
-            np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    def pack(cls, root: str, data: Any, lengths: Any) -> Paths:
+        """Return paths from a buffer of them one after the other, and the length of each."""
+        data = np.frombuffer(data, np.uint8)
+        offsets = np.zeros(1 + len(lengths), np.uint32 if len(data) < WIDE_BYTES else np.int64)
+        np.cumsum(lengths, out=offsets[1:])
         return cls(root, data, offsets)
+
+    @classmethod
+    def of(cls, root: str, paths: Sequence[bytes]) -> Paths:
+        """Return paths that are relative to the root."""
+        return cls.pack(root, bytearray().join(paths), np.fromiter(map(len, paths), np.int64, len(paths)))
+
+    @classmethod
+    def joined(cls, root: str, parts: Sequence[Paths]) -> Paths:
+        """Return the paths of several parts, one part after the other, all below one root."""
+        lengths = [np.diff(part.offsets) for part in parts]
+        return cls.pack(
+            root, bytearray().join(part.data.data for part in parts), np.concatenate([np.zeros(0, np.int64), *lengths])
+        )
 
     @classmethod
     def below(cls, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]) -> Paths:
         """Pack paths, relative ones to the working directory, below the root if all are in it, else below ``/``."""
         names = [os.fsencode(path) for path in paths]
-        given = os.path.join(os.fsencode(root), b"")
-        if given and all(map(operator.methodcaller("startswith", given), names)):
-            folder, names = os.path.abspath(root), [name[len(given) :] for name in names]
-        else:
-            folder, names = "/", [os.path.abspath(name)[1:] for name in names]
-        return cls.pack(os.fsdecode(folder), [(b"".join(names), np.fromiter(map(len, names), np.int64, len(names)))])
+        prefix = os.path.join(os.fsencode(root), b"")
+        if prefix and all(name.startswith(prefix) for name in names):
+            return cls.of(os.path.abspath(os.fsdecode(root)), [name[len(prefix) :] for name in names])
+        return cls.of("/", [os.path.abspath(name)[1:] for name in names])
 
     @property
     def nbytes(self) -> int:
-        """How much memory the paths take."""
+        """How many bytes of memory the paths take."""
         return self.data.nbytes + self.offsets.nbytes
 
     def __len__(self) -> int:

@@ -1,11 +1,11 @@
-"""Takes samples apart into their *structure* (nested containers, hashable) and their leaves, and puts them together.
+"""Samples as their *structure* (nested containers, hashable) and their leaves: taken apart, named and put together.
 
-Runs in workers and in the main process; imports no torch. Keeps only the places of leaves in the last few
-structures.
+Runs in workers and in the main process; imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -34,7 +34,7 @@ __all__ = [
     "labels_of",
     "leaf_count",
     "located",
-    "mapping_like",
+    "made_like",
     "names_of",
     "places_of",
     "rebuild",
@@ -67,26 +67,26 @@ def flatten(sample: Any, leaves: list[Any]) -> Structure:
     if kind in PLAIN:
         leaves.append(sample)
         return LEAF
+    keys, children = None, sample
     if isinstance(sample, tuple):
-        cls = type(sample) if hasattr(sample, "_fields") else None
-        return ("tuple", cls, None, tuple([flatten(child, leaves) for child in sample]))
-    if isinstance(sample, list):
-        cls = None if type(sample) is list else type(sample)
-        return ("list", cls, None, tuple([flatten(child, leaves) for child in sample]))
-    if isinstance(sample, Mapping):
-        keys = sorted_keys(sample)
-        cls = None if type(sample) is dict else type(sample)
-        return ("dict", cls, keys, tuple([flatten(sample[key], leaves) for key in keys]))
-    if hasattr(type(sample), "__dataclass_fields__") and not isinstance(sample, LEAVES):
-        keys = tuple(field.name for field in fields(sample) if field.init)
-        return ("dataclass", type(sample), keys, tuple([flatten(getattr(sample, key), leaves) for key in keys]))
-    leaves.append(sample)
-    return LEAF
+        name, cls = "tuple", kind if hasattr(sample, "_fields") else None
+    elif isinstance(sample, list):
+        name, cls = "list", None if kind is list else kind
+    elif isinstance(sample, Mapping):
+        name, cls, keys = "dict", None if kind is dict else kind, sorted_keys(sample)
+        children = [sample[key] for key in keys]
+    elif hasattr(kind, "__dataclass_fields__") and not isinstance(sample, LEAVES):
+        name, cls, keys = "dataclass", kind, tuple(field.name for field in fields(sample) if field.init)
+        children = [getattr(sample, key) for key in keys]
+    else:
+        leaves.append(sample)
+        return LEAF
+    return (name, cls, keys, tuple([flatten(child, leaves) for child in children]))
 
 
 def transposed(samples: Sequence[Any]) -> tuple[Structure, list[Sequence[Any]]] | None:
-    """The structure that all samples have, and each leaf of all of them; None: take them apart one by one. So it is
-    unless they are built alike of tuples, lists and dicts, with leaves that are plain values in all."""
+    """Return the structure that all samples have, and each leaf of all of them, if they are built alike of tuples,
+    lists and dicts with plain values as leaves; None: take them apart one by one."""
     leaves: list[Sequence[Any]] = []
     structure = None if type(None) in set(map(type, samples)) else _transposed(samples, leaves)
     return None if structure is None else (structure, leaves)
@@ -116,7 +116,7 @@ def _transposed(samples: Sequence[Any], leaves: list[Sequence[Any]]) -> Structur
 
 
 def unfold(structure: Structure, lengths: Mapping[int, int]) -> Structure:
-    """The structure with some leaves, by their number, as clips of so many frames, each frame a leaf."""
+    """Return a structure in which leaves, by their number, are clips of so many frames, each frame a leaf."""
     return _unfolded(structure, itertools.count(), lengths)
 
 
@@ -129,7 +129,7 @@ def _unfolded(node: Structure, numbers: Iterator[int], lengths: Mapping[int, int
 
 
 def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
-    """The keys of a dict as its structure has them."""
+    """Return the keys of a dict as its structure has them."""
     order = tuple(order)
     try:
         keys = tuple(sorted(order))
@@ -143,10 +143,10 @@ def sorted_keys(order: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def rebuild(node: Structure, parts: list[Any]) -> Any:
-    """One container of a sample or batch from its parts, a dict's keys in their original order."""
+    """Return one container of a sample or batch from its parts, a dict's keys in their original order."""
     kind, cls, keys, _ = node
     if kind == "list":
-        return parts if cls is None else _list_like(cls, parts)
+        return parts if cls is None else made_like(cls, parts)
     if kind == "clip":
         return _clip(parts)
     if kind == "tuple":
@@ -156,51 +156,41 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
         return cls(**items)
     if isinstance(keys, Keys):
         items = {key: items[key] for key in keys.order}
-    return items if cls is None else mapping_like(cls, items)
+    return items if cls is None else made_like(cls, items)
 
 
-def _list_like(cls: type, parts: list[Any]) -> list[Any]:
-    """A list of the user's type, if it can be made from one."""
+def made_like(cls: type, plain: Any) -> Any:
+    """Return a mapping or list of the user's type, if it can be made from a dict or list; else these."""
     try:
-        return cls(parts)
+        return cls(plain)
     except TypeError:
-        return parts
+        with contextlib.suppress(Exception):  # a defaultdict can be filled
+            made = cls()
+            made.update(plain)
+            return made
+        return plain
 
 
 def _clip(frames: list[Any]) -> Any:
-    """Finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
+    """Return finished frames C×H×W as one tensor T×C×H×W; lists of views of each as a list of such tensors."""
     if isinstance(frames[0], list):
         return [_clip(list(view)) for view in zip(*frames, strict=True)]
     return sys.modules["torch"].stack(frames)
 
 
-def mapping_like(cls: type, items: dict[Any, Any]) -> Any:
-    """A mapping of the user's type, if it can be made from a dict."""
-    try:
-        return cls(items)
-    except TypeError:  # a defaultdict, say
-        try:
-            made = cls()
-            made.update(items)
-        except Exception:
-            return items
-        return made
-
-
 def leaf_count(node: Structure) -> int:
-    """How many leaves it has."""
     return 1 if node == LEAF else sum(map(leaf_count, node[3]))
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """A sample from its structure and its leaves, depth first."""
+    """Return a sample from its structure and its leaves, depth first."""
     rest = iter(leaves)
     return assembled(structure, lambda within: next(rest), keep_tuples=True)
 
 
 def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool, within: str = "") -> Any:
-    """A structure with leaves from `leaf`, called depth first with the kind of the leaf's container. Plain tuples
-    become lists unless `keep_tuples`.
+    """Return a structure with leaves from `leaf`, called depth first with the kind of the container of each. Plain
+    tuples become lists unless `keep_tuples`.
 
     (An inner function that calls itself would be a reference cycle, and hold a batch until it is collected.)
     """
@@ -212,7 +202,7 @@ def assembled(node: Structure, leaf: Callable[[str], Any], *, keep_tuples: bool,
 
 
 def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
-    """A structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
+    """Return a structure as text: ``(·, {'label': ·})``; with its leaves: ``(uint8 array 48×64, {'label': int})``."""
     if structure == LEAF:
         return "·" if leaves is None else kind_of(next(iter(leaves)))
     kind, cls, keys, children = structure
@@ -231,15 +221,13 @@ def describe(structure: Structure, leaves: Iterable[Any] | None = None) -> str:
 
 
 def labels_of(node: Structure) -> list[str]:
-    """What a container calls its children: a dict's keys, the fields of a dataclass or named tuple, else numbers."""
+    """Return what a container calls its children: a dict's keys, fields of a dataclass or named tuple, else numbers."""
     _, cls, keys, children = node
-    if keys is None:
-        keys = range(len(children)) if cls is None else cls._fields
-    return list(map(str, keys))
+    return list(map(str, getattr(cls, "_fields", range(len(children))) if keys is None else keys))
 
 
 def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
-    """The name of each leaf, depth first: the path to it, joined by dots."""
+    """Return the name of each leaf, depth first: the path to it, joined by dots."""
     if structure == LEAF:
         return [".".join(path)]
     children = zip(labels_of(structure), structure[3], strict=True)
@@ -247,8 +235,8 @@ def names_of(structure: Structure, path: tuple[str, ...] = ()) -> list[str]:
 
 
 def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[tuple[Structure, str, str]]:
-    """Every container and leaf, depth first, with its place, ``sample[1]["masks"]``, and the innermost name there. The
-    frames of a clip share one place."""
+    """Yield every container and leaf, depth first, with its place, ``sample[1]["masks"]``, and the innermost name
+    there. The frames of a clip share one place."""
     yield node, place, name
     if node == LEAF:
         return
@@ -269,24 +257,24 @@ def located(node: Structure, place: str = "sample", name: str = "") -> Iterator[
 
 @functools.lru_cache(64)
 def places_of(structure: Structure) -> list[str]:
-    """The place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
+    """Return the place of each leaf in its sample, depth first: ``sample[1]["masks"]``."""
     return [place for node, place, _ in located(structure) if node == LEAF]
 
 
 def any_of(structure: Structure, leaves: Iterable[int]) -> str:
-    """The places of some leaves of a sample, of which one is meant: ``sample[0] or sample[1]``."""
+    """Return the places of several leaves, one of which is meant: ``sample[0] or sample[1]``."""
     return " or ".join(dict.fromkeys(places_of(structure)[leaf] for leaf in leaves))
 
 
 def _quoted(key: Any) -> str:
-    """A key as Python writes it, in double quotes where it has none inside: a message may stand in single ones."""
+    """Return a key as Python writes it, in double quotes where it has none inside: a message may be in single ones."""
     text = repr(key)
     return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text
 
 
 def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> str:
-    """How two structures differ, if one holds other keys, or a list of another length: text that goes on after a
-    description of them; else nothing."""
+    """Return how two structures differ, if one holds other keys, or a list of another length, as the end of a sentence
+    that describes both; else nothing."""
     if LEAF in (one, other) or one[:2] != other[:2]:
         return ""
     name = f"{'.'.join(path)!r}" if path else "the sample"
@@ -308,7 +296,7 @@ def difference(one: Structure, other: Structure, path: tuple[str, ...] = ()) -> 
 
 
 def kind_of(leaf: Any) -> str:
-    """What a leaf is, in words: ``uint8 array 48×64×3``."""
+    """Return what a leaf is, in words: ``uint8 array 48×64×3``."""
     if isinstance(leaf, np.ndarray) or is_tensor(leaf):
         what = "array" if isinstance(leaf, np.ndarray) else "tensor"
         return f"{dtype_of(leaf)} {what} {'×'.join(map(str, leaf.shape)) or 'of no axes'}"
@@ -316,21 +304,20 @@ def kind_of(leaf: Any) -> str:
 
 
 def dtype_of(leaf: Any) -> str:
-    """The name of an array's or a tensor's dtype: ``"uint8"``."""
+    """Return the name of an array's or a tensor's dtype: ``"uint8"``."""
     return str(leaf.dtype).removeprefix("torch.")
 
 
 def is_plain_tensor(kind: type) -> bool:
-    """Whether a type is torch's Tensor itself, no subclass."""
+    """Return whether a type is torch's Tensor itself, not a subclass."""
     return (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Whether it is a tensor, of torch's own type or a subclass."""
     return is_tensor_type(type(leaf))
 
 
 def is_tensor_type(kind: type) -> bool:
-    """Whether it is a type of tensors: torch's Tensor, or a subclass."""
+    """Return whether a type is torch's Tensor or a subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(kind, torch.Tensor)

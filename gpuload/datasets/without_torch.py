@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
-import numpy as np
-
 from gpuload.datasets.base import LabelledPaths, pack_labels
 from gpuload.datasets.files import will_read
 from gpuload.datasets.sample import Encoded, read
@@ -76,7 +74,7 @@ class FolderCopy:
 
 
 class SubsetCopy:
-    """Some samples of a copy, as torch's `Subset` has them."""
+    """A selection of samples of a copy, as torch's `Subset` has them."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices
@@ -102,6 +100,5 @@ def _packed(samples: list[Any]) -> Sequence[Any]:
     prefix = os.path.join(folder, "")
     with contextlib.suppress(UnicodeEncodeError):
         inner = [os.fsencode(name[len(prefix) :]) for name in names]
-        paths = Paths.pack(folder, [(b"".join(inner), np.fromiter(map(len, inner), np.int64, len(inner)))])
-        return LabelledPaths(paths, pack_labels([target for _, target in samples]))
+        return LabelledPaths(Paths.of(folder, inner), pack_labels([target for _, target in samples]))
     return samples

@@ -10,8 +10,8 @@ __all__ = ["THIS_PROCESS", "WorkerInfo", "get_worker_info", "swap"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Which part of the work is done here. Share ``rank * num_workers + id`` of ``world_size * num_workers`` is a part
-    that no other worker of any rank has.
+    """The part of the work that is done here. Share ``rank * num_workers + id`` of ``world_size * num_workers`` is a
+    part that no other worker of any rank has.
 
     Attributes:
         id, num_workers: this worker's number, and how many there are on this rank; 0 of 1 with ``num_workers=0``.
@@ -30,7 +30,7 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class Process:
-    """What this process is.
+    """The role of this process.
 
     Attributes:
         info: what `get_worker_info` returns.
@@ -47,8 +47,8 @@ THIS_PROCESS: Final = Process()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Which part of the work is done here, for an iterable dataset to give its share alone; None if no `Loader` is
-    making samples in this process.
+    """Return which part of the work is done here, for an iterable dataset to give its share alone; None if no `Loader`
+    is making samples in this process.
 
     Example:
         >>> from itertools import islice

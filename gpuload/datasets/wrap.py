@@ -154,7 +154,7 @@ def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> 
 
 
 class WrappedFolder(ImageFileDataset):
-    """What `wrap` makes of an ImageFolder: yields ``(Encoded, label)``.
+    """An ImageFolder wrapped by `wrap`: yields ``(Encoded, label)``.
 
     Attributes:
         classes, class_to_idx: as in the dataset that was wrapped.
@@ -200,10 +200,10 @@ def _check_transforms(dataset: Any, got: str) -> None:
     joint = dataset.transforms
     if (type(joint).__module__, type(joint).__name__) == ("torchvision.datasets.vision", "StandardTransform"):
         joint = joint.transform  # its target_transform stays
-    for name, given in (("transform", dataset.transform), ("transforms", joint)):
-        if given is not None:
+    for name, function in (("transform", dataset.transform), ("transforms", joint)):
+        if function is not None:
             raise TypeError(
-                f"{got} with {name}={one_line(repr(given), 100)}, which takes decoded images: move it to "
+                f"{got} with {name}={one_line(repr(function), 100)}, which takes decoded images: move it to "
                 "Loader(transforms=…), with the transforms of gpuload.transforms, and pass the dataset without it"
             )
 

@@ -1,6 +1,6 @@
 """Crops cut out of a JPEG by its **index**, which says where in the coded bits the blocks of every few columns begin.
 
-The index is a segment of the file (APP10) that `packing.jpeg_indexing` makes; the coded data are anybody's. For each
+The index is a segment of the file (APP10) that `packing.jpeg_cuttable` makes; the coded data are anybody's. For each
 row of MCUs it has points: at which bit the MCU begins, and what its DC coefficients are predicted from. The bits from a
 point to another one are a **stretch** of MCUs, and the stretches that a region touches are a smaller picture: one of
 its rows each. But a row begins with other predictors than the one above ends with, and within a byte, and shifting all
@@ -125,7 +125,7 @@ class Index(Grid):
         # Several at once take less than half the time: NumPy hardly needs longer for the joints of many files.
         try:
             return _cut(parts)
-        except (IndexError, TypeError, ValueError):  # not made by `jpeg_indexing`, for all its right checksum
+        except (IndexError, TypeError, ValueError):  # not made by `jpeg_cuttable`, for all its right checksum
             return [None] if len(parts) == 1 else [result for part in parts for result in cls.cut([part])]
 
 

@@ -25,25 +25,25 @@ Sample = tuple[tuple[str, ...], float]  # the values of its labels, and its own
 
 class _Metric(NamedTuple):
     name: str  # a counter's without "_total"
-    told: str
+    text: str
     samples: Callable[[Stats], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
-def _one(value: Callable[[Stats], float]) -> Callable[[Stats], Iterable[Sample]]:
-    return lambda stats: [((), value(stats))]
+def _one(name: str, text: str, value: Callable[[Stats], float]) -> _Metric:
+    return _Metric(name, text, lambda stats: [((), value(stats))])
 
 
 COUNTERS: Final = (
-    _Metric("gpuload_batches", "Batches given.", _one(lambda s: s.batches)),
-    _Metric("gpuload_images", "Images given.", _one(lambda s: s.images)),
-    _Metric("gpuload_loop_seconds", "Time within epochs, of loading and training.", _one(lambda s: s.seconds)),
-    _Metric("gpuload_wait_seconds", "Time that the loop waited in next().", _one(lambda s: s.waiting * s.seconds)),
-    _Metric("gpuload_read_bytes", "Bytes read by the workers.", _one(lambda s: s.bytes_read)),
-    _Metric("gpuload_cache_hits", "Samples found in a cache.", _one(lambda s: s.cache_hits)),
-    _Metric("gpuload_cache_misses", "Samples looked for in a cache in vain.", _one(lambda s: s.cache_misses)),
-    _Metric("gpuload_errors", "Samples that failed.", _one(lambda s: s.errors)),
-    _Metric("gpuload_worker_restarts", "Workers that were started again.", _one(lambda s: s.restarts)),
+    _one("gpuload_batches", "Batches given.", lambda s: s.batches),
+    _one("gpuload_images", "Images given.", lambda s: s.images),
+    _one("gpuload_loop_seconds", "Time within epochs, of loading and training.", lambda s: s.seconds),
+    _one("gpuload_wait_seconds", "Time that the loop waited in next().", lambda s: s.waiting * s.seconds),
+    _one("gpuload_read_bytes", "Bytes read by the workers.", lambda s: s.bytes_read),
+    _one("gpuload_cache_hits", "Samples found in a cache.", lambda s: s.cache_hits),
+    _one("gpuload_cache_misses", "Samples looked for in a cache in vain.", lambda s: s.cache_misses),
+    _one("gpuload_errors", "Samples that failed.", lambda s: s.errors),
+    _one("gpuload_worker_restarts", "Workers that were started again.", lambda s: s.restarts),
     _Metric(
         "gpuload_part_seconds",
         "Time of a part of the work, of all workers together.",
@@ -64,23 +64,21 @@ COUNTERS: Final = (
     ),
 )
 GAUGES: Final = (
-    _Metric("gpuload_epoch", "Number of the epoch.", _one(lambda s: s.epoch)),
-    _Metric(
-        "gpuload_next_seconds",
-        "Host time of a next() without its waiting, in this epoch.",
-        _one(lambda s: s.next_ms / 1e3),
+    _one("gpuload_epoch", "Number of the epoch.", lambda s: s.epoch),
+    _one(
+        "gpuload_next_seconds", "Host time of a next() without its waiting, in this epoch.", lambda s: s.next_ms / 1e3
     ),
-    _Metric(
+    _one(
         "gpuload_start_seconds",
         "Time from iter() until the workers that there are now were ready.",
-        _one(lambda s: s.start.seconds),
+        lambda s: s.start.seconds,
     ),
-    _Metric("gpuload_ready_chunks", "Chunks that are done and not given.", _one(lambda s: s.chunks_ready)),
-    _Metric("gpuload_ready_batches", "Batches that are done and not given.", _one(lambda s: s.batches_ready)),
-    _Metric("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", _one(lambda s: s.ring_used_bytes)),
-    _Metric("gpuload_ring_bytes", "Shared memory taken for decoded pixels.", _one(lambda s: s.ring_bytes)),
-    _Metric("gpuload_ring_limit_bytes", "The most that it may take.", _one(lambda s: s.ring_limit_bytes)),
-    _Metric("gpuload_pinned_bytes", "Page-locked memory.", _one(lambda s: s.pinned_bytes)),
+    _one("gpuload_ready_chunks", "Chunks that are done and not given.", lambda s: s.chunks_ready),
+    _one("gpuload_ready_batches", "Batches that are done and not given.", lambda s: s.batches_ready),
+    _one("gpuload_ring_used_bytes", "Shared memory in use for decoded pixels.", lambda s: s.ring_used_bytes),
+    _one("gpuload_ring_bytes", "Shared memory taken for decoded pixels.", lambda s: s.ring_bytes),
+    _one("gpuload_ring_limit_bytes", "The most that it may take.", lambda s: s.ring_limit_bytes),
+    _one("gpuload_pinned_bytes", "Page-locked memory.", lambda s: s.pinned_bytes),
     _Metric(
         "gpuload_worker_busy_ratio",
         "Share of the time since its start that a worker was at work, in this epoch.",
@@ -133,16 +131,15 @@ class Prometheus:
         self._entry = weakref.ref(loader), loader.stats()
         with _changing:
             collector = _collectors.get(self._registry)
-            found = None if collector is None else collector.loaders.get(name)
-            if found is not None and found[0]() is not None:
+            watched = None if collector is None else collector.loaders.get(name)
+            if watched is not None and watched[0]() is not None:
                 raise ValueError(
                     f"a loader named {name!r} is watched in this registry already: give this one another name=…, or "
                     "close() the Prometheus of the other"
                 )
             if collector is None:
-                collector = _Collector(core)
+                collector = _collectors[self._registry] = _Collector(core)
                 self._registry.register(collector)
-                _collectors[self._registry] = collector
             collector.loaders[name] = self._entry
 
     def close(self) -> None:
@@ -158,32 +155,29 @@ class Prometheus:
 
 
 class _Collector:
-    """What a registry asks, for each scrape: the metrics of the loaders of a registry, by name."""
+    """The metrics of the loaders of a registry, which the registry asks for at each scrape."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # and the stats that it began with
+        self.loaders: dict[str, tuple[weakref.ref[Loader], Stats]] = {}  # by name; the statistics that it began with
 
     def describe(self) -> Iterator[Any]:
-        """The metrics without samples."""
         return self._families([])
 
     def collect(self) -> Iterator[Any]:
-        found = []
+        snapshots = []
         for name, (reference, first) in list(self.loaders.items()):
-            loader = reference()
-            if loader is not None:
-                found.append((name, loader.stats(since=first), loader.stats()))
+            if (loader := reference()) is not None:
+                snapshots.append((name, loader.stats(since=first), loader.stats()))
             del loader
-        return self._families(found)
+        return self._families(snapshots)
 
-    def _families(self, found: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
-        for metric, kind in [
-            *((metric, self._core.CounterMetricFamily) for metric in COUNTERS),
-            *((metric, self._core.GaugeMetricFamily) for metric in GAUGES),
-        ]:
-            family = kind(metric.name, metric.told, labels=("loader", *metric.labels))
-            for name, all_of_it, epoch in found:
-                for labels, value in metric.samples(all_of_it if metric in COUNTERS else epoch):
+    def _families(self, snapshots: list[tuple[str, Stats, Stats]]) -> Iterator[Any]:
+        for metric in (*COUNTERS, *GAUGES):
+            counts = metric in COUNTERS
+            kind = self._core.CounterMetricFamily if counts else self._core.GaugeMetricFamily
+            family = kind(metric.name, metric.text, labels=("loader", *metric.labels))
+            for name, since_first, epoch in snapshots:
+                for labels, value in metric.samples(since_first if counts else epoch):
                     family.add_metric((name, *labels), value)
             yield family

@@ -1,4 +1,4 @@
-"""What is known of one image, as rows of numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
+"""What is known of one image, in named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
 Workers run this, in datasets that look at the samples of other datasets. No torch.
 
 A file is damaged if its header cannot be read, or if it ends early and so cannot be decoded. A file that only a limit
@@ -9,10 +9,9 @@ images or on how many workers there are.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,9 +22,8 @@ from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
 
 __all__ = [
-    "ALPHA", "CHANNELS", "DAMAGED", "DEEP", "FORMATS", "GOOD", "MISNAMED", "MODES", "NAMED", "PIXELS", "PROFILE",
-    "PROGRESSIVE_JPEG", "REFUSED", "RESTARTS", "ROW", "SAMPLINGS", "ImageAndLabel", "Looked", "Picked", "find_image",
-    "look_at", "measure",
+    "CHANNELS", "DAMAGED", "FORMATS", "GOOD", "KINDS", "MODES", "NAMED", "OF_FILE", "PIXELS", "REFUSED", "ROW",
+    "SAMPLINGS", "Looked", "Picked", "class_of", "find_image", "look_at", "measure",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -43,17 +41,19 @@ NAMED: Final = {
     ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
 GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is of rows that nothing is known of yet
-PROGRESSIVE_JPEG, RESTARTS, PROFILE, ALPHA, DEEP, MISNAMED = (1 << bit for bit in range(6))
+KINDS: Final = ("progressive", "restart_markers", "profile", "alpha", "deep", "misnamed")
 
 ROW: Final = np.dtype(
     [
-        ("state", "u1"), ("format", "u1"), ("mode", "u1"), ("sampling", "u1"), ("orientation", "u1"), ("flags", "u2"),
-        ("height", "i4"), ("width", "i4"), ("nbytes", "i8"), ("digest", "i8", 2), ("which", "u2"), ("label", "i4"),
+        ("state", "u1"), ("format", "u1"), ("mode", "u1"), ("sampling", "u1"), ("orientation", "u1"),
+        *((kind, "?") for kind in KINDS), ("height", "i4"), ("width", "i4"), ("nbytes", "i8"), ("digest", "i8", 2),
+        ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One image's file. `digest`: 128 bits of its content. `which`: of several data sets. `label`: -1 where there is none.
-The last two are filled in by `gather`."""
-LOOKED_AT: Final = 11  # numbers of a `ROW` that workers fill in
+"""One image. The file: `digest` has 128 bits of its content. The place: `which` of several data sets, the `index`
+there, and the number of the `label`, -1 without one. The pixels: whether they were `measured`, are `flat`, and their
+digest, `pixels`. Workers fill in the fields of the file, `OF_FILE`, `gather` the others."""
+OF_FILE: Final = list(ROW.names or ())[:-6]
 
 CHANNELS: Final = 16  # images of more are left out of the statistics
 LEVELS: Final = 4  # channels of which levels are counted
@@ -75,15 +75,8 @@ LABELS: Final = ("cls", "label", "labels", "target", "class", "class_name")
 TURNED: Final = (b"eXIf", b"tiff:Orientation")  # without them a PNG need not be decoded to know how it is turned
 
 
-class ImageAndLabel(NamedTuple):
-    """What is looked at of a sample: its first image, and its label if that is a number or a word."""
-
-    image: Encoded | Image
-    label: int | str | None
-
-
-def find_image(sample: Any) -> ImageAndLabel:
-    """Find image and label in a sample of one of gpuload's datasets.
+def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
+    """Return the first image in a sample of one of gpuload's datasets, and its label if that is a number or a word.
 
     Raises:
         TypeError: it has no image.
@@ -106,86 +99,90 @@ def find_image(sample: Any) -> ImageAndLabel:
         label = label.item()
     if isinstance(label, bool) or not isinstance(label, int | str) or len(str(label)) > LONGEST_LABEL:
         label = None
-    return ImageAndLabel(image, label)
+    return image, label
+
+
+def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
+    """Return the name of a sample's class; "" if there is none. For a sample that cannot be read it is that of the data
+    set's `labels`."""
+    labels = getattr(dataset, "labels", None)
+    if label is None and isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
+        label = int(labels[index])
+    classes = getattr(dataset, "classes", None)
+    if isinstance(label, int) and classes is not None and 0 <= label < len(classes):
+        label = classes[label]
+    return "" if label is None else str(label)
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def look_at(sample: Any, decoder: Decoder) -> tuple[np.ndarray, str]:
-    """Return the first 11 numbers of a `ROW` for a sample, and as JSON its ``label`` and the ``cause`` of damage."""
-    image, label = find_image(sample)
-    notes: dict[str, Any] = {} if label is None else {"label": label}
-    numbers = _of_array(image.hwc) if isinstance(image, Image) else _of_file(image, decoder, notes)
-    return np.array(numbers, np.int64), json.dumps(notes) if notes else ""
-
-
-def _of_array(pixels: np.ndarray) -> list[int]:
-    if pixels.ndim == 4:  # of a clip, the first frame
-        pixels = pixels[0]
-    height, width, channels = pixels.shape
-    mode = MODES.index({1: "L", 3: "RGB", 4: "RGBA"}.get(channels, "other"))
-    flags = DEEP if pixels.dtype != np.uint8 else 0
-    digest = _digest(repr((pixels.shape, str(pixels.dtype))).encode(), np.ascontiguousarray(pixels))
-    return [GOOD, FORMATS.index("array"), mode, 0, 1, flags, height, width, pixels.nbytes, *digest]
-
-
-def _of_file(encoded: Encoded, decoder: Decoder, notes: dict[str, Any]) -> list[int]:
-    data = encoded.data
-    state, header = GOOD, None
-    try:
-        header = read_header(data, Decode())
-    except DecodeError as error:
-        state, notes["cause"] = DAMAGED, _cause(error)
+def look_at(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
+    """Fill in what a `ROW` has of a file. It stays where an error says that the file is damaged, or refused by a
+    limit."""
+    row["orientation"] = 1
+    if isinstance(image, Image):
+        pixels = _first_frame(image)
+        channels = pixels.shape[2]
+        row["format"], row["nbytes"] = FORMATS.index("array"), pixels.nbytes
+        row["height"], row["width"] = pixels.shape[:2]
+        row["mode"] = MODES.index({1: "L", 3: "RGB", 4: "RGBA"}.get(channels, "other"))
+        row["deep"] = pixels.dtype != np.uint8
+        row["digest"] = _digest(repr((pixels.shape, str(pixels.dtype))).encode(), np.ascontiguousarray(pixels))
+    else:
+        row["nbytes"], row["digest"] = len(image.data), _digest(image.data)
+        refusal = None
         try:
-            header = read_header(data, UNLIMITED)
-            state = REFUSED
-        except DecodeError:
-            return [state, 0, 0, 0, 1, 0, 0, 0, len(data), *_digest(data)]
-    if state == GOOD and not ends(data, header):
-        try:
-            _decode(encoded, header, decoder)
-        except Exception as error:
-            state, notes["cause"] = DAMAGED, _cause(error)
+            header = read_header(image.data, Decode())
+        except DecodeError as error:
+            refusal = error
+            try:
+                header = read_header(image.data, UNLIMITED)
+            except DecodeError:
+                raise refusal from None
+        _describe(image, header, row)
+        if refusal is not None:
+            row["state"] = REFUSED
+            raise refusal
+        if not ends(image.data, header):
+            _decode(image, header, decoder)
+    row["state"] = GOOD
+
+
+def _first_frame(image: Image) -> np.ndarray:
+    """Return the pixels of an image, or of the first frame of a clip, H×W×C."""
+    return image.hwc[0] if image.hwc.ndim == 4 else image.hwc
+
+
+def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
+    data = image.data
     jpeg = header.jpeg or (scan_markers(data) if header.format == "JPEG" else None)
-    return [
-        state, FORMATS.index(header.format), MODES.index(header.mode if header.mode in MODES else "other"),
-        SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header), _flags(data, header, jpeg, encoded.source),
-        header.height, header.width, len(data), *_digest(data),
-    ]  # fmt: skip
+    row["format"], row["height"], row["width"] = FORMATS.index(header.format), header.height, header.width
+    row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
+    row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
+    start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
+    named = NAMED.get(os.path.splitext(image.source or "")[1].lower())
+    row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
+    row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
+    row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
+    row["alpha"] = header.mode in ("LA", "PA", "RGBA")
+    opened = header.opened
+    row["deep"] = opened is not None and (opened.dtype != "uint8" or too_deep("", header.mode) is not None)
+    row["misnamed"] = named is not None and named != header.format
 
 
-def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(str(error))}"
-
-
-def _digest(*parts: Any) -> tuple[int, int]:
+def _digest(*parts: Any) -> np.ndarray:
     """Return 128 bits of some bytes, as two signed numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
-    first, second = np.frombuffer(digest.digest(), "<i8").tolist()
-    return first, second
+    return np.frombuffer(digest.digest(), "<i8")
 
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
     """Return all pixels of an image, H×W×C: as a loader has them, but as stored where they have more than 8 bits."""
     deep = decoder.dtype(header) != "uint8" and (too_deep("", header.mode) is not None or encoded.mode == "unchanged")
     return decoder.decode(Encoded(encoded.data, "unchanged" if deep else encoded.mode), header)
-
-
-def _flags(data: bytes, header: Header, jpeg: JpegHeader | None, source: str | None) -> int:
-    start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named = NAMED.get(os.path.splitext(source or "")[1].lower())
-    deep = header.opened is not None and (header.opened.dtype != "uint8" or too_deep("", header.mode) is not None)
-    return (
-        PROGRESSIVE_JPEG * (jpeg is not None and jpeg.frame in PROGRESSIVE)
-        | RESTARTS * (jpeg is not None and bool(jpeg.restart_interval))
-        | PROFILE * any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
-        | ALPHA * (header.mode in ("LA", "PA", "RGBA"))
-        | DEEP * deep
-        | MISNAMED * (named is not None and named != header.format)
-    )
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
@@ -213,24 +210,9 @@ def _orientation(data: bytes, header: Header) -> int:
 # -- the pixels -------------------------------------------------------------------------------------------------------
 
 
-def measure(sample: Any, decoder: Decoder) -> tuple[np.ndarray, str]:
-    """Return `PIXELS` of a sample as an array of its numbers, and as JSON the ``cause`` if it cannot be decoded."""
-    measured = np.zeros((), PIXELS)
-    notes = ""
-    try:
-        image = find_image(sample).image
-        if isinstance(image, Image):
-            pixels = image.hwc[0] if image.hwc.ndim == 4 else image.hwc
-        else:
-            pixels = _decode(image, decoder.header(image), decoder)
-    except Exception as error:
-        notes = json.dumps({"cause": _cause(error)})
-    else:
-        _count(pixels, measured)
-    return measured.reshape(1).view(np.int64), notes
-
-
-def _count(pixels: np.ndarray, measured: np.ndarray) -> None:
+def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
+    """Fill in `PIXELS`. What the decoder raises stays an error."""
+    pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
     measured["channels"] = channels
     if pixels.dtype not in (np.uint8, np.uint16) or channels > CHANNELS:
@@ -257,62 +239,65 @@ def _count(pixels: np.ndarray, measured: np.ndarray) -> None:
 
 
 class Looked:
-    """A dataset of what is known of samples of other datasets.
+    """A dataset of what is known of some images of other datasets: the number of its row, its `ROW` or `PIXELS` as
+    bytes, the name of its class, and why it is damaged; "" for none.
 
     Args:
         datasets: the data sets.
-        which, indices: for each sample, its data set and its index there.
-        how: ``"files"``: `look_at`; ``"pixels"``: `measure`.
+        rows: each image's `ROW`.
+        numbers: the rows of the images that are looked at.
+        pixels: whether their pixels are measured; else their files are looked at.
     """
 
-    def __init__(
-        self, datasets: list[Any], which: np.ndarray, indices: np.ndarray, how: Literal["files", "pixels"]
-    ) -> None:
-        self._datasets, self._which, self._indices, self._how = datasets, which, indices, how
+    def __init__(self, datasets: list[Any], rows: np.ndarray, numbers: np.ndarray, *, pixels: bool) -> None:
+        self._datasets, self._numbers, self._pixels = datasets, numbers, pixels
+        self._which, self._indices = rows["which"][numbers], rows["index"][numbers]
         self._decoder: Decoder | None = None
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._numbers)
 
-    def __getitem__(self, number: int) -> tuple[int, np.ndarray, str]:
+    def __getitem__(self, at: int) -> tuple[int, np.ndarray, str, str]:
         self._decoder = self._decoder or Decoder(Decode())
-        files = self._how == "files"
+        dataset, index = self._datasets[self._which[at]], int(self._indices[at])
+        record, label, cause = np.zeros(1, PIXELS if self._pixels else ROW), None, ""
         try:
-            sample = self._datasets[self._which[number]][int(self._indices[number])]
-            return number, *(look_at if files else measure)(sample, self._decoder)
+            image, label = find_image(dataset[index])
+            (measure if self._pixels else look_at)(image, self._decoder, record[0])
         except Exception as error:  # whatever a dataset raises for a sample that it cannot read
-            notes = json.dumps({"cause": _cause(error), "source": getattr(error, "filename", None)})
-            numbers = np.zeros(LOOKED_AT if files else PIXELS.itemsize // 8, np.int64)
-            numbers[0] = DAMAGED if files else 0
-            return number, numbers if files else numbers[None], notes
+            cause = f"{type(error).__name__}: {one_line(str(error))}"
+            if not self._pixels and record["state"] != REFUSED:
+                record["state"] = DAMAGED
+        return int(self._numbers[at]), record.view(np.uint8), class_of(dataset, index, label), cause
 
-    def will_need(self, numbers: list[int]) -> None:
+    def will_need(self, places: list[int]) -> None:
         """Let data sets that can have the kernel read these samples, which are asked for soon."""
-        for number in numbers:
-            dataset = self._datasets[self._which[number]]
-            if (will_need := getattr(dataset, "will_need", None)) is not None:
-                will_need([int(self._indices[number])])
+        for at in places:
+            if (will_need := getattr(self._datasets[self._which[at]], "will_need", None)) is not None:
+                will_need([int(self._indices[at])])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoder": None}
 
 
 class Picked:
-    """A dataset of some images of others, each with its label, or 0 if that is no number.
+    """A dataset of some images of other datasets, each with its label, or 0 if that is no number. Images of more than 8
+    bits are decoded as they are stored.
 
     Args:
-        datasets, which, indices: as for `Looked`.
-        deep: for each sample, whether its image is decoded as it is stored, as it has more than 8 bits.
+        datasets: the data sets.
+        rows: the `ROW` of each image.
     """
 
-    def __init__(self, datasets: list[Any], which: np.ndarray, indices: np.ndarray, deep: np.ndarray) -> None:
-        self._datasets, self._which, self._indices, self._deep = datasets, which, indices, deep
+    def __init__(self, datasets: list[Any], rows: np.ndarray) -> None:
+        self._datasets, self._rows = datasets, rows
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._rows)
 
-    def __getitem__(self, number: int) -> tuple[Encoded | Image, int]:
-        image, label = find_image(self._datasets[self._which[number]][int(self._indices[number])])
-        if isinstance(image, Encoded) and self._deep[number]:
+    def __getitem__(self, at: int) -> tuple[Encoded | Image, int]:
+        row = self._rows[at]
+        image, label = find_image(self._datasets[row["which"]][int(row["index"])])
+        if isinstance(image, Encoded) and row["deep"]:
             image = Encoded(image.data, "unchanged", image.source)
         return image, label if isinstance(label, int) else 0

@@ -14,7 +14,6 @@ import datetime
 import io
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
@@ -22,22 +21,21 @@ import numpy as np
 import torch
 
 from gpuload.errors import visible
-from gpuload.inspection.files import DEEP, GOOD, Picked
+from gpuload.inspection.files import GOOD, Picked
 from gpuload.inspection.gather import Gathered
 from gpuload.inspection.summary import Advice
 from gpuload.loader.loader import Loader
-from gpuload.transforms import Chain, Normalize, RandomHorizontalFlip, RandomResizedCrop
+from gpuload.transforms import Chain, Normalize
 from gpuload.workers.faults import Faults
 
-__all__ = [
-    "GROUPS_SHOWN", "IMAGES_SHOWN", "SIDE", "Strip", "bytes_text", "chosen", "contact_sheet", "default_recipe",
-    "render", "thumbnails",
-]  # fmt: skip
+__all__ = ["SIDE", "bytes_text", "chosen", "contact_sheet", "listed_rows", "pictures", "render"]
 
-GROUPS_SHOWN: Final = 12  # groups of duplicates that are shown with pictures, of each kind
-IMAGES_SHOWN: Final = 4  # pictures of each
-LISTED: Final = 200  # damaged images
-BARS: Final = 24  # classes with a bar each
+SHOWN: Final = {
+    "groups": 12,  # groups of duplicates with pictures, of each kind
+    "images": 4,  # pictures of each
+    "files": 200,  # damaged images
+    "classes": 24,  # classes with a bar each
+}
 WIDTH, HEIGHT = 320, 96  # of a chart, in its own units
 SIDE: Final = 176  # pixels of the longer side of a picture
 QUALITY: Final = 82
@@ -46,128 +44,98 @@ QUALITY: Final = 82
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def default_recipe() -> list[Any]:
-    """Return what is done to images where no recipe is given."""
-    return [RandomResizedCrop(224), RandomHorizontalFlip()]
-
-
-@dataclass(frozen=True)
-class Strip:
-    """One image of the contact sheet.
-
-    Attributes:
-        name, label: of the image; the label is empty if there is none.
-        size: width and height.
-        before: the whole image, as a data URI; None if it cannot be shown.
-        after: what the recipe made of it, draw by draw.
-    """
-
-    name: str
-    label: str
-    size: tuple[int, int]
-    before: str | None
-    after: list[str]
-
-
 def chosen(gathered: Gathered, images: int) -> list[int]:
     """Return rows for a contact sheet: from all over the data, one of each of as many classes as there can be. All are
     of the kind that most measured images are of, since a batch has one."""
-    rows = gathered.measured
+    rows = np.flatnonzero(gathered.rows["measured"])
     if not len(rows) or not images:
         return []
-    modes = gathered.rows["mode"][rows].astype(np.int64) << 16 | (gathered.rows["flags"][rows] & DEEP)
+    modes = gathered.rows["mode"][rows].astype(np.int64) << 16 | gathered.rows["deep"][rows]
     kinds, counts = np.unique(modes, return_counts=True)
     rows = rows[modes == kinds[counts.argmax()]]
     _, first = np.unique(gathered.rows["label"][rows], return_index=True)
     if len(first) > images:
         first = first[np.linspace(0, len(first) - 1, images).round().astype(int)]
-    rest = np.setdiff1d(np.arange(len(rows)), first)
-    more = min(images - len(first), len(rest))
+    others = np.setdiff1d(np.arange(len(rows)), first)
+    more = min(images - len(first), len(others))
     if more > 0:
-        first = np.r_[first, rest[np.linspace(0, len(rest) - 1, more).round().astype(int)]]
+        first = np.r_[first, others[np.linspace(0, len(others) - 1, more).round().astype(int)]]
     return np.sort(rows[first]).tolist()
 
 
+def listed_rows(summary: dict[str, Any]) -> list[int]:
+    """Return the rows of the duplicates that the page shows."""
+    return [
+        image["row"]
+        for kind in ("files", "pixels")
+        for group in summary["duplicates"][kind]["listed"][: SHOWN["groups"]]
+        for image in group["images"][: SHOWN["images"]]
+    ]
+
+
 def contact_sheet(
+    gathered: Gathered, rows: Sequence[int], recipe: Sequence[Any], *, draws: int, seed: int, workers: int | None
+) -> list[dict[str, Any]]:
+    """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: what the
+    recipe makes of it, draw by draw."""
+    after = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
+    return [
+        {
+            "row": row,
+            "name": gathered.name_of(row),
+            "label": gathered.label_of(row) or "",
+            "size": gathered.rows[["width", "height"]][row].item(),
+            "after": after[row],
+        }
+        for row in rows
+    ]
+
+
+def pictures(
     gathered: Gathered,
-    rows: Sequence[int],
-    recipe: Sequence[Any],
-    before: dict[int, str],
+    sides: dict[int, int],
+    recipe: Sequence[Any] = (),
     *,
-    draws: int,
-    seed: int,
+    draws: int = 1,
+    seed: int = 0,
     workers: int | None,
-) -> list[Strip]:
-    """Return images before and after the recipe.
+) -> dict[int, list[str]]:
+    """Return small pictures of images, as data URIs, by row: of the whole images, without those that cannot be shown;
+    or of what a recipe makes of them, draw by draw.
 
     Args:
-        rows: of the images.
-        before: pictures of them as they are.
+        sides: for each row how many pixels the longer side has.
 
     Raises:
         SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
     """
-    if not rows:
-        return []
-    after: list[list[str]] = [[] for _ in rows]
-    with _loader(_picked(gathered, rows), len(rows), seed, workers, recipe, on_error="raise") as loader:
-        for _ in range(draws):
-            for batch, _ in loader:
-                images = batch[0] if isinstance(batch, list | tuple) else batch
-                for place, views in enumerate(_views(images, len(rows))):
-                    after[place] += [_uri(_to_uint8(view, recipe), SIDE) for view in views]
-    return [
-        Strip(
-            gathered.name_of(row),
-            gathered.label_of(row) or "",
-            (int(gathered.rows["width"][row]), int(gathered.rows["height"][row])),
-            before.get(row),
-            after[place],
-        )
-        for place, row in enumerate(rows)
-    ]
-
-
-def thumbnails(gathered: Gathered, sides: dict[int, int], *, workers: int | None) -> dict[int, str]:
-    """Return small pictures of whole images, by row; without those that cannot be shown.
-
-    Args:
-        sides: for each row how many pixels the longer side has.
-    """
-    shown: dict[int, str] = {}
     rows = [row for row in sides if gathered.rows["state"][row] == GOOD]
     if not rows:
-        return shown
-    # One by one: a few large ones at once could take more memory than there is.
-    with _loader(_picked(gathered, rows), 1, 0, workers, [], on_error="skip") as loader, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
-        for (images, _), info in loader:
-            for image, index in zip(images, info.indices.tolist(), strict=True):
-                shown[rows[index]] = _uri(_to_uint8(image, []), sides[rows[index]])
-    return shown
-
-
-def _picked(gathered: Gathered, rows: Sequence[int]) -> Picked:
-    picked = gathered.rows[np.asarray(rows)]
-    return Picked(gathered.datasets, picked["which"], gathered.indices[np.asarray(rows)], picked["flags"] & DEEP > 0)
-
-
-def _loader(
-    dataset: Any, batch_size: int, seed: int, workers: int | None, recipe: Sequence[Any], *, on_error: Any
-) -> Loader:
+        return {}
+    shown: dict[int, list[str]] = {row: [] for row in rows}
     chain = Chain(recipe)
-    whole = chain.module is not None or chain.mixing is not None  # these take a batch of one size
-    return Loader(
-        dataset,
-        batch_size,
+    one_size = chain.module is not None or chain.mixing is not None  # these take a batch of images of one size
+    loader = Loader(
+        Picked(gathered.datasets, gathered.rows[rows]),
+        len(rows) if recipe else 1,  # a few large ones at once could take more memory than there is
         transforms=recipe,
         num_workers=workers,
         device="cpu",
-        ragged="error" if whole else "list",
+        ragged="error" if one_size else "list",
         seed=seed,
         info=True,
-        faults=Faults(on_error=on_error, max_error_rate=1.0, max_restarts=100),
+        faults=Faults(on_error="raise" if recipe else "skip", max_error_rate=1.0, max_restarts=100),
     )
+    with loader, warnings.catch_warnings():
+        if not recipe:
+            warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
+        for _ in range(draws):
+            for batch, info in loader:
+                images = batch[0] if isinstance(batch, list | tuple) else batch
+                for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
+                    row = rows[index]
+                    shown[row] += [_uri(_to_uint8(view, recipe), sides[row]) for view in views]
+    return {row: uris for row, uris in shown.items() if uris}
 
 
 def _views(batch: Any, count: int) -> list[list[torch.Tensor]]:
@@ -213,41 +181,26 @@ def _uri(levels_hwc: np.ndarray, side: int) -> str:
 def render(
     summary: dict[str, Any],
     advice: Sequence[Advice],
-    sheet: Sequence[Strip],
-    pictures: dict[int, str],
-    *,
-    recipe: str,
-    seed: int,
-    version: str,
+    sheet: Sequence[dict[str, Any]],
+    pictures: dict[int, list[str]],
+    **run: Any,
 ) -> str:
     """Return the page, as text.
 
     Args:
         summary, advice: what is known of the data sets.
         sheet: the contact sheet.
-        pictures: data URIs of images that the summary lists, by row.
-        recipe: the transforms, as text.
+        pictures: of the images on the sheet and of those that the summary lists.
+        **run: the ``recipe`` as text, the ``seed``, gpuload's ``version``.
     """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
-    environment.globals.update(bars=_bars, levels=_outline, line=_line, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT)
+    environment.globals.update(outline=_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
-    return template.render(
-        summary=summary,
-        advice=advice,
-        sheet=sheet,
-        pictures=pictures,
-        recipe=recipe,
-        seed=seed,
-        version=version,
-        made=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
-        groups_shown=GROUPS_SHOWN,
-        images_shown=IMAGES_SHOWN,
-        listed=LISTED,
-        bars_shown=BARS,
-    )
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=now, **run)
 
 
 def bytes_text(nbytes: float) -> str:
@@ -270,38 +223,9 @@ def _share(part: int, whole: int) -> str:
     return "<0.1%" if share < 0.1 else f"{share:.1f}%" if share < 10 or 99 < share < 100 else f"{share:.0f}%"
 
 
-def _bars(spread: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the bars of a histogram: place, height, and what they are."""
-    counts, bounds = spread["counts"], spread["bounds"]
-    each, most = WIDTH / len(counts), max(counts)
-    return [
-        {
-            "x": round(number * each + 0.5, 2),
-            "width": round(max(0.8, each - 1), 2),
-            "height": round(max(1.5, HEIGHT * count / most), 2) if count else 0,
-            "count": count,
-            "low": bounds[number],
-            "high": bounds[number + 1],
-        }
-        for number, count in enumerate(counts)
-    ]
-
-
 def _outline(counts: list[int], most: int) -> str:
-    """Return the outline of how often each level is there, as the points of a polygon. The ends, where clipped levels
-    pile up, may leave the picture."""
-    points = [
-        f"{WIDTH * level / 255:.1f},{HEIGHT * (1 - min(1.0, count / most)):.1f}" for level, count in enumerate(counts)
-    ]
-    return " ".join(["0," + str(HEIGHT), *points, f"{WIDTH},{HEIGHT}"])
-
-
-def _line(counts: list[int]) -> str:
-    """Return the outline of the sizes of all classes, the largest first."""
-    picked = counts if len(counts) <= WIDTH else [counts[at * len(counts) // WIDTH] for at in range(WIDTH)]
-    each, most = WIDTH / len(picked), max(picked)
-    points = []
-    for number, count in enumerate(picked):
-        y = f"{HEIGHT * (1 - count / most):.1f}"
-        points += [f"{number * each:.1f},{y}", f"{(number + 1) * each:.1f},{y}"]
-    return " ".join(["0," + str(HEIGHT), *points, f"{WIDTH},{HEIGHT}"])
+    """Return the outline of how much there is of each, as the points of a polygon. What is more than `most`, as clipped
+    levels at the ends may be, is cut off."""
+    step = WIDTH / (len(counts) - 1)
+    points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / most)):.1f}" for at, count in enumerate(counts)]
+    return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

@@ -16,20 +16,7 @@ import numpy as np
 
 from gpuload.datasets.litter import is_litter
 from gpuload.decode.options import Decode
-from gpuload.inspection.files import (
-    ALPHA,
-    DAMAGED,
-    DEEP,
-    FORMATS,
-    GOOD,
-    MISNAMED,
-    MODES,
-    PROFILE,
-    PROGRESSIVE_JPEG,
-    REFUSED,
-    RESTARTS,
-    SAMPLINGS,
-)
+from gpuload.inspection.files import DAMAGED, FORMATS, GOOD, KINDS, MODES, REFUSED, SAMPLINGS
 from gpuload.inspection.gather import Gathered
 
 __all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ignored_in", "is_bad", "summarise"]
@@ -46,12 +33,7 @@ LITTER: Final = "(images that other programs keep there, as in .ipynb_checkpoint
 
 
 def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str, Any]:
-    """Return the summary, without advice.
-
-    Args:
-        gathered: what is known of the data sets.
-        ignored: for each data set, how many files of which endings it leaves out.
-    """
+    """Return the summary, without advice. `ignored`: of each data set, how many files of which ending it leaves out."""
     rows = gathered.rows
     return {
         "data": [
@@ -67,7 +49,7 @@ def summarise(gathered: Gathered, *, ignored: list[dict[str, int]]) -> dict[str,
         "images": {
             "samples": sum(len(dataset) for dataset in gathered.datasets),
             "looked_at": len(rows),
-            "decoded": len(gathered.measured),
+            "decoded": int(rows["measured"].sum()),
             "drawn": gathered.drawn,
             "bytes": int(rows["nbytes"].sum()),
         },
@@ -107,14 +89,14 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
 def _states(gathered: Gathered, state: int) -> dict[str, Any]:
     """Return the damaged images, or those that a limit refuses."""
     rows = np.flatnonzero(gathered.rows["state"] == state).tolist()
-    listed = [{**_named(gathered, row), "cause": gathered.notes.get(row, "")} for row in rows[:LISTED]]
+    listed = [{**_named(gathered, row), "cause": gathered.causes.get(row, "")} for row in rows[:LISTED]]
     return {"count": len(rows), "listed": listed}
 
 
 def _named(gathered: Gathered, row: int) -> dict[str, Any]:
     return {
         "data": gathered.names[gathered.rows["which"][row]],
-        "index": int(gathered.indices[row]),
+        "index": int(gathered.rows["index"][row]),
         "name": gathered.name_of(row),
         "path": gathered.name_of(row, full=True),
         "row": row,
@@ -166,21 +148,16 @@ def _spread(values: np.ndarray, *, log: bool = False) -> dict[str, Any]:
 
 
 def _formats(known: np.ndarray) -> dict[str, Any]:
-    flags, jpeg = known["flags"], known["format"] == FORMATS.index("JPEG")
+    is_jpeg, mode = known["format"] == FORMATS.index("JPEG"), np.array(MODES)[known["mode"]]
     return {
         "formats": _counts(known["format"], FORMATS),
         "modes": _counts(known["mode"], MODES),
-        "sampling": _counts(known["sampling"][jpeg & (known["sampling"] > 0)], SAMPLINGS),
-        "jpeg": int(jpeg.sum()),
-        "progressive": int((flags & PROGRESSIVE_JPEG > 0).sum()),
-        "restart_markers": int((flags & RESTARTS > 0).sum()),
-        "cmyk": int((known["mode"] == MODES.index("CMYK")).sum()),
+        "sampling": _counts(known["sampling"][is_jpeg & (known["sampling"] > 0)], SAMPLINGS),
+        "jpeg": int(is_jpeg.sum()),
+        "cmyk": int((mode == "CMYK").sum()),
         "turned": int((known["orientation"] > 1).sum()),
-        "profile": int((flags & PROFILE > 0).sum()),
-        "alpha": int((flags & ALPHA > 0).sum()),
-        "deep": int((flags & DEEP > 0).sum()),
-        "grey": int(np.isin(known["mode"], [MODES.index(mode) for mode in ("1", "L")]).sum()),
-        "misnamed": int((flags & MISNAMED > 0).sum()),
+        "grey": int(np.isin(mode, ("1", "L")).sum()),
+        **{kind: int(known[kind].sum()) for kind in KINDS},
     }
 
 
@@ -203,11 +180,11 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
     counts = each.sum(axis=0)
     order = np.argsort(-counts, kind="stable").tolist()
     listed = [{"name": gathered.classes[at], "count": int(counts[at]), "each": each[:, at].tolist()} for at in order]
-    least = listed[-1]["count"]
+    smallest = listed[-1]["count"]
     return {
         "count": len(listed),
         "unlabelled": int((labels < 0).sum()),
-        "imbalance": listed[0]["count"] / least if least else None,
+        "imbalance": listed[0]["count"] / smallest if smallest else None,
         "few": sum(one["count"] < FEW for one in listed),
         "missing": [
             {
@@ -225,24 +202,19 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
 def _duplicates(gathered: Gathered) -> dict[str, Any]:
     """Return equal files among all rows, and among the measured ones equal pixels in files that differ."""
     rows = gathered.rows
-    read = np.flatnonzero((rows["state"] == GOOD) | ((rows["state"] == REFUSED) & (rows["nbytes"] > 0)))
-    files = equal_rows(rows["digest"][read], read)
-    is_flat = gathered.pixels["flat"]
-    pixels = equal_rows(gathered.pixels["digest"][~is_flat], gathered.measured[~is_flat])
+    files = equal_rows(rows["digest"], np.flatnonzero(np.isin(rows["state"], (GOOD, REFUSED))))
+    pixels = equal_rows(rows["pixels"], np.flatnonzero(rows["measured"] & ~rows["flat"]))
     pixels = [group for group in pixels if (rows["digest"][group] != rows["digest"][group[0]]).any()]
-    return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(is_flat.sum())}
+    return {"files": _groups(gathered, files), "pixels": _groups(gathered, pixels), "flat": int(rows["flat"].sum())}
 
 
 def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-    """Return the groups of two or more rows whose keys (n × k integers) are equal."""
-    if not len(rows):
-        return []
-    order = np.lexsort(keys.T)
-    is_first = np.any(np.diff(keys[order], axis=0, prepend=keys[order][:1] - 1), axis=1)
-    sizes = np.diff(np.flatnonzero(is_first), append=len(rows))
-    sizes_many = sizes[sizes > 1]
-    many = rows[order][np.repeat(sizes > 1, sizes)]
-    return np.split(many, np.cumsum(sizes_many)[:-1]) if len(many) else []
+    """Return the groups of two or more of these rows whose keys (n × k integers) are equal."""
+    order = rows[np.lexsort(keys[rows].T)]
+    starts = np.flatnonzero(np.r_[True, np.diff(keys[order], axis=0).any(axis=1)])
+    sizes = np.diff(starts, append=len(order))
+    many = sizes > 1
+    return [order[start : start + size] for start, size in zip(starts[many], sizes[many], strict=True)]
 
 
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
@@ -276,28 +248,17 @@ def _differ(values: np.ndarray) -> bool:
 
 
 def _pixels(gathered: Gathered) -> dict[str, Any]:
-    """Return mean and std of each channel, for each kind of image; and how often each level is there."""
-    kinds = []
+    """Return mean and std of each channel, for each kind of image; and how often each level is there, of the first."""
+    kinds, levels = [], []
     for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
         most, count = (1 << bits) - 1, group.pixels
         mean = [total / count / most for total in group.sums]
         # In whole numbers up to the root: what cancels here would cost a float all its digits.
-        variance = [count * square - total**2 for total, square in zip(group.sums, group.squares, strict=True)]
-        std = [math.sqrt(value) / count / most for value in variance]
-        kinds.append(
-            {
-                "channels": channels,
-                "bits": bits,
-                "images": group.images,
-                "pixels": count,
-                "mean": mean,
-                "std": std,
-                "normalize": _normalize(mean, std),
-            }
-        )
-    levels = None if gathered.main is None else gathered.groups[gathered.main].levels
-    levels_of_main = [] if levels is None or gathered.main is None else levels[: min(4, gathered.main[0])].tolist()
-    return {"kinds": kinds, "levels": levels_of_main}
+        std = [math.sqrt(variance) / count / most for variance in count * group.squares - group.sums**2]
+        kind = {"channels": channels, "bits": bits, "images": group.images, "pixels": count, "mean": mean, "std": std}
+        kinds.append({**kind, "normalize": _normalize(mean, std)})
+        levels = levels or group.levels[:channels].tolist()
+    return {"kinds": kinds, "levels": levels}
 
 
 def _normalize(mean: list[float], std: list[float]) -> str | None:
@@ -312,66 +273,95 @@ def _normalize(mean: list[float], std: list[float]) -> str | None:
 # -- advice -----------------------------------------------------------------------------------------------------------
 
 
+Level = Literal["bad", "odd", "note"]
+
+
 class Advice(NamedTuple):
-    """One thing that was found: how bad it is, what it is, what it means and what to do, and code for that.
+    """A remark on a data set: how bad it is, what it is, what it means and what to do, and code for that.
 
     `level`: "bad" spoils training or its evaluation; "odd" is probably not meant; "note" is to be known.
     """
 
-    level: Literal["bad", "odd", "note"]
+    level: Level
     title: str
     text: str
     code: str = ""
 
 
+TESTED: Final = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
+OVERLAP: Final = "At least one of the labels is wrong, or the classes overlap."
+TWICE: Final = "A picture that is there twice counts twice in training."
+# What is advised where the summary counts something: the level, the keys of the count, the title for a count of 1, what
+# it means, and code.
+COUNTED: Final[tuple[tuple[Level, str, str, str, str], ...]] = (
+    ("bad", "damaged count", "image is damaged",
+     "Training stops at the first of them. Fix or remove the files; or have them left out.",
+     'gl.Loader(…, on_error="skip")'),
+    ("odd", "refused count", "image is refused by a limit",
+     f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or a very "
+     "large picture. If you trust them, raise the limit that the list names.",
+     "gl.Loader(…, decode=gl.Decode(max_pixels=…))"),
+    ("bad", "duplicates files several_data", "picture is in several data sets (the same file)", TESTED, ""),
+    ("odd", "duplicates files several_classes", "picture is in several classes (the same file)", OVERLAP, ""),
+    ("note", "duplicates files surplus", "image is there once more (the same file)", TWICE, ""),
+    ("bad", "duplicates pixels several_data", "picture is in several data sets (the same pixels in another file)",
+     TESTED, ""),
+    ("odd", "duplicates pixels several_classes", "picture is in several classes (the same pixels in another file)",
+     OVERLAP, ""),
+    ("note", "duplicates pixels surplus", "image is there once more (the same pixels in another file)", TWICE, ""),
+    ("odd", "duplicates flat", "image of one colour", "They show nothing; look whether they are meant.", ""),
+    ("odd", "formats turned", "image is stored turned or mirrored, by EXIF orientation",
+     "Viewers turn such pictures upright; a loader does only where it is told to.",
+     "gl.Loader(…, decode=gl.Decode(exif=True))"),
+    ("odd", "formats deep", "image has more than 8 bits a channel",
+     "As 8 bits they lose what the others hold, and grey ones are refused.", 'gl.ImageFolder(…, mode="unchanged")'),
+    ("note", "formats alpha", "image has transparency",
+     'mode="RGB", the default, drops the alpha channel, and shows the colour that lies beneath.',
+     'gl.ImageFolder(…, mode="RGBA")'),
+    ("note", "formats grey", "image is grey", "They become RGB.", ""),
+    ("note", "formats cmyk", "image is for print, in CMYK",
+     "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.", ""),
+    ("note", "formats progressive", "image is stored as progressive JPEG",
+     "These take more memory to decode, and no region can be cut out of their bytes. jpegtran makes them sequential "
+     "without loss.", ""),
+    ("note", "formats misnamed", "image is of another format than the name says",
+     "gpuload goes by the content; other programs may not.", ""),
+)  # fmt: skip
+
+
 def is_bad(summary: dict[str, Any]) -> bool:
     """Return whether there are damaged images, or images that are in several data sets: what the exit status says."""
-    duplicates = summary["duplicates"]
-    return bool(summary["damaged"]["count"] or any(duplicates[kind]["several_data"] for kind in ("files", "pixels")))
+    return any(advice.level == "bad" for advice in _on_counts(summary))
 
 
 def advise(summary: dict[str, Any]) -> list[Advice]:
     """Return all advice, the worst first."""
-    parts = (_on_damage, _on_duplicates, _on_classes, _on_formats, _on_ignored, _on_sizes)
+    parts = (_on_counts, _on_classes, _on_ignored, _on_sizes)
     advice = [one for part in parts for one in part(summary)]
     return sorted(advice, key=lambda one: ("bad", "odd", "note").index(one.level))
 
 
-def _count(count: int, what: str, noun: str = "image") -> str:
-    """Return ``1 image is grey``, ``2 images are grey``; `what` begins with the verb in the singular, if it has one."""
-    if count == 1:
-        return f"1 {noun} {what}"
-    verb, _, rest = what.partition(" ")
-    return f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {rest}"
+def _on_counts(summary: dict[str, Any]) -> Iterator[Advice]:
+    formats = summary["formats"]
+    for level, path, title, text, code in COUNTED:
+        count: Any = summary
+        for name in path.split():
+            count = count[name]
+        if path == "formats grey" and 0 < count == sum(formats["formats"].values()):
+            text = "As RGB they are three equal channels: three times the memory and the copying."
+            yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
+        elif count:
+            yield Advice(level, _count(count, title), text, code)
 
 
-def _on_damage(summary: dict[str, Any]) -> Iterator[Advice]:
-    if count := summary["damaged"]["count"]:
-        text = "Training stops at the first of them. Fix or remove the files; or have them left out."
-        yield Advice("bad", _count(count, "is damaged"), text, 'gl.Loader(…, on_error="skip")')
-    if count := summary["refused"]["count"]:
-        text = (
-            f"They cost more than Decode allows (by default {Decode().max_pixels:,} pixels): a decompression bomb, or "
-            "a very large picture. If you trust them, raise the limit that the list names."
-        )
-        code = "gl.Loader(…, decode=gl.Decode(max_pixels=…))"
-        yield Advice("odd", _count(count, "is refused by a limit"), text, code)
-
-
-def _on_duplicates(summary: dict[str, Any]) -> Iterator[Advice]:
-    for kind, how in (("files", "the same file"), ("pixels", "the same pixels in another file")):
-        duplicates = summary["duplicates"][kind]
-        if count := duplicates["several_data"]:
-            text = "A model is tested on what it was trained on, and looks better than it is. Remove them from one."
-            yield Advice("bad", _count(count, f"is in several data sets ({how})", "picture"), text)
-        if count := duplicates["several_classes"]:
-            text = "At least one of the labels is wrong, or the classes overlap."
-            yield Advice("odd", _count(count, f"is in several classes ({how})", "picture"), text)
-        if count := duplicates["surplus"]:
-            text = "A picture that is there twice counts twice in training."
-            yield Advice("note", _count(count, f"is there once more ({how})"), text)
-    if count := summary["duplicates"]["flat"]:
-        yield Advice("odd", _count(count, "of one colour"), "They show nothing; look whether they are meant.")
+def _count(count: int, title: str) -> str:
+    """Return ``1 image is grey``, ``2 images are grey``."""
+    noun, verb, predicate = title.split(" ", 2)
+    return (
+        f"1 {title}"
+        if count == 1
+        else f"{count:,} {noun}s {({'is': 'are', 'has': 'have'}).get(verb, verb)} {predicate}"
+    )
 
 
 def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
@@ -395,64 +385,20 @@ def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
         yield Advice("odd", title, text, "gl.ImageFolder(…, classes=train)")
 
 
-# Of each count of `_formats`: the level, the title, what it means, and code.
-ON_FORMATS: Final[dict[str, tuple[Literal["odd", "note"], str, str, str]]] = {
-    "turned": (
-        "odd", "is stored turned or mirrored, by EXIF orientation",
-        "Viewers turn such pictures upright; a loader does only where it is told to.",
-        "gl.Loader(…, decode=gl.Decode(exif=True))",
-    ),
-    "deep": (
-        "odd", "has more than 8 bits a channel",
-        "As 8 bits they lose what the others hold, and grey ones are refused.",
-        'gl.ImageFolder(…, mode="unchanged")',
-    ),
-    "alpha": (
-        "note", "has transparency",
-        'mode="RGB", the default, drops the alpha channel, and shows the colour that lies beneath.',
-        'gl.ImageFolder(…, mode="RGBA")',
-    ),
-    "grey": ("note", "is grey", "They become RGB.", ""),
-    "cmyk": (
-        "note", "is for print, in CMYK",
-        "Pillow turns them to RGB, without their colour profile: colours are off, and decoding takes longer.", "",
-    ),
-    "progressive": (
-        "note", "is stored as progressive JPEG",
-        "These take more memory to decode, and no region can be cut out of their bytes. jpegtran makes them sequential "
-        "without loss.", "",
-    ),
-    "misnamed": (
-        "note", "is of another format than the name says", "gpuload goes by the content; other programs may not.", "",
-    ),
-}  # fmt: skip
-
-
-def _on_formats(summary: dict[str, Any]) -> Iterator[Advice]:
-    formats = summary["formats"]
-    for name, (level, title, text, code) in ON_FORMATS.items():
-        count = formats[name]
-        if name == "grey" and 0 < count == sum(formats["formats"].values()):
-            text = "As RGB they are three equal channels: three times the memory and the copying."
-            yield Advice("note", "All images are grey", text, 'gl.ImageFolder(…, mode="L")')
-        elif count:
-            yield Advice(level, _count(count, title), text, code)
-
-
 def _on_ignored(summary: dict[str, Any]) -> Iterator[Advice]:
     for one in summary["data"]:
         if count := sum(one["ignored"].values()):
-            title = _count(count, f"is not read in {one['name']}", "file")
             most = ", ".join(f"{count:,} × {ending}" for ending, count in list(one["ignored"].items())[:5])
             text = f"{most}. Name the endings of those that are images."
-            yield Advice("note", title, text, 'gl.ImageFolder(…, extensions=(".jpg", …))')
+            code = 'gl.ImageFolder(…, extensions=(".jpg", …))'
+            yield Advice("note", _count(count, f"file is not read in {one['name']}"), text, code)
 
 
 def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _count(count, f"has a side of fewer than {SMALL} pixels")
+        title = _count(count, f"image has a side of fewer than {SMALL} pixels")
         text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges them."
         yield Advice("note", title, text)
     if (median := sizes["pixels"]["median"]) > LARGE:

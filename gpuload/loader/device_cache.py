@@ -57,9 +57,9 @@ def cached_samples(options: Options) -> CachedSamples | None:
         return None
     device = options.resolve_device()
     key = _key(options, cached, device)
-    if key not in cached.kept:
-        cached.kept[key] = _read(options, cached, device)
-    return cached.kept[key]
+    if key not in cached.on_device:
+        cached.on_device[key] = _read(options, cached, device)
+    return cached.on_device[key]
 
 
 def describe_cache(options: Options) -> str | None:
@@ -67,7 +67,7 @@ def describe_cache(options: Options) -> str | None:
     if (cached := options.device_cached) is None:
         return None
     device = options.resolve_device()
-    samples = cached.kept.get(_key(options, cached, device))
+    samples = cached.on_device.get(_key(options, cached, device))
     if samples is None:
         return f"{len(cached):,} will be kept on {device}, read at the first iter()"
     others = f", {_mb(samples.host_bytes)} on cpu" if samples.host_bytes else ""
@@ -84,7 +84,7 @@ def _key(options: Options, cached: DeviceCached, device: torch.device) -> tuple[
 
 
 class Budget:
-    """What a `DeviceCached` may take: at most `bytes_limit`, or half of what was free at first.
+    """The memory that a `DeviceCached` may take: at most `bytes_limit`, or half of what was free at first.
 
     Args:
         cached: the dataset.
@@ -145,7 +145,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
     if device.type != "cpu":
         runtime = devices.Accelerator(device)
         runtime.synchronize(runtime.current_stream())  # the transfer has another stream
-    log.kept_all(samples, device, perf_counter() - began)
+    log.cache_filled(samples, device, perf_counter() - began)
     return samples
 
 

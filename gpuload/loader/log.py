@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuload.loader.state import State
     from gpuload.workers.device_cache import CachedSamples
 
-__all__ = ["begun", "changed", "keeping", "kept_all", "kept_so_far", "resuming"]
+__all__ = ["begun", "cache_filled", "changed", "keeping", "kept_so_far", "resuming"]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
@@ -56,11 +56,11 @@ def kept_so_far(done: int, samples: int) -> None:
     logger.info("keeping samples: %d of %d were read", done, samples)
 
 
-def kept_all(kept: CachedSamples, device: object, seconds: float) -> None:
+def cache_filled(samples: CachedSamples, device: object, seconds: float) -> None:
     """Say that all of a `DeviceCached` was read."""
-    memory, failed = kept.memory.nbytes / 1e6, len(kept.errors)
-    first = f"; {failed} failed, the first with {next(iter(kept.errors.values())).describe()}" if failed else ""
-    logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", kept.count - failed, memory, device, seconds, first)
+    memory, failed = samples.memory.nbytes / 1e6, len(samples.errors)
+    first = f"; {failed} failed, the first with {next(iter(samples.errors.values())).describe()}" if failed else ""
+    logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, first)
 
 
 def changed(what: str) -> None:

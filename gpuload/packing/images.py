@@ -8,6 +8,7 @@ stored: a resized file is turned upright by whoever turns the original upright, 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ LARGER: Final = 2  # times as large as it will be: so far a JPEG may be made sma
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """What is asked for: see `pack`."""
+    """Options of images: see `pack`."""
 
     short_side: int | None = None
     quality: int = 90
@@ -54,10 +55,10 @@ class Images:
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
         self._decoder = Decoder(Decode(exif=options.exif))
-        self.kept: dict[str, int] = {}
+        self.kept: Counter[str] = Counter()
 
     def bytes_of(self, encoded: Encoded) -> bytes:
-        """The bytes that are stored for an image.
+        """Return the bytes that are stored for an image.
 
         Raises:
             DecodeError: it is damaged, as far as was looked: the header and the end, or with `check` and where it is
@@ -70,13 +71,13 @@ class Images:
         if wanted and _resizable(header):
             return self._cuttable(self._resized(data, header), header)
         if wanted:
-            self._note(f"not resized: {header.format} of mode {header.mode}")
+            self.kept[f"not resized: {header.format} of mode {header.mode}"] += 1
         if options.check or not ends(data, header):
             self._decode(data, header)
         return self._cuttable(data, header)
 
     def pixels_of(self, image: Any) -> np.ndarray:
-        """The numbers that are stored for an image in an array, H×W×C of a file's, else as they are.
+        """Return the numbers that are stored for an image in an array: H×W×C of a file, else as they are.
 
         With `short_side` the middle square of it, of that side.
 
@@ -103,20 +104,17 @@ class Images:
         top, left = (height - square) / 2, (width - square) / 2
         picture = Pillow.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
         box = (left, top, left + square, top + square)
-        made = np.asarray(picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box))
-        return made.reshape(side, side, channels)
+        small = picture.resize((side, side), Pillow.Resampling.LANCZOS, box=box)
+        return np.asarray(small).reshape(side, side, channels)
 
     def _cuttable(self, data: bytes, header: Header) -> bytes:
         if not self._options.cuttable or header.format != "JPEG":
             return data
-        made = make_cuttable(data)
-        jpeg = scan_markers(made)
-        if jpeg is None or not is_cuttable(made, jpeg):
-            self._note("not cuttable")
-        return made
-
-    def _note(self, why: str) -> None:
-        self.kept[why] = self.kept.get(why, 0) + 1
+        cuttable = make_cuttable(data)
+        jpeg = scan_markers(cuttable)
+        if jpeg is None or not is_cuttable(cuttable, jpeg):
+            self.kept["not cuttable"] += 1
+        return cuttable
 
     def _decode(self, data: bytes, header: Header) -> None:
         """Decode all of it, only to see whether that can be done."""
@@ -129,49 +127,39 @@ class Images:
             raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {complaint}")
 
     def _resized(self, data: bytes, header: Header) -> bytes:
-        try:
-            with quiet():
-                return self._resized_by_pillow(data, header)
-        except DecodeError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
-
-    def _resized_by_pillow(self, data: bytes, header: Header) -> bytes:
         from PIL import Image as Pillow
         from PIL.JpegImagePlugin import JpegImageFile, get_sampling
         from PIL.PngImagePlugin import PngImageFile
 
-        options = self._options
-        short = options.short_side
+        short = self._options.short_side
         assert short is not None
-        told: dict[str, Any] = {}
+        saving: dict[str, Any] = {}
         box = None
-        if header.format == "PNG":
-            image: Any = PngImageFile(io.BytesIO(data))
-            width, height = _scaled(header, short)
-        else:
-            image = JpegImageFile(io.BytesIO(data))
-            sampling = get_sampling(image)
-            width, height = _scaled(header, short)
-            drafted = image.draft(None, (LARGER * width, LARGER * height))
-            box = drafted[1] if drafted else None
-            told = {"quality": options.quality, "subsampling": sampling, "optimize": True}
-        image.load()
-        if image.info.get("icc_profile"):
-            told["icc_profile"] = image.info["icc_profile"]
-        exif = image.info.get("exif", b"")
-        if 0 < len(exif) <= MOST_EXIF:
-            told["exif"] = exif
-        elif header.orientation != 1:  # told by XMP, or in a block that is too long for Pillow to write
-            told["exif"] = Pillow.Exif()
-            told["exif"][ORIENTATION] = header.orientation
-        small = image.resize((width, height), Pillow.Resampling.LANCZOS, box=box)
-        return _saved(small, header.format, told)
+        try:
+            with quiet():
+                is_png = header.format == "PNG"
+                image: Any = PngImageFile(io.BytesIO(data)) if is_png else JpegImageFile(io.BytesIO(data))
+                if not is_png:
+                    saving = {"quality": self._options.quality, "subsampling": get_sampling(image), "optimize": True}
+                width, height = _scaled(header, short)
+                if not is_png and (drafted := image.draft(None, (LARGER * width, LARGER * height))):
+                    box = drafted[1]
+                image.load()
+                if image.info.get("icc_profile"):
+                    saving["icc_profile"] = image.info["icc_profile"]
+                exif = image.info.get("exif", b"")
+                if 0 < len(exif) <= MOST_EXIF:
+                    saving["exif"] = exif
+                elif header.orientation != 1:  # told by XMP, or in a block that is too long for Pillow to write
+                    saving["exif"] = Pillow.Exif()
+                    saving["exif"][ORIENTATION] = header.orientation
+                return _saved(image.resize((width, height), Pillow.Resampling.LANCZOS, box=box), header.format, saving)
+        except Exception as error:
+            raise DecodeError(f"the {header.format} cannot be decoded: Pillow: {one_line(str(error))}") from error
 
 
 def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
-    """The file of an image.
+    """Return the file of an image.
 
     With ``optimize`` a JPEG has to fit into a buffer of Pillow's: one or two bytes for a pixel, at least `MAXBLOCK`.
     Noise takes up to three, and failed.
@@ -190,8 +178,8 @@ def _saved(image: Any, name: str, options: dict[str, Any]) -> bytes:
 
 
 def _resizable(header: Header) -> bool:
-    """Whether the picture can be made smaller without losing what it is; what has more bits, a palette, a colour that
-    is transparent, or frames, stays."""
+    """Return whether the picture can be made smaller without losing what it is; what has more bits, a palette, a
+    colour that is transparent, or frames, stays."""
     if header.mode not in RESIZED.get(header.format, ()):
         return False
     if header.format == "JPEG":
@@ -201,7 +189,6 @@ def _resizable(header: Header) -> bool:
 
 
 def _scaled(header: Header, short: int) -> tuple[int, int]:
-    """Width and height with this short side."""
     width, height = header.width, header.height
     if width <= height:
         return short, max(short, round(height * short / width))

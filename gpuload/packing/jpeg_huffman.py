@@ -1,6 +1,6 @@
 """The Huffman codes of a JPEG's scan: read from its header, added to, and followed through the scan bit by bit.
 
-For making an index (`jpeg_indexing`): some 60 ms for a photograph.
+For making an index (`jpeg_cuttable`): some 60 ms for a photograph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuload.decode.header import DHT, JpegHeader
 
-__all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "walk", "write_tables"]
+__all__ = ["Block", "Table", "complete", "read_blocks", "read_tables", "segments", "walk", "write_tables"]
 
 LONGEST: Final = 16  # bits of a code
 CHUNK: Final = 1 << 16  # bytes of a scan of which the codes at each bit are looked up at once
@@ -30,15 +30,15 @@ class Table(NamedTuple):
 
     def codes(self) -> dict[int, tuple[int, int]]:
         """Return the code of each symbol and its bits."""
-        found: dict[int, tuple[int, int]] = {}
+        codes: dict[int, tuple[int, int]] = {}
         code, at = 0, 0
         for bits, count in enumerate(self.counts, 1):
             for symbol in self.symbols[at : at + count]:
-                found[symbol] = (code, bits)
+                codes[symbol] = (code, bits)
                 code += 1
             at += count
             code <<= 1
-        return found
+        return codes
 
 
 class Block(NamedTuple):
@@ -49,25 +49,27 @@ class Block(NamedTuple):
     ac: Table
 
 
+def segments(data: bytes, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, begin and end of the segments that begin before `stop`; of each fill byte too."""
+    at = 2
+    while at < stop:
+        marker, length = struct.unpack_from(">HH", data, at)
+        end = at + 1 if marker == 0xFFFF else at + 2 + length
+        yield marker, at, end
+        at = end
+
+
 def read_tables(data: bytes, header: JpegHeader) -> tuple[dict[int, Table], list[tuple[int, int]]]:
     """Return the tables that hold at the first scan, by class and number as in the file, and their segments."""
     tables: dict[int, Table] = {}
-    segments = []
-    at = 2
-    while at < header.first_scan:
-        marker, length = struct.unpack_from(">HH", data, at)
-        if marker == 0xFFFF:
-            at += 1
-            continue
-        if marker == DHT:
-            segments.append((at, at + 2 + length))
-            inner = at + 4
-            while inner < at + 2 + length:
-                counts = data[inner + 1 : inner + 17]
-                tables[data[inner]] = Table(counts, data[inner + 17 : inner + 17 + sum(counts)])
-                inner += 17 + sum(counts)
-        at += 2 + length
-    return tables, segments
+    places = [(at, end) for marker, at, end in segments(data, header.first_scan) if marker == DHT]
+    for at, end in places:
+        inner = at + 4
+        while inner < end:
+            counts = data[inner + 1 : inner + 17]
+            tables[data[inner]] = Table(counts, data[inner + 17 : inner + 17 + sum(counts)])
+            inner += 17 + sum(counts)
+    return tables, places
 
 
 def write_tables(tables: dict[int, Table]) -> bytes:
@@ -129,11 +131,11 @@ def walk(scan: np.ndarray, blocks: list[Block], count: int) -> tuple[np.ndarray,
     while left:
         if base > len(scan):
             return None
-        found, bit = _walk_chunk(padded[base : base + CHUNK + MOST + 2], blocks, left, bit)
-        if found is None:
+        block_starts, bit = _walk_chunk(padded[base : base + CHUNK + MOST + 2], blocks, left, bit)
+        if block_starts is None:
             return None
-        starts.append(found + 8 * base)
-        left -= len(found) // len(blocks)
+        starts.append(block_starts + 8 * base)
+        left -= len(block_starts) // len(blocks)
         base, bit = base + bit // 8, bit % 8
     end = 8 * base + bit
     if not 0 <= 8 * len(scan) - end < 8:

@@ -1,14 +1,21 @@
 """What lies beside a packed set: ``manifest.json``, by which `verify` knows what has to be there, and how to read it.
 
-It has the SHA-256 of each part (a shard; of an LMDB or an array, a span of samples) and of the other files (of
-``images.npy`` what precedes the numbers), the samples that were left out with their causes, and how the set is read.
+It has the SHA-256 of each part (a shard; of an array, a span of samples) and of the other files (of ``images.npy`` what
+precedes the numbers), the samples that were left out with their causes, and how the set is read.
 ``manifest-crc32.npy`` has a CRC-32 of each sample, which says where in a damaged part the damage is. All of these
 depend on the samples alone. ``manifest-sources.json`` says by which sizes and times the sources of each part are
 recognized.
 
 A set may come from anybody, and the hash of a manifest shows damage, not who wrote it. So a manifest is compared with
 what `pack` writes, entry by entry, before any of it is used: the dataset that reads a set and the names of its files
-are the constants below, and anything else is refused.
+are the constants below, and anything else is refused. What is expected is described by a value of the same form:
+
+- a dict: exactly these names; a dict whose one name is a pattern: any names that match it;
+- a list with one entry: any number of entries like it;
+- a tuple: one of several;
+- a type: a value of exactly this type, and if it is a number, 0 or more; `list`: whatever is in it;
+- a pattern: a text that it matches from beginning to end;
+- anything else: that value.
 """
 
 from __future__ import annotations
@@ -16,15 +23,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from hashlib import sha256
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 from gpuload.errors import GpuloadError
-from gpuload.packing.durable import read_json, sha256
-from gpuload.packing.expected import DIGEST, TEXT, differences, shortened
+from gpuload.packing.durable import WORK, read_json
 
 __all__ = [
-    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "how_to_read",
+    "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "how_to_read",
     "open_packed", "plan_like", "read_manifest", "reading_line", "record_like", "sealed", "source_stamps",
 ]  # fmt: skip
 
@@ -43,19 +50,69 @@ READERS: Final = {
     "lmdb": ("LMDB", ".", DATABASE),
     "array": ("ArrayFile", ARRAY, ARRAY),
 }
-SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
 LAYOUTS: Final = {2: "HW", 3: "HWC", 4: "DHWC"}
-BAD: Final = [{"index": int, "source": (str, None), "cause": str}]  # as `gpuload.packing.expected` describes it
+LARGEST: Final = 1 << 62
+SHOWN: Final = 100  # characters of a value
+
+DIGEST: Final = re.compile("[0-9a-f]{64}")
+TEXT: Final = re.compile(".*", re.DOTALL)
+IMAGE: Final = re.compile(r".*\.bytes", re.DOTALL)
+SOURCE_STAMP: Final = re.compile("[0-9a-f]{8}")
+BAD: Final = [{"index": int, "source": (str, None), "cause": str}]
+
+
+def difference(value: Any, expected: Any, where: str = "") -> str | None:
+    """Return where a value first differs from what is expected, and what is there, in a few words; None if nowhere."""
+    place = where or "its content"
+    if isinstance(expected, dict | list) and type(value) is not type(expected):
+        return f"{place} is {shortened(value)}, expected a {type(expected).__name__}"
+    entries: list[tuple[Any, Any, str]]
+    if isinstance(expected, list):
+        entries = [(entry, expected[0], f"{where}[{number}]") for number, entry in enumerate(value)]
+    elif isinstance(expected, dict):
+        pattern = next((name for name in expected if isinstance(name, re.Pattern)), None)
+        for name in value:
+            if name not in expected and (pattern is None or not pattern.fullmatch(name)):
+                return f"{place} has an entry {shortened(name)}, which gpuload does not write"
+        for name in expected:
+            if name is not pattern and name not in value:
+                return f"{place} has no entry {name!r}"
+        entries = [(value[name], expected[pattern or name], f"{where}.{name}".lstrip(".")) for name in value]
+    else:
+        return None if _fits(value, expected) else f"{place} is {shortened(value)}, expected {_described(expected)}"
+    return next(filter(None, (difference(*entry) for entry in entries)), None)
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    if isinstance(expected, tuple):
+        return any(_fits(value, alternative) for alternative in expected)
+    if isinstance(expected, re.Pattern):
+        return isinstance(value, str) and expected.fullmatch(value) is not None
+    if isinstance(expected, type):
+        return type(value) is expected and (expected is not int or 0 <= value < LARGEST)
+    return type(value) is type(expected) and value == expected
+
+
+def _described(expected: Any) -> str:
+    if isinstance(expected, tuple):
+        return " or ".join(map(_described, expected))
+    if isinstance(expected, re.Pattern):
+        return f"text like {expected.pattern}"
+    if isinstance(expected, type):
+        return {int: "a number", str: "text", bool: "true or false", list: "a list"}[expected]
+    return repr(expected)
+
+
+def shortened(value: Any) -> str:
+    """Return a value as a message shows it."""
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else shown[: SHOWN - 1] + "…"
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a hash of itself."""
-    return {**manifest, "sha256": _own_hash(manifest)}
-
-
-def _own_hash(manifest: dict[str, Any]) -> str:
     hashed = {name: value for name, value in manifest.items() if name != "sha256"}
-    return sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    return {**hashed, "sha256": sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()}
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -67,7 +124,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
-        unfinished = os.path.isdir(os.path.join(folder, ".gpuload-pack"))
+        unfinished = os.path.isdir(os.path.join(folder, WORK))
         what = "is not finished: run the same gpuload pack again" if unfinished else "is no packed set"
         raise FileNotFoundError(f"{folder!r} {what}; it has no {MANIFEST}")
     manifest = read_json(path)
@@ -77,36 +134,29 @@ def read_manifest(folder: str) -> dict[str, Any]:
             f"{path!r} is of version {version}, this gpuload reads {FORMAT}: pack again, or name the set's files to "
             "gpuload.TarShards, Parquet, LMDB or ArrayFile, which need no manifest"
         )
-    if type(version) is not int or manifest.get("sha256") != _own_hash(manifest):
+    if type(version) is not int or manifest != sealed(manifest):
         raise GpuloadError(
             f"{path!r} is damaged, so nothing can be said of the rest: take it from a copy, or pack again"
         )
-    for difference in _differences(manifest):
+    if wrong := _first_difference(manifest):
         raise GpuloadError(
-            f"{path!r} is not a manifest of gpuload: {difference}. None of it is used; take the set from where it was "
+            f"{path!r} is not a manifest of gpuload: {wrong}. None of it is used; take the set from where it was "
             "packed, or pack again"
         )
     return manifest
 
 
-def _differences(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield how a manifest differs from what `pack` writes."""
+def _first_difference(manifest: dict[str, Any]) -> str | None:
     to = manifest.get("to")
     if not isinstance(to, str) or to not in READERS:
-        yield f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
-        return
-    yield from differences(manifest, _manifest_like(to, manifest.get("form")))
-
-
-def _manifest_like(to: str, form: Any) -> dict[str, Any]:
-    dataset, path, _ = READERS[to]
-    return {
+        return f"to is {shortened(to)}, expected one of {', '.join(READERS)}"
+    like = {
         "format": FORMAT,
         "to": to,
         "form": ("alone", "pair", "dict"),
         "digits": int,
         "samples": int,
-        "read": {"dataset": dataset, "path": path, "options": _options(to, form)},
+        "read": _read(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
         "parts": [_part_like(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": BAD,
@@ -114,6 +164,7 @@ def _manifest_like(to: str, form: Any) -> dict[str, Any]:
         "plan": plan_like(to),
         "sha256": DIGEST,
     }
+    return difference(manifest, like)
 
 
 def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
@@ -129,7 +180,7 @@ def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
 
 def record_like(to: str, number: int) -> dict[str, Any]:
     """Describe what is noted of a part when it is written."""
-    more = {"tar": {"fields": [[str]]}, "lmdb": {"label": ("int", "text", None)}, "array": {"labels": list}}
+    of_store = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
         "part": number,
         "crc32": re.compile("([0-9a-f]{8})*"),
@@ -137,7 +188,7 @@ def record_like(to: str, number: int) -> dict[str, Any]:
         "kept": {TEXT: int},
         "sources": (SOURCE_STAMP, None),
         **_part_like(to),
-        **more.get(to, {}),
+        **of_store,
     }
 
 
@@ -145,70 +196,59 @@ def _part_like(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 
-def _options(to: str, form: Any) -> dict[str, Any]:
-    """Describe the arguments that `how_to_read` gives."""
-    match to, form:
-        case "tar", "dict":
-            return {}
-        case "tar", _:
-            return {"fields": str if form == "alone" else [str]}
-        case "parquet", _:
-            target = {"target": "label" if form == "pair" else None}
-            return (
-                {"image": re.compile(r".*\.bytes", re.DOTALL)} | target | ({"columns": [str]} if form == "dict" else {})
-            )
-        case "lmdb", "pair":
-            return {"image": "{}.image", "target": "{}.label", "target_type": ("int", "text")}
-        case "lmdb", _:
-            return {"image": "{}.image"}
-    return {"layout": ("data", *LAYOUTS.values())} | ({"labels": LABELS} if form == "pair" else {})
+def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
+    """Return the dataset's name, the path in the set's folder, and the arguments that give the samples back."""
+    rows = zip_longest(*(record.get("fields", []) for record in records), fillvalue=[])
+    fields = [";".join(dict.fromkeys(chain(*row))) for row in rows]
+    image, columns, layout = "", [], ""
+    if to == "parquet":
+        image = next(name for name in like.names if str(like.field(name).type).startswith("struct<bytes"))
+        columns = [name for name in like.names if name != image]
+    elif to == "array":
+        _, shape, is_data = like
+        layout = "data" if is_data else LAYOUTS[len(shape)]
+    return _read(to, form, fields, f"{image}.bytes", columns, "int" if fields[1:] == ["int"] else "text", layout)
+
+
+def _read(to: str, form: Any, fields: Any, image: Any, columns: Any, label: Any, layout: Any) -> dict[str, Any]:
+    """Return how a set is read; and where values are descriptions of what is expected, what is expected of that."""
+    dataset, path, _ = READERS[to]
+    options: dict[str, Any]
+    match to:
+        case "tar":
+            options = {} if form == "dict" else {"fields": fields if form == "pair" else fields[0]}
+        case "parquet":
+            options = {"image": image, "target": "label" if form == "pair" else None}
+            options |= {"columns": columns} if form == "dict" else {}
+        case "lmdb":
+            options = {"image": "{}.image"}
+            options |= {"target": "{}.label", "target_type": label} if form == "pair" else {}
+        case _:
+            options = {"layout": layout}
+            options |= {"labels": LABELS} if form == "pair" else {}
+    return {"dataset": dataset, "path": path, "options": options}
 
 
 def source_stamps(folder: str, parts: int) -> list[str | None]:
     """Return the stamps of the sources that a set was made of, one for each part; None where nothing is known."""
     stamps = read_json(os.path.join(folder, SOURCES))
-    known = not any(differences(stamps, [(SOURCE_STAMP, None)])) and len(stamps) == parts
+    known = difference(stamps, [(SOURCE_STAMP, None)]) is None and len(stamps) == parts
     return stamps if known else [None] * parts
-
-
-def how_to_read(to: str, form: str, records: list[dict[str, Any]], like: Any) -> dict[str, Any]:
-    """Return the dataset's name, the path in the set's folder, and the arguments that give the samples back."""
-    if to == "tar":
-        places: list[list[str]] = []
-        for record in records:
-            for place, names in enumerate(record["fields"]):
-                if place == len(places):
-                    places.append([])
-                places[place] += [name for name in names if name not in places[place]]
-        fields = [";".join(names) for names in places]
-        options: dict[str, Any] = {} if form == "dict" else {"fields": fields[0] if form == "alone" else fields}
-        return _read(to, options)
-    if to == "parquet":
-        image = next(name for name in like.names if str(like.field(name).type).startswith("struct<bytes"))
-        others = [name for name in like.names if name != image]
-        target = {"target": "label" if form == "pair" else None}
-        more = {"columns": others} if form == "dict" else {}
-        return _read(to, {"image": f"{image}.bytes", **target, **more})
-    if to == "lmdb":
-        options = {"image": "{}.image"}
-        if form == "pair":
-            kinds = {record["label"] for record in records if record["label"]}
-            options |= {"target": "{}.label", "target_type": "int" if kinds == {"int"} else "text"}
-        return _read(to, options)
-    shape, raw = like[1], like[2]
-    options = {"layout": "data" if raw else LAYOUTS[len(shape)]}
-    return _read(to, options | ({"labels": LABELS} if form == "pair" else {}))
-
-
-def _read(to: str, options: dict[str, Any]) -> dict[str, Any]:
-    dataset, path, _ = READERS[to]
-    return {"dataset": dataset, "path": path, "options": options}
 
 
 def reading_line(folder: str, read: dict[str, Any]) -> str:
     """Return the line of Python that reads the set."""
-    options = "".join(f", {name}={value!r}" for name, value in _arguments(folder, read).items())
-    return f"gpuload.{read['dataset']}({_path(folder, read)!r}{options})"
+    path, arguments = _call(folder, read)
+    return f"gpuload.{read['dataset']}({path!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+
+
+def _call(folder: str, read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the options that the set's dataset is made with."""
+    options: dict[str, Any] = dict(read["options"])
+    options |= {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    if "labels" in options:
+        options["labels"] = os.path.join(folder, options["labels"])
+    return folder if read["path"] == "." else os.path.join(folder, read["path"]), options
 
 
 def open_packed(folder: str) -> Any:
@@ -217,16 +257,19 @@ def open_packed(folder: str) -> Any:
     Raises:
         FileNotFoundError, GpuloadError: as `read_manifest`; or a link leads out of the folder.
     """
-    from gpuload.datasets import LMDB, ArrayFile, Parquet, TarShards
+    from gpuload.datasets.stores.array import ArrayFile
+    from gpuload.datasets.stores.lmdb import LMDB
+    from gpuload.datasets.stores.parquet import Parquet
+    from gpuload.datasets.stores.tar.dataset import TarShards
 
-    kinds: dict[str, Any] = {"tar": TarShards, "parquet": Parquet, "lmdb": LMDB, "array": ArrayFile}
-    manifest = read_manifest(folder)
+    read = read_manifest(folder)["read"]
     _refuse_links(folder)
-    read = manifest["read"]
-    dataset = kinds[manifest["to"]](_path(folder, read), **_arguments(folder, read))
+    path, options = _call(folder, read)
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ArrayFile, LMDB, Parquet, TarShards)}
+    dataset = kinds[read["dataset"]](path, **options)
     path = os.path.join(folder, CLASSES)
     dataset.classes = classes = read_json(path)
-    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+    if difference(classes, [str]) and classes is not None:
         raise GpuloadError(f"{path!r} holds {shortened(classes)}, expected a list of the classes' names")
     return dataset
 
@@ -241,15 +284,3 @@ def _refuse_links(folder: str) -> None:
                     f"{entry.path!r} is a link that leaves {folder!r}: it leads to {target!r}. Copy the file to its "
                     "place; or name the files themselves, as in 'packed/shard-*.tar', if you trust them"
                 )
-
-
-def _path(folder: str, read: dict[str, Any]) -> str:
-    return folder if read["path"] == "." else os.path.join(folder, read["path"])
-
-
-def _arguments(folder: str, read: dict[str, Any]) -> dict[str, Any]:
-    options = read["options"]
-    arguments: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
-    if "labels" in arguments:
-        arguments["labels"] = os.path.join(folder, arguments["labels"])
-    return arguments

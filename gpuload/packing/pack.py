@@ -14,9 +14,9 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,27 +24,26 @@ import numpy as np
 
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
-from gpuload.errors import GpuloadError, import_optional
+from gpuload.errors import GpuloadError
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import durable, manifest
-from gpuload.packing.durable import WORK, draft, hash_of, read_json, sha256, write_json, write_whole
-from gpuload.packing.expected import differences
+from gpuload.packing.durable import WORK, as_json, write_file
 from gpuload.packing.images import ImageOptions
-from gpuload.packing.parts import Job, Store, record_path, source_stamp
-from gpuload.packing.plan import PLAN, begun_plan, identity_of, planned
+from gpuload.packing.manifest import ARRAY, DATABASE, MANIFEST, difference
+from gpuload.packing.plan import Job, Store, begun_plan, identity_of, planned, source_stamp
 from gpuload.packing.pool import make_parts
-from gpuload.packing.stores import append_to_lmdb, array_file, array_layout, lmdb_file, part_file
+from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts, part_file, place_array, record_path
 
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
+PLAN: Final = "plan.json"
 MOST_WORKERS: Final = 16
 SHOWN: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
+NOTED: Final = ("file", "first", "samples", "bytes", "sha256")  # of a part, in the manifest
 
 Progress = Callable[[int, int, int], None]
 """Called with how many samples are done, of how many, and how many bytes were written."""
-
-Making = Callable[..., Generator[dict[str, Any], None, None]]
 
 
 class BadSamples(GpuloadError):
@@ -71,7 +70,7 @@ class Packed:
 
     Attributes:
         folder: where the set is, an absolute path.
-        samples: how many are in it; files: how many shards or other files hold them; nbytes: of these.
+        samples: how many are in it; files: how many shards or other files hold them; nbytes: of these files.
         left_out: the damaged samples, each with its ``index`` in the dataset, its ``source``, and the ``cause``.
         kept: of images that stayed as they were though something was asked for, how many, by why.
         taken_up: how many samples were there already, from a run before.
@@ -106,32 +105,32 @@ def pack(
 ) -> Packed:
     """Write a dataset to few large files, from which the same samples are read in the same order.
 
-    It may be killed at any time: called again with the same arguments, it goes on. The bytes depend on the samples and
-    the options alone, not on `workers`, nor on how often it was stopped. (The indexes beside tar shards, and
-    ``manifest-sources.json``, hold times, and so differ.)
+    It may be killed at any time: called again with the same arguments, it continues. The bytes depend on the samples
+    and the options alone, not on `workers`, nor on how often it was stopped (but for the indexes beside tar shards, and
+    ``manifest-sources.json``, which hold times).
 
     Args:
-        dataset: a map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
-            also `Image`. gpuload's own, and any other that does so.
+        dataset: any map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
+            also `Image`.
         folder: where the set goes; it is made. It may hold nothing else.
         to: ``"tar"`` (shards by WebDataset's convention), ``"parquet"``, ``"lmdb"``, or ``"array"``, one ``.npy`` of
             decoded images.
-        short_side: resize larger images so that their shorter side has this length; smaller ones stay. JPEG and PNG of
-            8 bits keep format, ICC profile and EXIF (so orientation too: pixels are resized as they are stored); others
-            are kept as they are, and counted. For an array: the middle square of each image, resized to this side.
+        short_side: resize larger images so that their shorter side has this length. JPEG and PNG of 8 bits keep format,
+            ICC profile and EXIF (pixels are resized as they are stored); others are kept as they are, and counted. For
+            an array: the middle square of each image, resized to this side.
         quality: of JPEGs that are resized, 1 to 100. All others keep their bytes.
         cuttable: put an index into JPEGs, so that crops are cut before they are decoded (progressive ones need
             jpegtran). What cannot be made cuttable is kept as it is, and counted.
         shard_bytes: about how large a shard may be. Where images are stored as they are, none is larger.
-        workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16.
+        workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16; for a single
+            shard none.
         skip_bad: leave out damaged samples. Else they end in an error, when all others are done.
         check: decode every image, to find all damage. Else headers and ends of files are looked at, and what is
             resized.
-        exif: for an array, turn images upright by their EXIF orientation, as ``Decode(exif=True)`` does. (In all other
-            stores the orientation stays in the file.)
-        ray: the address of a Ray cluster that makes the parts, ``"auto"`` for the one that this machine belongs to. Its
-            machines have to see the source and the folder under the same paths. `workers` are then those of the whole
-            cluster; default: its CPUs. Needs ray: ``pip install 'gpuload[ray]'``.
+        exif: for an array, turn images upright, as ``Decode(exif=True)`` does.
+        ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
+            cluster of this machine. All its machines see the source and the folder under the same paths. `workers` are
+            then those of the whole cluster; default: its CPUs.
         progress: called with samples done, samples in all, and bytes written, a few times a second.
 
     Raises:
@@ -160,7 +159,7 @@ def pack(
     _check(dataset, to, options, shard_bytes, workers)
     full = full_path(folder)
     work = os.path.join(full, WORK)
-    _refuse_others(full)
+    _refuse_others(full, work)
     plan = {
         "format": manifest.FORMAT,
         "to": to,
@@ -168,15 +167,14 @@ def pack(
         "shard_bytes": shard_bytes,
         "dataset": identity_of(dataset),
     }
-    here = min(MOST_WORKERS, usable_cpus()) if workers is None and ray is None else workers
     with durable.telling_of_a_full_disk(full):
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
-            if os.path.exists(os.path.join(full, manifest.MANIFEST)):
+            if os.path.exists(os.path.join(full, MANIFEST)):
                 return _finished(dataset, full, plan)
             job = _taken_up(planned(dataset, full, to, options, shard_bytes), plan)
-
-            return _run(job, plan, partial(make_parts, workers=here, ray=ray), skip_bad, progress)
+            records, taken_up = _records(job, workers, ray, skip_bad, progress)
+            return _finish(job, plan, records, taken_up)
 
 
 def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
@@ -184,21 +182,20 @@ def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     shutil.rmtree(os.path.join(folder, WORK))
     written = manifest.read_manifest(folder)
     _refuse_other_plan(written["plan"], plan, folder, "holds a finished set")
-    parts = written["parts"]
-    firsts = [*(part["first"] for part in parts), len(dataset)]
-    spans = [range(first, stop) for first, stop in pairwise(firsts)]
-    stamps = manifest.source_stamps(folder, len(parts))
+    bounds = [*(part["first"] for part in written["parts"]), len(dataset)]
+    stamps = manifest.source_stamps(folder, len(bounds) - 1)
     changed = [
         span
-        for span, stamp in zip(spans, stamps, strict=True)
-        if stamp is not None and stamp != source_stamp(dataset, span)
+        for span, stamp in zip(pairwise(bounds), stamps, strict=True)
+        if stamp is not None and stamp != source_stamp(dataset, range(*span))
     ]
     if changed:
+        first, stop = changed[0]
         more = f", and others in {len(changed) - 1:,} more parts" if len(changed) > 1 else ""
         raise FileExistsError(
-            f"{folder!r} holds a finished set of files that have other sizes or times now: among the samples "
-            f"{changed[0].start:,} to {changed[0].stop - 1:,}{more}. To pack them as they are now, use another folder, "
-            "or remove this one; if they were only copied or touched, the set is complete as it is"
+            f"{folder!r} holds a finished set of files that have other sizes or times now: among the samples {first:,} "
+            f"to {stop - 1:,}{more}. To pack them as they are now, use another folder, or remove this one; if they "
+            "were only copied or touched, the set is complete as it is"
         )
     return _summary(folder, written, written["samples"])
 
@@ -229,20 +226,19 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
         raise ValueError("cuttable=True is for JPEGs, and an array holds pixels")
 
 
-def _refuse_others(folder: str) -> None:
-    """A folder with something else in it is not written to, nor one whose unfinished work lies elsewhere."""
+def _refuse_others(folder: str, work: str) -> None:
+    """Refuse a folder with something else in it, and one whose unfinished work is elsewhere."""
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
             raise FileExistsError(f"{folder!r} is a file; expected a folder that is new or empty")
         return
-    if os.path.islink(work := os.path.join(folder, WORK)):
+    if os.path.islink(work):
         raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
-    names = set(os.listdir(folder))
-    if names and WORK not in names and manifest.MANIFEST not in names:
-        shown = ", ".join(map(repr, sorted(names)[:3]))
+    names = sorted(os.listdir(folder))
+    if names and WORK not in names and MANIFEST not in names:
         raise FileExistsError(
-            f"{folder!r} holds other files ({shown} …); expected a folder that is new or empty, or that the same pack "
-            "has begun"
+            f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is new or "
+            "empty, or that the same pack has begun"
         )
 
 
@@ -262,28 +258,24 @@ def _refuse_other_plan(theirs: dict[str, Any], plan: dict[str, Any], folder: str
 
 @contextlib.contextmanager
 def _locked(work: str, folder: str) -> Iterator[None]:
-    """No two processes pack to one folder; the kernel frees the lock with the process."""
-    descriptor = os.open(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    """Let no two processes pack to one folder; the kernel frees the lock with the process."""
+    with open(os.path.join(work, "lock"), "ab") as file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise GpuloadError(f"another process is packing to {folder!r}; wait for it, or end it") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
     """Return the job as it was begun, if it was; write its plan if it was not."""
-    path = os.path.join(job.work, PLAN)
-    begun = begun_plan(path, job)
-    like = str(job.like)
+    path, like = os.path.join(job.work, PLAN), str(job.like)
+    begun = begun_plan(path, job.folder)
+    for name in os.listdir(job.work):
+        if name.endswith(".part") or (begun is None and name != "lock"):  # of a run that was killed
+            os.unlink(os.path.join(job.work, name))
     if begun is None:
-        for name in os.listdir(job.work):  # of a run that was killed before it had a plan
-            if name != "lock":
-                os.unlink(os.path.join(job.work, name))
-        write_json(path, {**plan, "bounds": job.bounds, "like": like}, job.work)
+        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work, lasting=False)
     else:
         _refuse_other_plan(begun, plan, job.folder, "holds the beginning of a set")
         if begun["like"] != like:
@@ -291,29 +283,28 @@ def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
                 f"{job.folder!r} was begun with samples like {begun['like']}, now they are like {like}; remove it"
             )
         job = replace(job, bounds=begun["bounds"])
-    for name in os.listdir(job.work):
-        if name.endswith(".part"):
-            os.unlink(os.path.join(job.work, name))
-    for name in (manifest.ARRAY, manifest.DATABASE):  # of a run that was killed as it put things in their places
+    for name in (ARRAY, DATABASE):  # of a run that was killed as it put things in their places
         with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(os.path.join(job.work, name)):
                 os.replace(os.path.join(job.folder, name), os.path.join(job.work, name))
-    if job.to == "array" and not os.path.exists(array_file(job)):
+    array = os.path.join(job.work, ARRAY)
+    if job.to == "array" and not os.path.exists(array):
         header, each = array_layout(job, job.bounds[-1])
-        with draft(array_file(job), job.work) as name, open(name, "xb") as file:
+        with durable.draft(array, job.work) as file:
             file.write(header)
             file.truncate(len(header) + job.bounds[-1] * each)
     return job
 
 
-def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progress: Progress | None) -> Packed:
-    count, total = len(job.bounds) - 1, job.bounds[-1]
-    committed = _committed(job)
+def _records(
+    job: Job, workers: int | None, ray: str | None, skip_bad: bool, progress: Progress | None
+) -> tuple[list[dict[str, Any]], int]:
+    """Make the parts that are missing. Return the records of all, and how many samples were there already."""
+    count, total, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
-        record = read_json(record_path(job, number))
-        foreign = any(differences(record, manifest.record_like(job.to, number)))
-        if not foreign and _is_done(job, number, record, skip_bad, committed):
+        record = durable.read_json(record_path(job, number))
+        if not difference(record, manifest.record_like(job.to, number)) and _is_done(job, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
     done, written = sum(len(job.span(number)) for number in records), 0
@@ -326,14 +317,14 @@ def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progres
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
-    with contextlib.closing(making(job, missing, report=report)) as made:
+    if workers is None and ray is None:  # to start a worker takes as long as to copy a thousand photographs
+        workers = min(MOST_WORKERS, usable_cpus()) if len(missing) > 1 else 0
+    with contextlib.closing(make_parts(job, missing, workers, report, ray)) as results:
         while True:
             while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):
                 append_to_lmdb(job, committed)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(part_file(job, committed))
                 committed += 1
-            record = next(made, None)
+            record = next(results, None)
             if record is None:
                 break
             records[record["part"]] = record
@@ -343,35 +334,21 @@ def _run(job: Job, plan: dict[str, Any], making: Making, skip_bad: bool, progres
         raise BadSamples(bad, total, job.folder)
     if len(bad) == total:
         raise GpuloadError(f"all {total:,} samples are damaged; the first: {_line(bad[0])}")
-    return _finish(job, plan, ordered, bad, taken_up)
+    return ordered, taken_up
 
 
-def _committed(job: Job) -> int:
-    """Return how many parts are in the LMDB."""
-    if job.to != "lmdb" or not os.path.exists(lmdb_file(job)):
-        return 0
-    lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
-    try:
-        with lmdb.open(lmdb_file(job), subdir=False, lock=False, readonly=True) as env:
-            return env.info()["last_txnid"]
-    except lmdb.Error:  # it had not even its first pages yet
-        os.unlink(lmdb_file(job))
-        return 0
-
-
-def _is_done(job: Job, number: int, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
+def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
     """Return whether the part of a record is there, and was made of the files as they are now."""
+    number = record["part"]
     if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(number)):
         return False
-    if job.to == "array":
-        return True
     path = part_file(job, number)
     if job.to == "lmdb":
-        return number < committed or (os.path.exists(path) and hash_of(path) == record["sha256"])
-    return os.path.exists(path) and os.path.getsize(path) == record["bytes"]
+        return number < committed or (os.path.exists(path) and durable.hash_of(path) == record["sha256"])
+    return job.to == "array" or (os.path.exists(path) and os.path.getsize(path) == record["bytes"])
 
 
-def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: list[Any], taken_up: int) -> Packed:
+def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
     """Move what is done to its place, and write the manifest beside it, last."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
     files = {manifest.SUMS: _npy(sums)}
@@ -380,17 +357,17 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: 
         files[manifest.CLASSES] = json.dumps(classes, ensure_ascii=False, indent=1).encode() + b"\n"
     if job.to == "array" and job.form == "pair":
         files[manifest.LABELS] = _npy(np.array([label for record in records for label in record["labels"]]))
-    for name, data in files.items():
-        write_whole(os.path.join(job.folder, name), data, job.work)
     hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
+    files[manifest.SOURCES] = as_json([record["sources"] for record in records])
     if job.to == "array":
-        _place_array(job, records)
-        hashes[manifest.ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
+        place_array(job, records)
+        hashes[ARRAY] = sha256(array_layout(job, len(sums))[0]).hexdigest()
     elif job.to == "lmdb":
-        hashes[manifest.DATABASE] = hash_of(lmdb_file(job))
-        os.replace(lmdb_file(job), os.path.join(job.folder, manifest.DATABASE))
-    write_json(os.path.join(job.folder, manifest.SOURCES), [record["sources"] for record in records], job.work)
-    noted = ("file", "first", "samples", "bytes", "sha256")
+        hashes[DATABASE] = durable.hash_of(os.path.join(job.work, DATABASE))
+        os.replace(os.path.join(job.work, DATABASE), os.path.join(job.folder, DATABASE))
+    for name, data in files.items():
+        write_file(os.path.join(job.folder, name), data, job.work)
+    durable.sync_names(job.folder)
     written = manifest.sealed(
         {
             "format": manifest.FORMAT,
@@ -399,35 +376,17 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], bad: 
             "digits": job.digits,
             "samples": len(sums),
             "read": manifest.how_to_read(job.to, job.form, records, job.like),
-            "parts": [{name: record[name] for name in noted} for record in records],
+            "parts": [{name: record[name] for name in NOTED} for record in records],
             "files": hashes,
-            "left_out": bad,
+            "left_out": [one for record in records for one in record["bad"]],
             "kept": dict(sum((Counter(record["kept"]) for record in records), Counter())),
             "plan": plan,
         }
     )
-    write_json(os.path.join(job.folder, manifest.MANIFEST), written, job.work)
+    write_file(os.path.join(job.folder, MANIFEST), as_json(written), job.work)
+    durable.sync_names(job.folder)
     shutil.rmtree(job.work)
     return _summary(job.folder, written, taken_up)
-
-
-def _place_array(job: Job, records: list[dict[str, Any]]) -> None:
-    """Rename the array; where samples were left out, write it again without their gaps."""
-    path, source = os.path.join(job.folder, manifest.ARRAY), array_file(job)
-    samples = sum(record["samples"] for record in records)
-    if samples == job.bounds[-1]:
-        os.replace(source, path)
-        return
-    before, each = array_layout(job, job.bounds[-1])
-    with draft(path, job.work) as name, open(name, "xb") as file, open(source, "rb") as old:
-        file.write(array_layout(job, samples)[0])
-        for record in records:
-            old.seek(len(before) + record["first"] * each)
-            left = record["bytes"]
-            while left:
-                piece = old.read(min(left, 16 << 20))
-                file.write(piece)
-                left -= len(piece)
 
 
 def _summary(folder: str, written: dict[str, Any], taken_up: int) -> Packed:

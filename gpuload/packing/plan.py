@@ -1,4 +1,4 @@
-"""Before a job begins: where its parts are cut, what all entries are like, and how a begun job is recognized.
+"""A job before it begins: where its parts are cut, what all entries are like, and how a begun job is recognized.
 
 Parts must not depend on the number of workers, so they are cut before anything is made: exactly, by the sizes of the
 files, where these are stored as they are; else by the mean size of a few samples that are prepared on trial, taken
@@ -7,36 +7,93 @@ evenly from the whole. The plan is written down, and a job that is taken up agai
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tarfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from gpuload.errors import DecodeError, GpuloadError, one_line
-from gpuload.packing.durable import read_json, sha256
-from gpuload.packing.expected import differences
+from gpuload.errors import GpuloadError, import_optional, one_line
+from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.manifest import READERS, plan_like
-from gpuload.packing.parts import Job, Store, each_sample
-from gpuload.packing.samples import Unfit, array_of, fields_of, row_of, values_of
-from gpuload.packing.stores import schema_like
+from gpuload.packing.manifest import READERS, difference, plan_like
+from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fields_of, row_of, values_of
 
-__all__ = ["PLAN", "begun_plan", "identity_of", "planned"]
+__all__ = ["Job", "Store", "begun_plan", "identity_of", "planned", "source_stamp"]
 
-PLAN: Final = "plan.json"
+Store = Literal["tar", "lmdb", "parquet", "array"]
+MACHINES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # no sample's fault
 TRIALS: Final = 32
 PART_BYTES: Final = 16 << 20  # of a store that is one file: how much a worker does at a time
 TAR_BLOCK: Final = 512
 FIELD_BYTES: Final = 64  # about what a target takes
-FORMS: Final[dict[str, Callable[[Any, Images, Job], Any]]] = {
-    "tar": lambda sample, images, job: fields_of(sample, images),
-    "lmdb": lambda sample, images, job: values_of(sample, images),
-    "parquet": lambda sample, images, job: row_of(sample, images, job.root),
-    "array": lambda sample, images, job: array_of(sample, images),
-}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The data and options that every part of a job needs.
+
+    Attributes:
+        bounds: part k has the samples bounds[k] … bounds[k + 1] − 1.
+        form: what samples are: an image alone, a pair of image and target, a dict.
+        like: for ``"array"``, dtype and shape of each entry, and whether they are arrays and not images; for
+            ``"parquet"``, the schema.
+        digits: of a sample's number in its key.
+    """
+
+    dataset: Any
+    folder: str
+    to: Store
+    options: ImageOptions
+    bounds: list[int]
+    form: Literal["alone", "pair", "dict"] = "pair"
+    like: Any = None
+    digits: int = 8
+
+    @property
+    def work(self) -> str:
+        """The folder of unfinished files."""
+        return os.path.join(self.folder, WORK)
+
+    def span(self, number: int) -> range:
+        """Return the samples of a part."""
+        return range(self.bounds[number], self.bounds[number + 1])
+
+    def key(self, index: int) -> str:
+        """Return the key of a sample: its number in the dataset, so that keys are in order and never change."""
+        return f"{index:0{self.digits}d}"
+
+    def prepared(
+        self, span: range, images: Images, check: Callable[[Any], Any] = lambda prepared: prepared
+    ) -> Iterator[tuple[int, Any, Any]]:
+        """Yield numbers of samples, the samples, and what they are in the store, after `check`; an exception in the
+        place of what is damaged."""
+        root = getattr(self.dataset, "root", None)
+        prepare = {
+            "tar": fields_of,
+            "lmdb": values_of,
+            "parquet": partial(row_of, root=root if isinstance(root, str) else None),
+            "array": array_of,
+        }[self.to]
+        for index, sample in each_sample(self.dataset, span):
+            prepared = sample
+            try:
+                if not isinstance(sample, Exception):
+                    prepared = check(prepare(sample, images))
+            except FAILURES as error:
+                prepared = error
+            except Unfit as error:
+                raise GpuloadError(f"sample {index} of {self.dataset!r} cannot be packed: {error}") from error
+            if isinstance(prepared, OSError) and prepared.errno in MACHINES:
+                raise prepared
+            yield index, sample, prepared
 
 
 def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
@@ -47,97 +104,62 @@ def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_b
     """
     count = len(dataset)
     job = Job(dataset, folder, to, options, [0, count], digits=max(8, len(str(count - 1))))
-    tried = [_try(job, at) for at in np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()]
-    good = [one for one in tried if not isinstance(one, Exception)]
+    places = np.unique(np.linspace(0, count - 1, min(TRIALS, count)).astype(int)).tolist()
+    tried = [trial for at in places for trial in job.prepared(range(at, at + 1), Images(options))]
+    good = [(sample, prepared) for _, sample, prepared in tried if not isinstance(prepared, Exception)]
     if not good:
+        error = tried[0][2]
         raise GpuloadError(
-            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(tried[0]))}"
-        ) from tried[0]
-    form, prepared = good[0]
+            f"none of {len(tried)} samples from all over {dataset!r} can be read; the first: {one_line(str(error))}"
+        ) from error
     limit = shard_bytes if to in ("tar", "parquet") else min(shard_bytes, PART_BYTES)
     limit -= tarfile.RECORDSIZE if to == "tar" else 0  # which an archive is filled up to
-    sizes = _file_sizes(dataset) if options.short_side is None and not options.cuttable and to != "array" else None
-    if sizes is not None:
-        bounds = _cut(sizes, limit)
+    paths = getattr(dataset, "paths", None)
+    if paths is not None and options.short_side is None and not options.cuttable and to != "array":
+        bounds = _cut(_file_sizes(paths, count), limit)
     else:
-        mean = max(1.0, float(np.mean([_nbytes(to, one) for _, one in good])))
+        mean = max(1.0, float(np.mean([_nbytes(to, prepared) for _, prepared in good])))
         bounds = [*range(0, count, max(1, int(limit // mean))), count]
+    sample, first = good[0]
+    is_pair = isinstance(sample, tuple) and len(sample) > 1
+    form = "dict" if isinstance(sample, Mapping) else "pair" if is_pair else "alone"
     like: Any = None
     if to == "array":
-        array, _, raw = prepared
-        like = array.dtype.str, array.shape, raw
+        array, _, is_data = first
+        like = array.dtype.str, array.shape, is_data
     elif to == "parquet":
-        like = schema_like(prepared)
+        like = _schema_like(first)
     return replace(job, bounds=bounds, like=like, form=form)
 
 
-def begun_plan(path: str, job: Job) -> dict[str, Any] | None:
-    """Return the plan by which a job was begun; None if there is none.
-
-    Raises:
-        FileExistsError: it is not a plan that gpuload writes, for as many samples.
-    """
-    plan = read_json(path)
-    if plan is None:
-        return None
-    for difference in differences(plan, {**plan_like(tuple(READERS)), "bounds": [int], "like": str}):
-        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {difference}; remove {job.folder!r}")
-    bounds, ends = plan["bounds"], [0, plan["dataset"]["samples"]]
-    if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != ends:
-        raise FileExistsError(
-            f"{path!r} is not a plan of gpuload pack: its parts do not have each of {ends[1]:,} samples once; remove "
-            f"{job.folder!r}"
-        )
-    return plan
-
-
-def _try(job: Job, index: int) -> Any:
-    """Return the form of one sample and what becomes of it, or why it cannot be read."""
-    ((_, sample),) = each_sample(job.dataset, range(index, index + 1))
-    if isinstance(sample, Exception):
-        return sample
-    form = (
-        "dict" if isinstance(sample, Mapping) else "pair" if isinstance(sample, tuple) and len(sample) > 1 else "alone"
-    )
-    try:
-        return form, FORMS[job.to](sample, Images(job.options), job)
-    except Unfit as error:
-        raise GpuloadError(f"sample {index} of {job.dataset!r} cannot be packed: {error}") from error
-    except (DecodeError, OSError, ValueError) as error:
-        return error
-
-
-def _nbytes(to: Store, made: Any) -> int:
+def _nbytes(to: Store, prepared: Any) -> int:
     """Return how many bytes a sample takes in the store."""
     match to:
         case "tar":
-            return sum(TAR_BLOCK + _padded(len(data)) for _, data in made)
-        case "array":
-            return made[0].nbytes
+            return sum(TAR_BLOCK + _padded(len(data)) for _, data in prepared)
+        case "lmdb":
+            return sum(len(data) + FIELD_BYTES for _, data in prepared)
         case "parquet":
-            return sum(len(value["bytes"]) if isinstance(value, dict) else FIELD_BYTES for value in made.values())
-        case _:
-            return sum(len(value) + FIELD_BYTES for value in made[:2] if value is not None)
+            return sum(len(value["bytes"]) if isinstance(value, dict) else FIELD_BYTES for value in prepared.values())
+    return prepared[0].nbytes
+
+
+def _schema_like(row: dict[str, Any]) -> Any:
+    arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
+    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    kinds = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
+    return arrow.schema(list(kinds.items()))
 
 
 def _padded(nbytes: Any) -> Any:
     return -(-nbytes // TAR_BLOCK) * TAR_BLOCK
 
 
-def _file_sizes(dataset: Any) -> np.ndarray | None:
-    """Return how many bytes each sample takes in a tar, a little less elsewhere; None if samples are not files."""
-    paths = getattr(dataset, "paths", None)
-    if paths is None:
-        return None
-    sizes = np.fromiter((_file_size(paths[index]) for index in range(len(dataset))), np.int64, len(dataset))
-    return np.where(sizes < 0, 0, _padded(sizes) + 2 * TAR_BLOCK) + TAR_BLOCK
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1  # reported when it is read
+def _file_sizes(paths: Any, count: int) -> np.ndarray:
+    """Return how many bytes each sample takes in a tar, a little less elsewhere; one that is not there a block."""
+    states = (_status(paths[index]) for index in range(count))
+    known = np.fromiter((-1 if status is None else status.st_size for status in states), np.int64, count)
+    return np.where(known < 0, 0, _padded(known) + 2 * TAR_BLOCK) + TAR_BLOCK
 
 
 def _cut(sizes: np.ndarray, limit: int) -> list[int]:
@@ -149,17 +171,34 @@ def _cut(sizes: np.ndarray, limit: int) -> list[int]:
     return bounds
 
 
+def begun_plan(path: str, folder: str) -> dict[str, Any] | None:
+    """Return the plan by which a job was begun; None if there is none.
+
+    Raises:
+        FileExistsError: it is not a plan that gpuload writes, for as many samples.
+    """
+    plan = read_json(path)
+    if plan is None:
+        return None
+    wrong = difference(plan, {**plan_like(tuple(READERS)), "bounds": [int], "like": str})
+    if wrong is None:
+        bounds, count = plan["bounds"], plan["dataset"]["samples"]
+        if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != [0, count]:
+            wrong = f"its parts do not have each of {count:,} samples once"
+    if wrong is not None:
+        raise FileExistsError(f"{path!r} is not a plan of gpuload pack: {wrong}; remove {folder!r}")
+    return plan
+
+
 def identity_of(dataset: Any) -> dict[str, Any]:
     """Return how a dataset is recognized when a job is taken up: names, not the contents of its files.
 
     A store's files count with their sizes and times. The files of single samples do not: those of each part are
-    compared when that is looked at (`parts.source_stamp`).
+    compared when that is looked at (`source_stamp`).
     """
     digest = sha256()
     for name in ("paths", "keys", "files", "shards", "path"):
-        value = getattr(dataset, name, None)
-        if value is None:
-            continue
+        value: Any = getattr(dataset, name, None)
         if hasattr(value, "data") and hasattr(value, "offsets"):  # packed paths
             digest.update(os.fsencode(value.root) + value.offsets.tobytes() + value.data.tobytes())
         elif isinstance(value, str):
@@ -173,9 +212,21 @@ def identity_of(dataset: Any) -> dict[str, Any]:
     return {"kind": f"{kind.__module__}.{kind.__qualname__}", "samples": len(dataset), "digest": digest.hexdigest()}
 
 
+def source_stamp(dataset: Any, span: range) -> str | None:
+    """Return what changes with the sizes and times of the files of these samples; None if the dataset has no paths."""
+    paths = getattr(dataset, "paths", None)
+    return None if paths is None else f"{zlib.crc32(b''.join(_stamp(paths[index]) for index in span)):08x}"
+
+
 def _stamp(path: str) -> bytes:
-    try:
-        status = os.stat(path)
-    except OSError:
+    status = _status(path)
+    if status is None:
         return b"missing"
-    return b"" if os.path.isdir(path) else b"%d %d" % (status.st_size, status.st_mtime_ns)
+    return b"" if stat.S_ISDIR(status.st_mode) else b"%d %d" % (status.st_size, status.st_mtime_ns)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from gpuload.decode import Decode
 from gpuload.errors import GpuloadError, WorkerError
-from gpuload.packing.parts import Job, Parts, Report, make_part
+from gpuload.packing.plan import Job
+from gpuload.packing.stores import Report, make_part
 from gpuload.ring.packing import read_content
 from gpuload.ring.ring import Ring, Slot
 from gpuload.transforms import Chain
@@ -38,15 +40,53 @@ REPORT_S: Final = 0.2
 NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of, for that
 
 
+class Parts:
+    """The parts of a job as samples of a dataset: to read one is to make it, and what comes is its record, as JSON.
+
+    Workers on this machine note in a file how far they are: samples done and bytes written of each part, int64.
+    """
+
+    def __init__(self, job: Job, *, is_local: bool) -> None:
+        self.job, self._is_local = job, is_local
+        if is_local:
+            np.zeros((len(self), 2), np.int64).tofile(self._progress_file)
+
+    @property
+    def _progress_file(self) -> str:
+        return os.path.join(self.job.work, "progress")
+
+    def __len__(self) -> int:
+        return len(self.job.bounds) - 1
+
+    def __getitem__(self, number: int) -> str:
+        if not os.path.isdir(self.job.work):
+            raise GpuloadError(
+                f"{self.job.folder!r} is not on the machine {os.uname().nodename!r} of the cluster; all of its "
+                "machines have to see the set's folder (and the source) under one path, on a file system that they "
+                "share"
+            )
+        progress = np.memmap(self._progress_file, np.int64, "r+") if self._is_local else np.zeros(2 * len(self))
+        done = progress[2 * number : 2 * number + 2]
+        done[:] = 0
+
+        def report(samples: int, nbytes: int) -> None:
+            done[:] += samples, nbytes
+
+        return json.dumps(make_part(self.job, number, report))
+
+    def counted(self) -> tuple[int, int]:
+        """Return how many samples are done, and how many bytes are written."""
+        samples, nbytes = np.fromfile(self._progress_file, np.int64).reshape(-1, 2).sum(0).tolist()
+        return samples, nbytes
+
+
 def make_parts(
     job: Job, numbers: Sequence[int], workers: int | None, report: Report, ray: str | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Make these parts. Yields their records as they are done.
+    """Make the parts with these numbers. Yields their records as they are done.
 
     Args:
-        job: the job; numbers: of its parts.
         workers: how many processes; 0: this one. Of a cluster also None: one for each of its CPUs.
-        report: called with how far they are.
         ray: the address of a cluster, as for `RayWorkers`; None: this machine.
 
     Raises:
@@ -70,46 +110,43 @@ def make_parts(
         else:
             engine = RayPool(loading, RayWorkers(count=count, address=ray), ring, timeout_s=NEVER_S)
         with contextlib.closing(engine):
-            yield from _made(parts, list(reversed(numbers)), engine, ring, report, is_local=ray is None)
+            yield from _results(parts, list(reversed(numbers)), engine, ring, report, is_local=ray is None)
 
 
-def _made(
+def _results(
     parts: Parts, waiting: list[int], engine: RestartingEngine, ring: Ring, report: Report, *, is_local: bool
 ) -> Generator[dict[str, Any], None, None]:
-    asked: dict[int, tuple[int, Slot]] = {}  # by the request's number
+    requested: dict[int, tuple[int, Slot]] = {}  # by the request's number
     chunk, reported = 0, (0, 0)
-    while waiting or asked:
+    while waiting or requested:
         while waiting and (slot := ring.acquire(SLOT_BYTES)) is not None:
             chunk, row = chunk + 1, np.array([waiting[-1]])
             request = Request(chunk, 0, slot.offset, slot.capacity_bytes, row, row, spare_bytes=SPARE_BYTES)
             if not engine.submit(request):
                 break
-            asked[chunk] = waiting.pop(), slot
-        if not asked:
+            requested[chunk] = waiting.pop(), slot
+        if not requested:
             engine.recover_slots()  # of parts that were lost
         events = engine.gather(REPORT_S)
         if is_local:
             before, reported = reported, parts.counted()
             report(reported[0] - before[0], reported[1] - before[1])
         for event in events:
-            number, slot = asked.pop(event.chunk)
-            if isinstance(event, Lost) and event.row is not None:
-                raise _death(parts.job, number, event)
-            if isinstance(event, Lost):  # its worker had not begun it, or its machine died
-                waiting.append(number)
+            number, slot = requested.pop(event.chunk)
+            if isinstance(event, Lost):
+                if event.row is not None:
+                    span = parts.job.span(number)
+                    raise WorkerError(
+                        f"a worker process was {event.cause} while it made part {number}, samples {span.start} to "
+                        f"{span.stop - 1}. What is done is kept: run the same again, with fewer workers if memory was "
+                        "short"
+                    )
+                waiting.append(number)  # its worker had not begun it, or its machine died
                 continue
             record = _record(event, ring, slot)
             if not is_local:
                 report(len(parts.job.span(number)), record["bytes"])
             yield record
-
-
-def _death(job: Job, number: int, lost: Lost) -> WorkerError:
-    span = job.span(number)
-    return WorkerError(
-        f"a worker process was {lost.cause} while it made part {number}, samples {span.start} to {span.stop - 1}. What "
-        "is done is kept: run the same again, with fewer workers if memory was short"
-    )
 
 
 def _record(reply: Reply, ring: Ring, slot: Slot) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Samples as stores hold them: files of a tar, values of an LMDB, a row of a table, an entry of an array.
+"""Samples, read in their order, and as stores hold them: files of a tar, values of an LMDB, a row of a table, an entry
+of an array.
 
-What comes back from the store has to be the sample that went in. So what a store has no form for is refused, with the
-name of one that has.
+They are read as the Loader's workers read them: neighbours together where the dataset can, and the next ones named to
+the kernel while they come from a disk (`gpuload.workers.source`). What comes back from the store has to be the sample
+that went in. So what a store has no form for is refused, with the name of a store that has.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import functools
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from time import perf_counter_ns
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +22,15 @@ from gpuload.datasets.files import sniff
 from gpuload.datasets.recognise import is_image_array
 from gpuload.datasets.sample import Encoded, Image, Mask, plain_meta
 from gpuload.datasets.stores.tar.fields import CONVERSIONS, IMAGES, KEY, MASKS
+from gpuload.errors import DecodeError
 from gpuload.packing.images import Images
+from gpuload.workers.protocol import Request
+from gpuload.workers.source import Source
 
-__all__ = ["Unfit", "array_of", "fields_of", "row_of", "values_of"]
+__all__ = ["FAILURES", "Unfit", "array_of", "each_sample", "fields_of", "row_of", "values_of"]
+
+FAILURES: Final = (DecodeError, OSError, ValueError, LookupError)  # of one sample
+AT_ONCE: Final = 32  # samples that are asked for together
 
 ENDINGS: Final = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "AVIF": "avif",
@@ -33,8 +42,28 @@ class Unfit(TypeError):
     """A sample that a store has no form for, whatever its bytes: the fault is the dataset's, not one sample's."""
 
 
+def each_sample(dataset: Any, span: range) -> Iterator[tuple[int, Any]]:
+    """Yield the numbers of samples and the samples, in order; an exception in the place of one that fails."""
+    source = Source(dataset, 0)
+    source.seeding = None  # what a dataset draws is its own affair
+    chunks = [np.array(span[at : at + AT_ONCE]) for at in range(0, len(span), AT_ONCE)]
+    requests = [Request(0, 0, 0, 0, chunk, chunk) for chunk in chunks]
+    for chunk, request, following in zip(chunks, requests, [*requests[1:], None], strict=True):
+        if source.reads_ahead:
+            source.will_need(following)
+        sample_of = source.open(request)
+        for row, index in enumerate(chunk.tolist()):
+            began_ns = perf_counter_ns()
+            try:
+                sample = sample_of(row)
+            except FAILURES as error:
+                sample = error
+            source.count(began_ns)
+            yield index, sample
+
+
 def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
-    """The files of a sample in a tar, by WebDataset's convention: the ends of their names, and their bytes."""
+    """Return the files of a sample in a tar, by WebDataset's convention: the ends of their names, and their bytes."""
     if isinstance(sample, Mapping):
         pixels = [value for value in sample.values() if isinstance(value, Image | Encoded)]
         if len(pixels) == 1 and isinstance(pixels[0], Image) and is_image_array(array := pixels[0].array):
@@ -48,30 +77,32 @@ def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     return [(ending, data) for ending, data, _ in (_file(value, images) for value in _pair(sample, "a tar"))]
 
 
-def values_of(sample: Any, images: Images) -> tuple[bytes, bytes | None, str | None]:
-    """The image and its label as values of an LMDB, and whether the label is an ``"int"`` or a ``"text"``."""
+def values_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
+    """Return the image and its label as values of an LMDB, named ``"image"`` and ``"int"`` or ``"text"``."""
     if isinstance(sample, Mapping):
         raise Unfit(f"an LMDB holds images, or images and a label, got a dict of {_shown(sample)}; pack it to a tar")
     image, *target = _pair(sample, "an LMDB")
-    if not target:
-        return images.bytes_of(image), None, None
-    (value,) = map(_plain, target)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise Unfit(f"the label of an LMDB is an int or a str, got {type(value).__name__}; pack it to a tar or parquet")
-    return images.bytes_of(image), _utf8(str(value)), "int" if isinstance(value, int) else "text"
+    labels: list[tuple[str, bytes]] = []
+    for value in map(_plain, target):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise Unfit(
+                f"the label of an LMDB is an int or a str, got {type(value).__name__}; pack it to a tar or parquet"
+            )
+        labels.append(("int" if isinstance(value, int) else "text", _utf8(str(value))))
+    return [("image", images.bytes_of(image)), *labels]
 
 
 def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
-    """A sample as a row of a table: the image as a struct of bytes and path, Hugging Face's layout."""
+    """Return a sample as a row of a table: the image as a struct of bytes and path, Hugging Face's layout."""
     if isinstance(sample, Mapping):
-        given = {str(name): value for name, value in sample.items() if name != KEY}
-        found = [name for name, value in given.items() if isinstance(value, Encoded)]
-        if len(found) != 1:
-            raise Unfit(f"a Parquet file has one column of images, got {len(found)} in a dict of {_shown(sample)}")
+        columns = {str(name): value for name, value in sample.items() if name != KEY}
+        count = sum(isinstance(value, Encoded) for value in columns.values())
+        if count != 1:
+            raise Unfit(f"a Parquet file has one column of images, got {count} in a dict of {_shown(sample)}")
     else:
-        given = dict(zip(("image", "label"), _pair(sample, "Parquet"), strict=False))
+        columns = dict(zip(("image", "label"), _pair(sample, "Parquet"), strict=False))
     row: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in columns.items():
         if isinstance(value, Encoded):
             row[name] = {"bytes": images.bytes_of(value), "path": _path(value.source, root)}
         else:
@@ -83,7 +114,7 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
 
 
 def array_of(sample: Any, images: Images) -> tuple[np.ndarray, int | float | None, bool]:
-    """The numbers of a sample's image, its label, and whether the image is an array and no more."""
+    """Return the numbers of a sample's image, its label, and whether the image is an array and no more."""
     if isinstance(sample, Mapping):
         raise Unfit(f"an array holds images, or images and labels, got a dict of {_shown(sample)}; pack it to a tar")
     image, *target = sample if isinstance(sample, tuple) else (sample,)
@@ -96,12 +127,10 @@ def array_of(sample: Any, images: Images) -> tuple[np.ndarray, int | float | Non
 
 
 def _pair(sample: Any, store: str) -> tuple[Any, ...]:
-    """An image, or an image and its target."""
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) > 2 or not parts or not isinstance(parts[0], Encoded):
-        hint = ""
-        if parts and isinstance(parts[0], Image | np.ndarray):
-            hint = "; decoded images go to an array (to='array')"
+        is_decoded = parts and isinstance(parts[0], Image | np.ndarray)
+        hint = "; decoded images go to an array (to='array')" if is_decoded else ""
         raise Unfit(
             f"{store} takes samples of Encoded, (Encoded, target), or dicts with Encoded, got {_name(sample)}{hint}"
         )
@@ -109,7 +138,8 @@ def _pair(sample: Any, store: str) -> tuple[Any, ...]:
 
 
 def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
-    """A field of a dict: under its own name, if that gives the same kind of value back, else with an ending more."""
+    """Return a field of a dict: under its own name, if that gives the same kind of value back, else with an ending
+    more."""
     if not isinstance(name, str) or name != name.lower() or not name or "/" in name or name.split() != [name]:
         raise Unfit(f"a tar's fields have names in small letters, without blanks or slashes, got {name!r}; rename it")
     _utf8(name)
@@ -121,7 +151,7 @@ def _field(name: Any, value: Any, images: Images) -> tuple[str, bytes]:
 
 
 def _file(value: Any, images: Images) -> tuple[str, bytes, tuple[str, ...]]:
-    """A value as a file: the ending of its name, its bytes, and which endings give such a value back."""
+    """Return a value as a file: the ending of its name, its bytes, and which endings give such a value back."""
     if isinstance(value, Encoded):
         data = images.bytes_of(value)
         return ENDINGS[sniff(data) or "JPEG"], data, IMAGES
@@ -165,7 +195,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's; an array as one in memory."""
+    """Return a number of NumPy's as Python's, an array as a contiguous one."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -174,9 +204,8 @@ def _plain(value: Any) -> Any:
 
 
 def _path(source: str | None, root: str | None) -> str | None:
-    """Where an image was, from the data set's root on."""
-    inside = None if root is None else os.path.join(root, "")
-    if source is None or inside is None or not source.startswith(inside):
+    """Return where an image was, from the data set's root on."""
+    if source is None or root is None or not source.startswith(inside := os.path.join(root, "")):
         return None
     return os.fsencode(source[len(inside) :]).decode("utf-8", "replace")
 

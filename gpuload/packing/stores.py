@@ -1,10 +1,14 @@
-"""Writers of stores: each takes a part, writes it, waits until it is on the disk, and returns what it wrote.
+"""One part of a job: read samples i … j, prepare them, write them to the store, and note what was written.
 
-- ``tar``: a shard with its index, from what is known as it is written, so that nothing is read again. Members have no
-  owner and no time, so that the bytes depend on the samples alone; they are those that tarfile writes. A header costs
-  3 µs, by tarfile 60: more than to read, hash and write a small photograph.
+`make_part` depends on the job and the part's number alone, so it can run anywhere that the dataset and the folder can
+be reached from: in this process, in worker processes (`pool`) of this machine or a cluster. A part that is made
+twice at once does no harm: each process writes under a name of its own, and the bytes are equal.
+
+- ``tar``: a shard with its index. Members have no owner and no time, so that the bytes depend on the samples alone;
+  they are those that tarfile writes. A header costs 5 µs, by tarfile 60: more than to read, hash and write a small
+  photograph.
 - ``parquet``: a file, by pyarrow: small row groups, uncompressed, pages with checksums.
-- ``lmdb``: one database, which only one process can write: parts become files of keys and values, which
+- ``lmdb``: one database, which only one process can write: a part becomes a tar of keys and values, which
   `append_to_lmdb` puts into it in order, each in a transaction and with the file opened anew. (LMDB leaves what was
   in its memory before in the unused part of pages: opened anew, that is always zeros.)
 - ``array``: the part's span of one ``.npy``, whose size is known before.
@@ -14,70 +18,142 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import tarfile
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.stores.store import stamp
-from gpuload.datasets.stores.tar.headers import BLOCK
-from gpuload.datasets.stores.tar.index import Shard, table_of
+from gpuload.datasets.stores.tar.headers import BLOCK, members
+from gpuload.datasets.stores.tar.index import build
 from gpuload.datasets.stores.tar.shards import keep
-from gpuload.errors import DecodeError, import_optional
-from gpuload.packing.durable import Hashed, draft, sha256
-from gpuload.packing.samples import array_of, fields_of, row_of, values_of
-
-if TYPE_CHECKING:
-    from gpuload.packing.parts import Job, Part
+from gpuload.errors import DecodeError, import_optional, one_line
+from gpuload.packing.durable import as_json, draft, record_of, telling_of_a_full_disk, write_file
+from gpuload.packing.images import Images
+from gpuload.packing.manifest import ARRAY, DATABASE
+from gpuload.packing.plan import Job, source_stamp
 
 __all__ = [
-    "WRITERS", "TarWriter", "append_to_lmdb", "array_file", "array_layout", "lmdb_file", "part_file", "schema_like",
-    "tar_header",
+    "Report", "append_to_lmdb", "array_layout", "committed_parts", "make_part", "part_file", "place_array",
+    "record_path", "tar_header",
 ]  # fmt: skip
+
+Report = Callable[[int, int], None]
+"""Called with how many more samples are done, and how many more bytes were written."""
 
 COPY_BYTES: Final = 1 << 20
 GROUP_ROWS: Final = 16  # in a shuffled order nearly each sample is of another group, which is read as a whole
-PAIR: Final = struct.Struct("<III")  # bytes of the key, of the image, of the label
-NO_LABEL: Final = 0xFFFFFFFF
 PAGE: Final = 4096
-NAME, SIZE, SUM, AFTER_SUM = 100, 124, 148, 156  # in a tar header: the name's end, the size, the sum, what follows
+NAME, SIZE, SUM = slice(0, 100), slice(124, 136), slice(148, 156)  # in the header of a tar
 MOST_BYTES: Final = 8**11 - 1  # that eleven octal digits tell
-EMPTY: Final = bytes(BLOCK)
+
+
+@dataclass
+class Part:
+    """A part of a store as it is written: its samples and its file."""
+
+    job: Job
+    number: int
+    report: Report
+    images: Images
+    bad: list[dict[str, Any]] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+
+    def prepared(self, check: Callable[[Any], Any] = lambda prepared: prepared) -> Iterator[tuple[int, Any]]:
+        """Yield good samples as `Job.prepared`; damaged ones are noted and left out."""
+        for index, sample, prepared in self.job.prepared(self.job.span(self.number), self.images, check):
+            if isinstance(prepared, Exception):
+                source = _source(self.job.dataset, sample, index)
+                cause = f"{type(prepared).__name__}: {one_line(str(prepared))}"
+                self.bad.append({"index": index, "source": source, "cause": cause})
+                self.report(1, 0)
+            else:
+                yield index, prepared
+
+    def written(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Note that a sample is written that consists of these bytes."""
+        total, nbytes = 0, 0
+        for piece in pieces:
+            total, nbytes = zlib.crc32(piece, total), nbytes + len(piece)
+        self.sums.append(total)
+        self.report(1, nbytes)
+
+
+def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
+    """Make one part, and write its record once it is on the disk. Returns the record: plain values.
+
+    Raises:
+        GpuloadError: the dataset yields what the store has no form for, or the disk is full.
+        OSError: something cannot be written.
+    """
+    part = Part(job, number, report, Images(job.options))
+    write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_span}[job.to]
+    with telling_of_a_full_disk(job.folder):
+        record = {
+            **write(part, part_file(job, number)),
+            "part": number,
+            "first": job.bounds[number],
+            "samples": len(part.sums),
+            "crc32": np.array(part.sums, "<u4").tobytes().hex(),
+            "bad": part.bad,
+            "kept": part.images.kept,
+            "sources": source_stamp(job.dataset, job.span(number)),
+        }
+        # It need not survive a loss of power: without it the part is made again.
+        write_file(record_path(job, number), as_json(record), job.work, lasting=False)
+    return record
+
+
+def record_path(job: Job, number: int) -> str:
+    """Return where the record of a part is."""
+    return os.path.join(job.work, f"{number:05d}.json")
 
 
 def part_file(job: Job, number: int) -> str:
-    """Return the file that a part is in."""
+    """Return the file that a part is in while the set is not finished."""
     if job.to == "lmdb":
         return os.path.join(job.work, f"{number:05d}.pairs")
     if job.to == "array":
-        return array_file(job)
+        return os.path.join(job.work, ARRAY)
     digits = max(5, len(str(len(job.bounds) - 2)))  # so that names are in order
     return os.path.join(job.folder, f"shard-{number:0{digits}d}.{job.to}")
+
+
+def _source(dataset: Any, sample: Any, index: int) -> str | None:
+    """Return where a sample came from, for whoever has to repair it."""
+    for leaf in sample if isinstance(sample, tuple) else sample.values() if isinstance(sample, dict) else (sample,):
+        if isinstance(source := getattr(leaf, "source", None) or getattr(leaf, "filename", None), str):
+            return source
+    paths = getattr(dataset, "paths", None)
+    return paths[index] if paths is not None else None
 
 
 # -- tar --------------------------------------------------------------------------------------------------------------
 
 
-def _write_tar(part: Part) -> dict[str, Any]:
-    path = part_file(part.job, part.number)
-    names: list[list[str]] = []
-    with draft(path, part.job.work) as name, Hashed(name) as file:
-        tar = TarWriter(file)
-        for index, fields in part.prepared(lambda sample: fields_of(sample, part.images)):
-            tar.add(part.job.key(index), fields)
-            part.written(*(data for _, data in fields))
-            for place, (ending, _) in enumerate(fields):
+def _write_tar(part: Part, path: str) -> dict[str, Any]:
+    """Write a shard, or the values for an LMDB, whose keys are the names of the members."""
+    is_shard = part.job.to == "tar"
+    names: list[dict[str, None]] = []  # at each place of a sample, in the order of their appearance
+    with draft(path, part.job.work, lasting=is_shard) as file:
+        for index, fields in part.prepared():
+            key = part.job.key(index)
+            for place, (ending, data) in enumerate(fields):
+                name = f"{key}.{ending}" if is_shard else f"{key}.{'label' if place else 'image'}"
+                for piece in (tar_header(name, len(data)), data, bytes(-len(data) % BLOCK)):
+                    file.write(piece)
                 if place == len(names):
-                    names.append([])
-                if ending not in names[place]:
-                    names[place].append(ending)
-        tar.end()
-    if part.sums:
-        tar.keep_index(path)
-    return {"file": os.path.basename(path), **file.record(), "fields": names}
+                    names.append({})
+                names[place][ending] = None
+            part.written(data for _, data in fields)
+        file.write(bytes(2 * BLOCK))  # the end, and more, until it is a number of whole records
+        file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
+    if is_shard and part.sums:
+        keep(build(path))
+    return {"file": os.path.basename(path) if is_shard else DATABASE, **record_of(file), "fields": [*map(list, names)]}
 
 
 def _tarfile_header(name: str, nbytes: int) -> bytes:
@@ -86,127 +162,74 @@ def _tarfile_header(name: str, nbytes: int) -> bytes:
     return member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
 
 
-_LIKE: Final = _tarfile_header("", 0)
-_MODE, _TIME, _REST = _LIKE[NAME:SIZE], _LIKE[SIZE + 12 : SUM], _LIKE[AFTER_SUM:]
-_SUM: Final = int(_LIKE[SUM : SUM + 6], 8) - sum(_LIKE[SIZE : SIZE + 12])  # of all but name and size
+LIKE: Final = bytearray(_tarfile_header("", 0))
+LIKE[SUM] = b" " * 8  # as which it is summed up
 
 
 def tar_header(name: str, nbytes: int) -> bytes:
     """Return the header of a member, as tarfile writes it; ValueError for what a header cannot hold."""
     text = name.encode("utf-8", "surrogateescape")
-    if len(text) > NAME or nbytes > MOST_BYTES:
+    if len(text) > NAME.stop or nbytes > MOST_BYTES:
         return _tarfile_header(name, nbytes)
-    size = b"%011o\0" % nbytes
-    total = b"%06o\0 " % (_SUM + sum(text) + sum(size))
-    return b"".join((text.ljust(NAME, b"\0"), _MODE, size, _TIME, total, _REST))
-
-
-class TarWriter:
-    """Writes samples to a shard, one after the other."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self._file, self._at = file, 0  # in blocks
-        self._first, self._ends = array("Q"), array("Q", [0])
-        self._blocks, self._sizes, self._fields = array("Q"), array("Q"), array("Q")
-        self._names: dict[str, int] = {}
-        self._keys = bytearray()
-
-    def add(self, key: str, fields: Sequence[tuple[str, bytes]]) -> None:
-        """Write a sample: the ends of its files' names, which differ, and their bytes."""
-        self._first.append(len(self._blocks))
-        self._keys += key.encode()
-        self._ends.append(len(self._keys))
-        for field, data in fields:
-            nbytes = len(data)
-            for piece in (tar_header(f"{key}.{field}", nbytes), data, EMPTY[: -nbytes % BLOCK]):
-                self._file.write(piece)
-            self._blocks.append(self._at + 1)
-            self._sizes.append(nbytes)
-            self._fields.append(self._names.setdefault(field, len(self._names)))
-            self._at += 1 + -(-nbytes // BLOCK)
-
-    def end(self) -> None:
-        """Write what an archive ends with: two empty blocks, and more, until it is a number of whole records."""
-        self._file.write(EMPTY * (2 + -(self._at + 2) % (tarfile.RECORDSIZE // BLOCK)))
-
-    def keep_index(self, path: str) -> None:
-        """Write the index of the shard, which is at `path` now, beside it."""
-        columns = (array("Q", [*self._first, len(self._blocks)]), self._ends, self._blocks, self._sizes, self._fields)
-        names = b"\0".join(name.encode("utf-8", "surrogateescape") for name in self._names)
-        keep(Shard(path, table_of(stamp(path), columns, bytes(self._keys), names)))
+    header = LIKE.copy()
+    header[NAME], header[SIZE] = text.ljust(NAME.stop, b"\0"), b"%011o\0" % nbytes
+    header[SUM] = b"%06o\0 " % sum(header)
+    return bytes(header)
 
 
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _write_parquet(part: Part) -> dict[str, Any]:
+def _write_parquet(part: Part, path: str) -> dict[str, Any]:
     arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
     parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    path, schema, root = part_file(part.job, part.number), part.job.like, part.job.root
+    schema = part.job.like
     rows: list[dict[str, Any]] = []
 
-    def prepare(sample: Any) -> dict[str, Any]:
-        row = row_of(sample, part.images, root)
+    def check(row: dict[str, Any]) -> dict[str, Any]:
         if row.keys() != set(schema.names):
-            own, first = (", ".join(map(repr, names)) for names in (row, schema.names))
-            raise ValueError(f"it has the columns {own}, the first sample has {first}")
+            columns_here, first = (", ".join(map(repr, names)) for names in (row, schema.names))
+            raise ValueError(f"it has the columns {columns_here}, the first sample has {first}")
         arrow.RecordBatch.from_pylist([row], schema)  # ArrowInvalid, a ValueError, where a value is of another type
         return row
 
-    def write(writer: Any) -> None:
+    def write_group() -> None:
         if rows:
             writer.write_table(arrow.Table.from_pylist(rows, schema), row_group_size=GROUP_ROWS)
             rows.clear()
 
     options = {"compression": "none", "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
-    with (
-        draft(path, part.job.work) as name,
-        Hashed(name) as file,
-        parquet.ParquetWriter(file, schema, **options) as writer,
-    ):
-        for _, row in part.prepared(prepare):
+    with draft(path, part.job.work) as file, parquet.ParquetWriter(file, schema, **options) as writer:
+        for _, row in part.prepared(check):
             rows.append(row)
-            part.written(*(value["bytes"] for value in row.values() if isinstance(value, dict)))
+            part.written(value["bytes"] for value in row.values() if isinstance(value, dict))
             if len(rows) == GROUP_ROWS:
-                write(writer)
-        write(writer)
-    return {"file": os.path.basename(path), **file.record()}
-
-
-def schema_like(row: dict[str, Any]) -> Any:
-    """Return the schema of rows like this one."""
-    arrow = import_optional("pyarrow", "pack(to='parquet')", "parquet")
-    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-    kinds = {name: image if isinstance(value, dict) else arrow.array([value]).type for name, value in row.items()}
-    return arrow.schema(list(kinds.items()))
+                write_group()
+        write_group()
+    return {"file": os.path.basename(path), **record_of(file)}
 
 
 # -- LMDB -------------------------------------------------------------------------------------------------------------
 
 
-def _write_pairs(part: Part) -> dict[str, Any]:
-    path = part_file(part.job, part.number)
-    kind: str | None = None
-    with draft(path, part.job.work, lasting=False) as name, Hashed(name) as file:
-        for index, (image, label, label_kind) in part.prepared(lambda sample: values_of(sample, part.images)):
-            kind = label_kind
-            key = part.job.key(index).encode()
-            head = PAIR.pack(len(key), len(image), NO_LABEL if label is None else len(label))
-            for piece in (head + key, image, label or b""):
-                file.write(piece)
-            part.written(image, label)
-    return {"file": "data.mdb", **file.record(), "label": kind}
-
-
-def lmdb_file(job: Job) -> str:
-    """Return where the database is while it is written."""
-    return os.path.join(job.work, "data.mdb")
+def committed_parts(job: Job) -> int:
+    """Return how many parts are in the database."""
+    path = os.path.join(job.work, DATABASE)
+    if job.to != "lmdb" or not os.path.exists(path):
+        return 0
+    lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
+    try:
+        with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
+            return env.info()["last_txnid"]
+    except lmdb.Error:  # it had not even its first pages yet
+        os.unlink(path)
+        return 0
 
 
 def append_to_lmdb(job: Job, number: int) -> None:
-    """Put a part into the database as its next transaction, unless it is there already; its file is then not needed."""
+    """Put a part into the database as its next transaction, unless it is there already, and remove its file."""
     lmdb = import_optional("lmdb", "pack(to='lmdb')", "lmdb")
-    path, pairs = lmdb_file(job), part_file(job, number)
+    path, pairs = os.path.join(job.work, DATABASE), part_file(job, number)
     # The size of the map is written to the file, so it must not depend on how often this was tried.
     room = before = 0
     for key, value in _pairs(pairs):
@@ -214,36 +237,29 @@ def append_to_lmdb(job: Job, number: int) -> None:
     if number:
         with lmdb.open(path, subdir=False, lock=False, readonly=True) as env:
             before = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    env = lmdb.open(path, subdir=False, lock=False, map_size=(before + 2 * room + 256 * PAGE) // PAGE * PAGE)
-    try:
-        if env.info()["last_txnid"] <= number:
-            with env.begin(write=True) as transaction:
-                for key, value in _pairs(pairs):
-                    transaction.put(key, value, append=True)
-                if not os.path.getsize(pairs):
-                    transaction.put(b"__empty__", b"")  # so that each part is a transaction
-                    transaction.delete(b"__empty__")
-    finally:
-        env.close()
+    map_size = (before + 2 * room + 256 * PAGE) // PAGE * PAGE
+    with lmdb.open(path, subdir=False, lock=False, map_size=map_size) as env, env.begin(write=True) as transaction:
+        for key, value in _pairs(pairs):
+            transaction.put(key, value, append=True)
+        if not room:
+            transaction.put(b"__empty__", b"")  # so that each part is a transaction
+            transaction.delete(b"__empty__")
+    os.unlink(pairs)
 
 
 def _pairs(path: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield keys and values, in the order of keys."""
     with open(path, "rb", buffering=COPY_BYTES) as file:
-        while head := file.read(PAIR.size):
-            of_key, of_image, of_label = PAIR.unpack(head)
-            key = file.read(of_key)
-            yield key + b".image", file.read(of_image)
-            if of_label != NO_LABEL:
-                yield key + b".label", file.read(of_label)
+
+        def read_at(offset: int, nbytes: int) -> bytes:
+            file.seek(offset)
+            return file.read(nbytes)
+
+        for name, _, start, nbytes in members(read_at, path):
+            yield name, read_at(start, nbytes)
 
 
 # -- array ------------------------------------------------------------------------------------------------------------
-
-
-def array_file(job: Job) -> str:
-    """Return where the array is while it is written."""
-    return os.path.join(job.work, "images.npy")
 
 
 def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
@@ -255,7 +271,7 @@ def array_layout(job: Job, samples: int) -> tuple[bytes, int]:
     return file.getvalue(), int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _write_span(part: Part) -> dict[str, Any]:
+def _write_span(part: Part, path: str) -> dict[str, Any]:
     """Write good samples one behind the other, from where the part's first one would be."""
     job = part.job
     dtype, shape, _ = job.like
@@ -263,31 +279,39 @@ def _write_span(part: Part) -> dict[str, Any]:
     labels: list[int | float | None] = []
     digest = sha256()
 
-    def prepare(sample: Any) -> tuple[np.ndarray, int | float | None]:
-        array, label, _ = array_of(sample, part.images)
+    def check(prepared: tuple[Any, Any, bool]) -> tuple[memoryview, Any]:
+        array, label, _ = prepared
         if array.dtype != np.dtype(dtype) or array.shape != shape:
             raise DecodeError(
                 f"an array holds entries of one shape, but this is {array.dtype} of shape {array.shape}, the first "
                 f"{dtype} of shape {shape}; short_side makes squares of all"
             )
-        return np.ascontiguousarray(array), label
+        contiguous: Any = np.ascontiguousarray(array)
+        return memoryview(contiguous.reshape(-1).view(np.uint8)), label
 
-    with open(array_file(job), "r+b", buffering=COPY_BYTES) as file:
+    with open(path, "r+b", buffering=COPY_BYTES) as file:
         file.seek(len(header) + job.bounds[part.number] * each)
-        for _, (array, label) in part.prepared(prepare):
-            data = memoryview(array.reshape(-1).view(np.uint8))
+        for _, (data, label) in part.prepared(check):
             file.write(data)
             digest.update(data)
             labels.append(label)
-            part.written(data)
+            part.written([data])
         file.flush()
         os.fsync(file.fileno())
-    return {"file": "images.npy", "bytes": each * len(labels), "sha256": digest.hexdigest(), "labels": labels}
+    return {"file": ARRAY, "bytes": each * len(labels), "sha256": digest.hexdigest(), "labels": labels}
 
 
-WRITERS: Final[dict[str, Callable[[Part], dict[str, Any]]]] = {
-    "tar": _write_tar,
-    "parquet": _write_parquet,
-    "lmdb": _write_pairs,
-    "array": _write_span,
-}
+def place_array(job: Job, records: list[dict[str, Any]]) -> None:
+    """Move the array to its place; where samples were left out, write it again without their gaps."""
+    path, source = os.path.join(job.folder, ARRAY), os.path.join(job.work, ARRAY)
+    samples = sum(record["samples"] for record in records)
+    if samples == job.bounds[-1]:
+        os.replace(source, path)
+        return
+    before, each = array_layout(job, job.bounds[-1])
+    with draft(path, job.work) as file, open(source, "rb") as old:
+        file.write(array_layout(job, samples)[0])
+        for record in records:
+            old.seek(len(before) + record["first"] * each)
+            for _ in range(record["samples"]):
+                file.write(old.read(each))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +25,7 @@ __all__ = ["verify"]
 THREADS: Final = 8
 SHOWN: Final = 5  # samples that are named, of one part
 OURS: Final = (".tar", ".parquet", ".npy", ".mdb")
+Sums = Iterator[tuple[str, int | None]]  # of each sample its name and its CRC-32; None where it cannot be read
 
 
 def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> list[str]:
@@ -40,126 +43,105 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         FileNotFoundError: there is no finished set.
         GpuloadError: its manifest is damaged.
     """
-    full, progress = full_path(folder), progress or (lambda done, total: None)
-    return [visible(problem) for problem in _problems(full, read_manifest(full), progress)]
-
-
-def _problems(full: str, manifest: dict[str, Any], progress: Callable[[int, int], None]) -> list[str]:
-    problems, parts = [], manifest["parts"]
-    files = dict.fromkeys(part["file"] for part in parts)
-    expected = {*files, *manifest["files"]}
+    full = full_path(folder)
+    manifest = read_manifest(full)
+    hashes = manifest["files"]
+    # The parts of an LMDB are in no order in its file, which has one hash.
+    parts = [] if manifest["to"] == "lmdb" else manifest["parts"]
+    expected = dict.fromkeys([*hashes, *(part["file"] for part in manifest["parts"])])
     present = {name for name in expected if os.path.isfile(os.path.join(full, name))}
-    header = _header_bytes(full) if ARRAY in present else 0
-    damaged: set[str] = set()
-    for name, digest in manifest["files"].items():
-        span = (0, header) if name == ARRAY else ()
-        if name in present and hash_of(os.path.join(full, name), *span) != digest:
-            damaged.add(name)
-            problems.append(f"{name} is damaged: its hash is not that in {MANIFEST}")
-    problems += [f"{name} is missing" for name in {**manifest["files"], **files} if name not in present]
-    for name in sorted(os.listdir(full)):
-        if name not in expected and name.endswith(OURS):
-            problems.append(f"{name} is too much: the manifest does not name it, but a pattern may read it")
-    starts = np.cumsum([0, *(part["samples"] for part in parts)]).tolist()
-    sums = np.zeros(0, np.uint32) if SUMS in damaged else _sums(full, manifest)
+    header_bytes = _header_bytes(full) if ARRAY in present else 0
+    spans = {ARRAY: header_bytes}  # of a file that has parts, what precedes them
+    damaged = [n for n in hashes if n in present and hash_of(os.path.join(full, n), 0, spans.get(n)) != hashes[n]]
+    problems = [f"{name} is damaged: its hash is not that in {MANIFEST}" for name in damaged]
+    problems += [f"{name} is missing" for name in expected if name not in present]
+    problems += [
+        f"{name} is too much: the manifest does not name it, but a pattern may read it"
+        for name in sorted(os.listdir(full))
+        if name not in expected and name.endswith(OURS)
+    ]
+    if manifest["to"] == "lmdb" and DATABASE not in hashes:
+        problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
+    sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; of none where their file is no help
+    if SUMS in present and SUMS not in damaged:
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            sums = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False).reshape(-1)
+    rows = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
+    starts = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
+    ends = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]
 
     def check(number: int) -> str:
         part = parts[number]
-        path = os.path.join(full, part["file"])
-        if part["file"] not in present:
+        name, path = part["file"], os.path.join(full, part["file"])
+        if name not in present:
             return ""
-        if manifest["to"] == "array":
-            before = sum(other["bytes"] for other in parts[:number])
-            intact = hash_of(path, header + before, part["bytes"]) == part["sha256"]
-        elif (size := os.path.getsize(path)) != part["bytes"]:
-            return f"{part['file']} has {size:,} bytes instead of {part['bytes']:,}{_where(manifest, number)}"
-        else:
-            intact = hash_of(path) == part["sha256"]
-        if intact:
+        what = f"(samples {part['first']:,} to {ends[number] - 1:,} of what was packed)"
+        if name != ARRAY and (size := os.path.getsize(path)) != part["bytes"]:
+            return f"{name} has {size:,} bytes instead of {part['bytes']:,} {what}"
+        if hash_of(path, starts[number] if name == ARRAY else 0, part["bytes"]) == part["sha256"]:
             return ""
-        which = _damaged_samples(full, manifest, part, sums[starts[number] : starts[number + 1]], starts[number])
-        return f"{part['file']} is damaged{which}{_where(manifest, number)}"
+        return (
+            f"{name} is damaged{_damaged_samples(path, manifest, sums[slice(*rows[number])], rows[number][0])} {what}"
+        )
 
-    if manifest["to"] == "lmdb":  # its parts are in no order in the file, so it has one hash
-        if DATABASE not in manifest["files"]:
-            problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
-        parts = []
     with ThreadPoolExecutor(THREADS) as pool:
         for done, problem in enumerate(pool.map(check, range(len(parts))), 1):
             problems += [problem] if problem else []
-            progress(done, len(parts))
-    return problems
-
-
-def _sums(folder: str, manifest: dict[str, Any]) -> np.ndarray:
-    """Return the CRC-32 of each sample; of none where their file is no help."""
-    try:
-        sums = np.load(os.path.join(folder, SUMS), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, SyntaxError):
-        return np.zeros(0, np.uint32)
-    fits = isinstance(sums, np.ndarray) and sums.dtype == "<u4" and sums.shape == (manifest["samples"],)
-    return sums if fits else np.zeros(0, np.uint32)
-
-
-def _where(manifest: dict[str, Any], number: int) -> str:
-    """Say which samples of the source a part was made of."""
-    parts = manifest["parts"]
-    first = parts[number]["first"]
-    after = parts[number + 1]["first"] if number + 1 < len(parts) else manifest["plan"]["dataset"]["samples"]
-    return f" (samples {first:,} to {after - 1:,} of what was packed)"
-
-
-def _damaged_samples(folder: str, manifest: dict[str, Any], part: dict[str, Any], sums: np.ndarray, first: int) -> str:
-    """Say which samples of a damaged part differ, as far as the part can be read at all."""
-    if not len(sums):
-        return ""
-    read = {"tar": _tar_sums, "parquet": _parquet_sums, "array": _array_sums}[manifest["to"]]
-    try:
-        totals = read(os.path.join(folder, part["file"]), manifest, first, len(sums))
-    except Exception as error:  # whatever a damaged file makes its library say
-        return f": {error}"
-    if len(totals) != len(sums):
-        return f": it has {len(totals):,} samples instead of {len(sums):,}"
-    wrong = [name for (name, total), expected in zip(totals, sums.tolist(), strict=True) if total != expected]
-    if not wrong:
-        return ", but in none of its images: in labels, names or what lies between"
-    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:SHOWN])}{more}"
-
-
-def _tar_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    shard, file = build(path), open_file(path)
-    columns, found = shard.columns, []
-    for number in range(shard.samples):
-        total = 0
-        for member in range(int(columns.first[number]), int(columns.first[number + 1])):
-            total = zlib.crc32(file.read_at(int(columns.blocks[member]) * BLOCK, int(columns.sizes[member])), total)
-        found.append((f"key {shard.key(number)!r}", total))
-    return found
-
-
-def _parquet_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
-    image, found = manifest["read"]["options"]["image"].removesuffix(".bytes"), []
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            try:
-                images = file.read_row_group(group, columns=[image]).column(image).to_pylist()
-                totals: list[int | None] = [zlib.crc32(one["bytes"]) for one in images]
-            except (OSError, ValueError):
-                totals = [None] * rows
-            found += [(f"row {len(found) + row}", total) for row, total in enumerate(totals)]
-    return found
-
-
-def _array_sums(path: str, manifest: dict[str, Any], first: int, count: int) -> list[tuple[str, int | None]]:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    rows = range(first, first + count)
-    return [(f"entry {row}", zlib.crc32(array[row].tobytes())) for row in rows]
+            if progress is not None:
+                progress(done, len(parts))
+    return [visible(problem) for problem in problems]
 
 
 def _header_bytes(folder: str) -> int:
     """Return how many bytes of the array's file precede its numbers."""
     with open(os.path.join(folder, ARRAY), "rb") as file:
         return 10 + int.from_bytes(file.read(10)[8:], "little")
+
+
+def _damaged_samples(path: str, manifest: dict[str, Any], expected: np.ndarray, first: int) -> str:
+    """Say which samples of a damaged part differ, as far as the part can be read at all."""
+    if not len(expected):
+        return ""
+    try:
+        match manifest["to"]:
+            case "tar":
+                sums = list(_tar_sums(path))
+            case "parquet":
+                sums = list(_parquet_sums(path, manifest["read"]["options"]["image"].removesuffix(".bytes")))
+            case _:
+                array, rows = np.load(path, mmap_mode="r", allow_pickle=False), range(first, first + len(expected))
+                sums = [(f"entry {row}", zlib.crc32(array[row].tobytes())) for row in rows]
+    except Exception as error:  # whatever a damaged file makes its library say
+        return f": {error}"
+    if len(sums) != len(expected):
+        return f": it has {len(sums):,} samples instead of {len(expected):,}"
+    wrong = [name for (name, total), known in zip(sums, expected.tolist(), strict=True) if total != known]
+    if not wrong:
+        return ", but in none of its images: in labels, names or what lies between"
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    return f" in {len(wrong)} of its {len(sums):,} samples: {', '.join(wrong[:SHOWN])}{more}"
+
+
+def _tar_sums(path: str) -> Sums:
+    shard, file = build(path), open_file(path)
+    columns = shard.columns
+    for number, (member, stop) in enumerate(pairwise(columns.first)):
+        total = 0
+        for at in range(member, stop):
+            total = zlib.crc32(file.read_at(columns.blocks[at] * BLOCK, columns.sizes[at]), total)
+        yield f"key {shard.key(number)!r}", total
+
+
+def _parquet_sums(path: str, image: str) -> Sums:
+    parquet = import_optional("pyarrow.parquet", "Parquet", "parquet")
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        row = 0
+        for group in range(file.num_row_groups):
+            try:
+                images = file.read_row_group(group, columns=[image]).column(image).to_pylist()
+                sums: list[int | None] = [zlib.crc32(value["bytes"]) for value in images]
+            except (OSError, ValueError):
+                sums = [None] * file.metadata.row_group(group).num_rows
+            for total in sums:
+                yield f"row {row}", total
+                row += 1

@@ -52,7 +52,7 @@ class PixelMemory:
 
     @property
     def nbytes(self) -> int:
-        """What it takes: the bytes of all segments."""
+        """The bytes of all segments."""
         return sum(map(len, self._segments))
 
     def reserve(self, nbytes: int) -> None:
@@ -138,10 +138,10 @@ class ResidentTransfer(CudaTransfer):
 
 def _windows(batch: Batch) -> list[np.ndarray]:
     contents = [part.content for part in batch.parts]
-    return [NO_WINDOWS if own is None or own.windows is None else own.windows for own in contents]
+    return [NO_WINDOWS if content is None or content.windows is None else content.windows for content in contents]
 
 
-def transfer_of(kept: CachedSamples, ring: Ring) -> CpuTransfer:
+def transfer_of(samples: CachedSamples, ring: Ring) -> CpuTransfer:
     """The transfer for batches of these samples."""
-    memory: PixelMemory = kept.memory
+    memory: PixelMemory = samples.memory
     return CpuTransfer(ring) if memory.on_host else ResidentTransfer(ring, memory)

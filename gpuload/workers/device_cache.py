@@ -73,7 +73,7 @@ class CachedSamples:
         bytes, which are copied."""
         columns.spread(list(columns.blocks), data)
         images = [*columns.images, *columns.masks]
-        ends = [int((own.table["offset"] + own.table["shape"].prod(axis=1)).max()) for own in images]
+        ends = [int((column.table["offset"] + column.table["shape"].prod(axis=1)).max()) for column in images]
         self._starts.append(self.memory.add(data[: max(ends)]) if ends else 0)
         self._chunks.append(columns)
         self._row[np.asarray(numbers)[columns.rows]] = np.arange(len(columns)) + self._added

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.datasets.files import limited
-from gpuload.datasets.kinds import forget, image_rows, row_bytes
+from gpuload.datasets.kinds import forget, row_bytes
 from gpuload.datasets.memory import memory_file
 from gpuload.datasets.sample import takes_meta
 from gpuload.datasets.tree import Structure, flatten, transposed
@@ -453,7 +453,7 @@ class RowCopier:
         request, start = chunk.request, clock()
         try:
             numbers = self._numbers(request.indices)
-            images = None if numbers is None else image_rows(self._dataset, numbers.tolist())
+            images = None if numbers is None else self._dataset._image_rows(numbers.tolist())
             if numbers is None or images is None:
                 return None
             table = self._table(request, images)

@@ -13,14 +13,13 @@ from rich.console import Console
 
 from gpuload.cli.console import (
     FAILED,
-    bars,
-    busy,
     count_of,
     device_of,
     fail,
     make_console,
     progress,
     say,
+    warn_if_busy,
     write_json,
 )
 from gpuload.stage import device as devices
@@ -35,26 +34,21 @@ def test_without_a_terminal_there_is_a_line_for_each_tenth() -> None:
     assert lines == [*(f"{tenth}0 of 100 samples" for tenth in range(1, 10)), "100 of 100 samples, 9 MB"]
 
 
-def test_a_total_may_come_later_and_tasks_are_apart() -> None:
+def test_a_total_may_come_later() -> None:
     file = io.StringIO()
-    with bars(Console(file=file)) as begin:
-        first, second = begin("images"), begin("parts", 2)
-        first(1)
-        first(5, 10)
-        second(1)
-        first(10)
-        first(11)
-        second(2)
-    assert file.getvalue().splitlines() == [
-        "5 of 10 images", "1 of 2 parts", "10 of 10 images", "2 of 2 parts"
-    ]  # fmt: skip
+    with progress(Console(file=file), "images") as tell:
+        tell(1)
+        tell(5, 10)
+        tell(10)
+        tell(11)
+    assert file.getvalue().splitlines() == ["5 of 10 images", "10 of 10 images"]
 
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_in_a_terminal_there_are_bars(width: int) -> None:
     file = io.StringIO()
-    with bars(Console(file=file, force_terminal=True, width=width, color_system=None), transient=False) as begin:
-        tell = begin("images, gpuload", 10)
+    console = Console(file=file, force_terminal=True, width=width, color_system=None)
+    with progress(console, "images, gpuload", 10, transient=False) as tell:
         tell(10, note="1,000 images/s")
     last = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
     assert len(last) <= width
@@ -84,7 +78,7 @@ def test_errors_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(make_console(), ValueError("no [such] thing")) == FAILED == 1
     assert capsys.readouterr() == ("", "no [such] thing\n")
     file = io.StringIO()
-    assert fail(Console(file=file), "told", 3) == 3
+    assert fail(Console(file=file), "told") == FAILED
     assert file.getvalue() == "told\n"
 
 
@@ -119,10 +113,11 @@ def test_json_goes_to_a_file_or_to_stdout(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9, 9))
-    assert busy() == ""
-    monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 0, 0))
-    assert busy() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs"
+    file = io.StringIO()
+    for load in (0.9, 4.25):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9, 9))
+        warn_if_busy(Console(file=file))
+    assert file.getvalue() == "This machine is busy: a load of 4.2 on 2 CPUs. Figures depend on what else runs\n"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -485,13 +485,14 @@ def _version(name: str) -> str | None:
 def trials(**others: Any) -> dict[str, Any]:
     ok = {"ok": True, "why": ""}
     torch = {**ok, "version": "2.9.1", "cuda": "13.0", "other": "", "devices": []}
-    return {"torch": torch, "simplejpeg": ok, "Pillow": ok, **others}
+    alone = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), ok)
+    return {"torch": torch, "workers": {**ok, "seconds": 0.5}, **alone, **others}
 
 
 def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *LONG)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
-    findings = doctor._check_packages(trials())
+    findings = doctor.findings_of(trials())[9:]
     told = "All that is needed works. What holds it back most is nvImageCodec: not installed"
     assert summary(findings).startswith(told)
     assert findings[0].fix == "pip install 'gpuload[cu13]'"
@@ -500,5 +501,5 @@ def test_an_installation_without_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_wheel_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
-    findings = doctor._check_packages(trials(nvImageCodec={"ok": True, "why": ""}))
+    findings = doctor.findings_of(trials(nvImageCodec={"ok": True, "why": ""}))[9:]
     assert findings[0].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

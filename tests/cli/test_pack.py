@@ -1,8 +1,9 @@
-"""``gpuload pack`` and ``gpuload verify``: what they take, what they say, how they end."""
+"""``gpuload pack``, ``verify`` and ``index``: what they take, what they say, how they end."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 from pictures import jpeg_bytes, smooth_image
 from stored import COUNT, LABELS, jpegs
-from tars import shards_of_pictures
+from tars import archive, shards_of_pictures
 from typer.testing import CliRunner
 
 import gpuload as gl
 from gpuload.cli.app import app
-from gpuload.cli.pack import size_of
+from gpuload.cli.pack import bytes_of
 from gpuload.cli.source import source_of
 from gpuload.packing.manifest import open_packed
 
@@ -128,7 +129,7 @@ def test_what_is_no_source_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert [size_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
+    assert [bytes_of(text) for text in ("256MB", "1GiB", "1.5 k", "7", "3mb")] == [
         256_000_000,
         1 << 30,
         1500,
@@ -137,7 +138,7 @@ def test_sizes() -> None:
     ]
     for text in ("", "MB", "1XB", "-1"):
         with pytest.raises(ValueError, match="expected a number of bytes"):
-            size_of(text)
+            bytes_of(text)
 
 
 @pytest.mark.parametrize("train", ["folder", "packed"])
@@ -160,3 +161,70 @@ def test_classes_are_kept(tmp_path: Path) -> None:
     run("pack", images(tmp_path / "images"), tmp_path / "set", "--to", "tar", "--workers", "0")
     assert json.loads((tmp_path / "set" / "classes.json").read_text()) == ["class 0", "class 1", "class 2"]
     assert open_packed(str(tmp_path / "set"))[11][1] == 2
+
+
+# -- indexes of tar archives ------------------------------------------------------------------------------------------
+
+
+def index(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["index", *arguments])
+    return done.exit_code, done.output
+
+
+def test_indexes_are_made_once_and_counted(tmp_path: Path) -> None:
+    pattern = shards_of_pictures(tmp_path, 3, 2)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    status, text = index(pattern)
+    nbytes = sum(path.stat().st_size for path in tmp_path.glob("*.gpuload-index"))
+    assert status == 0
+    assert text == (
+        "1 of 3 shards\n2 of 3 shards\n3 of 3 shards\n"
+        f"3 shards of {size:,} bytes: 6 samples of 12 files\n"
+        f"3 indexes made, 0 fresh; {nbytes:,} bytes, {nbytes / 6:.0f} for a sample\n"
+    )
+    os.remove(tmp_path / "train-001.tar.gpuload-index")
+    assert "\n1 index made, 2 fresh; " in index(f"{tmp_path}/*.tar")[1]
+    assert "\n3 indexes made, 0 fresh; " in index(f"{tmp_path}/*.tar", "--again", "--workers", "2")[1]
+
+
+def test_damaged_and_missing_shards_are_told(tmp_path: Path) -> None:
+    path = archive(tmp_path / "[bold]x.tar", {"a.jpg": bytes(600)})
+    os.truncate(path, 700)
+    status, text = index(str(path))
+    assert status == 1
+    assert text.endswith("\n")
+    assert text.splitlines()[-1].startswith(f"'{path}' is cut off at 700 bytes: the member 'a.jpg'")
+    assert index(f"{tmp_path}/none-*.tar") == (1, f"no shard is found for '{tmp_path}/none-*.tar' (looked for "
+                                                  f"'{tmp_path}/none-*.tar')\n")  # fmt: skip
+
+
+def test_odd_ones_are_remarked_on(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
+    os.truncate(path, 1024)
+    status, text = index(str(path))
+    assert status == 0
+    assert "without the empty blocks that close an archive" in text
+
+
+def test_a_folder_is_all_of_its_shards(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    shards_of_pictures(tmp_path / "a", 2, 1)
+    (tmp_path / "a" / "._train-000.tar").write_bytes(b"of another program")
+    status, text = index(str(tmp_path / "a"), "--workers", "1")
+    assert status == 0
+    assert "2 shards of " in text
+    (tmp_path / "none").mkdir()
+    assert index(str(tmp_path / "none")) == (
+        1, f"the folder '{tmp_path}/none' has no shards; expected files whose names end in .tar\n",
+    )  # fmt: skip
+
+
+def test_what_pack_wrote_and_printed_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(jpeg_bytes(smooth_image(24, 24, 1)))
+    done = CliRunner().invoke(app, ["pack", f"{tmp_path}/images", f"{tmp_path}/set", "--to", "tar", "--workers", "0"])
+    pattern = done.output.split("gpuload.TarShards('")[1].split("'")[0]
+    for named in (f"{tmp_path}/set", pattern):
+        status, text = index(named)
+        assert status == 0
+        assert "0 indexes made, 1 fresh; " in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuload import transforms as T
-from gpuload.cli.source import RecipeError, load_recipe, usual_recipe
+from gpuload.cli.source import load_recipe, usual_recipe
 
 FILE = """
 import torch
@@ -65,7 +65,7 @@ def test_a_list_a_compose_and_a_chain_are_taken(file: Path) -> None:
     ],
 )
 def test_what_is_none(file: Path, spec: str, said: str) -> None:
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(ValueError, match="--recipe") as raised:
         load_recipe(spec.format(file=file))
     assert said.format(file=file) in str(raised.value)
 
@@ -82,6 +82,6 @@ def test_what_is_none(file: Path, spec: str, said: str) -> None:
 )
 def test_files_that_do_not_run(file: Path, text: str, said: str) -> None:
     file.write_text(text)
-    with pytest.raises(RecipeError, match=r"recipe\.py") as raised:
+    with pytest.raises(ValueError, match=r"recipe\.py") as raised:
         load_recipe(f"{file}:train")
     assert said in str(raised.value)

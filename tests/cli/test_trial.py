@@ -11,16 +11,16 @@ import pytest
 import torch
 from stage.decode.test_nvimagecodec import Gpu, nothing, pictures
 
-from gpuload.cli.trial import HEIGHT, Trial, begin_trials, find_fault, sample_jpeg, try_regions
+from gpuload.cli.trial import HEIGHT, find_fault, sample_jpeg, try_in_process, try_regions
 from gpuload.stage.decode.nvimagecodec import CPU, GPU, NvImageCodec, load_library
 
 
 @pytest.mark.processes
 def test_decoders_that_work() -> None:
-    found: dict[str, object] = {}
-    for trial in begin_trials(sample_jpeg(), ["simplejpeg", "Pillow"]):
-        found |= trial.results()
-    assert found == {"simplejpeg": {"ok": True, "why": ""}, "Pillow": {"ok": True, "why": ""}}
+    assert try_in_process(["simplejpeg", "Pillow"], sample_jpeg()) == {
+        "simplejpeg": {"ok": True, "why": ""},
+        "Pillow": {"ok": True, "why": ""},
+    }
 
 
 @pytest.mark.processes
@@ -40,18 +40,19 @@ def test_decoders_that_work() -> None:
 def test_a_decoder_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
     (tmp_path / "simplejpeg.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert Trial(["simplejpeg"], sample_jpeg()).results() == {"simplejpeg": {"ok": False, "why": why}}
+    assert try_in_process(["simplejpeg"], sample_jpeg()) == {"simplejpeg": {"ok": False, "why": why}}
 
 
 @pytest.mark.processes
 def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
     monkeypatch.syspath_prepend(tmp_path)
-    results = Trial(["Pillow", "torch", "workers"], sample_jpeg()).results()
+    results = try_in_process(["Pillow", "torch", "workers", "Triton"], sample_jpeg())
     assert results == {
         "Pillow": {"ok": True, "why": ""},
         "torch": {"ok": False, "why": "the process crashed (SIGKILL)"},
         "workers": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
+        "Triton": {"ok": False, "why": "not tried, since torch: the process crashed (SIGKILL)"},
     }
 
 
@@ -59,14 +60,14 @@ def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeyp
 def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("import signal; signal.pause()")
     monkeypatch.syspath_prepend(tmp_path)
-    results = Trial(["torch"]).results(limit_s=0.0)
+    results = try_in_process(["torch"], limit_s=0.1)
     assert results == {"torch": {"ok": False, "why": "it was not done after 0 seconds"}}
 
 
 @pytest.mark.processes
 def test_a_process_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    why = Trial(["Pillow"]).results()["Pillow"]["why"]
+    why = try_in_process(["Pillow"])["Pillow"]["why"]
     assert why.startswith("the process ended with status 1: ")
 
 
@@ -116,4 +117,4 @@ def test_the_trial_tells_version_device_faults_and_what_is_used():
 
 @pytest.mark.processes
 def test_regions_are_tried_in_a_process_of_their_own():
-    assert Trial(["regions"]).results()["regions"]["faults"] == {CPU: ""}
+    assert try_in_process(["regions"])["regions"]["faults"] == {CPU: ""}

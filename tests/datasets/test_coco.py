@@ -514,7 +514,7 @@ def test_it_needs_neither_torchvision_nor_pycocotools(coco: Callable[..., Coco],
     coco()
     program = (
         "import sys; sys.modules |= dict.fromkeys(['torch', 'torchvision', 'pycocotools'])\n"
-        "from gpuload.datasets import Coco\n"
+        "from gpuload.datasets.coco import Coco\n"
         "print(len(Coco(sys.argv[1], sys.argv[2])[0][1]['masks'].array))"
     )
     command = [sys.executable, "-c", program, str(tmp_path), str(tmp_path / "annotations.json")]

@@ -19,7 +19,6 @@ from descriptors import open_below
 from PIL import Image
 
 import gpuload as gl
-from gpuload.datasets import files
 from gpuload.datasets.files import MAX_BYTES, Disk, limited, read_file, sniff, will_read
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
@@ -267,8 +266,3 @@ def test_what_the_page_cache_has_is_not_read(tmp_path: Path) -> None:
     assert not found.was_read(), "it is told once"
     if not was_read:
         lacking.skip("a disk")
-
-
-def test_where_nothing_is_counted_nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "resource", None)
-    assert not Disk().was_read()

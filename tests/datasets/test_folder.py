@@ -17,8 +17,9 @@ from descriptors import open_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.datasets import Cached, ImageFiles, ImageFolder
 from gpuload.datasets import folder as folder_module
+from gpuload.datasets.cached import Cached
+from gpuload.datasets.folder import ImageFiles, ImageFolder
 from gpuload.datasets.joined import Joined
 from gpuload.datasets.kinds import draws_nothing, fetches_many
 from gpuload.datasets.sample import Encoded
@@ -309,9 +310,7 @@ def test_the_order_does_not_depend_on_the_order_of_scanning(tmp_path: Path, monk
 @pytest.mark.processes
 def test_the_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     make(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
-    code = (
-        "import sys; from gpuload.datasets import ImageFolder; print(bytes(ImageFolder(sys.argv[1]).paths.data).hex())"
-    )
+    code = "import sys; import gpuload as gl; print(bytes(gl.ImageFolder(sys.argv[1]).paths.data).hex())"
     outputs = {
         subprocess.run(
             [sys.executable, *options, "-c", code, str(tmp_path)],
@@ -497,7 +496,7 @@ def test_a_scan_that_was_kept_serves_any_classes(tmp_path: Path, monkeypatch: py
     for folder in (root, *root.iterdir()):
         os.utime(folder, (1_000_000_000, 1_000_000_000))
     assert ImageFolder(root, classes=["cat", "bee", "ant"]).labels.tolist() == [2, 0]
-    monkeypatch.setattr(folder_module, "_classes_in", None)
+    monkeypatch.setattr(Scanner, "images", None)
     assert ImageFolder(root, classes=["ant", "bee", "cat"]).labels.tolist() == [0, 2]
     with pytest.raises(FileNotFoundError, match=r"^a class has no images in .*: 'bee'"):
         ImageFolder(root)
@@ -676,7 +675,7 @@ def test_the_reprs_say_how_many(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
     code = (
-        "import sys; from gpuload.datasets import ImageFolder; import gpuload.order.permutation\n"
+        "import sys; from gpuload.datasets.folder import ImageFolder; import gpuload.order.permutation\n"
         "ImageFolder(sys.argv[1])[0]\n"
         "print([name for name in ('torch', 'PIL', 'torchvision') if name in sys.modules])"
     )

@@ -63,10 +63,10 @@ def test_it_is_its_dataset_for_all_others(jpeg_folder):
 
 def test_what_is_kept_does_not_travel():
     cached = gl.DeviceCached([1, 2])
-    cached.kept["key"] = object()
-    assert pickle.loads(pickle.dumps(cached)).kept == {}
+    cached.on_device["key"] = object()
+    assert pickle.loads(pickle.dumps(cached)).on_device == {}
     cached.clear()
-    assert cached.kept == {}
+    assert cached.on_device == {}
 
 
 def test_a_loader_finds_it_outermost_or_in_subsets():

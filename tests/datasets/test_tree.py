@@ -11,7 +11,7 @@ import torch
 
 import gpuload as gl
 from gpuload.datasets.sample import as_meta
-from gpuload.datasets.tree import describe, flatten, transposed
+from gpuload.datasets.tree import describe, flatten, names_of, transposed, unflatten
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -74,3 +74,14 @@ def test_metadata_are_one_leaf_with_the_name_of_what_they_are() -> None:
     structure = flatten({"meta": as_meta({"a": [1, None]}), "x": as_meta([1])}, leaves)
     assert describe(structure, leaves) == "{'meta': dict, 'x': list}"
     assert leaves == [{"a": [1, None]}, [1]]
+
+
+class Tokens(list):
+    """A list of the user's own."""
+
+
+def test_a_list_of_the_users_own_type_has_numbers_for_names_and_its_type_back() -> None:
+    leaves: list[Any] = []
+    structure = flatten({"caption": Tokens([4, 5])}, leaves)
+    assert names_of(structure) == ["caption.0", "caption.1"]
+    assert type(unflatten(structure, leaves)["caption"]) is Tokens

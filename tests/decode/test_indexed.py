@@ -19,7 +19,7 @@ from gpuload.decode.cut import cut, cuts, find_grid, is_cuttable
 from gpuload.decode.header import INDEX
 from gpuload.decode.indexed import FIXED, point_bytes
 from gpuload.decode.jpeg import SimpleJpeg
-from gpuload.packing.jpeg_indexing import add_index
+from gpuload.packing.jpeg_cuttable import add_index
 
 Region = tuple[int, int, int, int]
 TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
@@ -27,7 +27,7 @@ TABLES = b"\xff\xdb\x00\x43"  # what comes behind the index
 
 def indexed(jpeg: bytes, most: int = 65_000) -> bytes:
     """With an index, however small the picture; `most` are its bytes: the less, the more MCUs between two points."""
-    with mock.patch.multiple("gpuload.packing.jpeg_indexing", SMALLEST=0, LARGER=0, AT_LEAST=most):
+    with mock.patch.multiple("gpuload.packing.jpeg_cuttable", SMALLEST=0, LARGER=0, AT_LEAST=most):
         made = add_index(jpeg, header_of(jpeg))
     return jpeg if made is None else made
 

@@ -171,7 +171,7 @@ def test_the_page_names_every_metric():
     counters = {f"{metric.name}_total": metric for metric in COUNTERS}
     everything = counters | {metric.name: metric for metric in GAUGES}
     expected = {
-        name: (", ".join(f"`{label}`" for label in metric.labels), metric.told.strip("."))
+        name: (", ".join(f"`{label}`" for label in metric.labels), metric.text.strip("."))
         for name, metric in everything.items()
     }
     assert told == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,18 @@ from PIL import Image
 import gpuload as gl
 from gpuload.decode import Decode, Decoder
 from gpuload.inspection import files
-from gpuload.inspection.files import FORMATS, GOOD, MODES, PIXELS, SAMPLINGS, find_image, look_at, measure
+from gpuload.inspection.files import (
+    FORMATS,
+    GOOD,
+    KINDS,
+    MODES,
+    PIXELS,
+    ROW,
+    SAMPLINGS,
+    Looked,
+    class_of,
+    find_image,
+)
 
 PICTURE = smooth_image(24, 32, 0)
 
@@ -25,46 +35,40 @@ def encoded(image: Any, form: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def looked_at(sample: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The numbers by name, and what was told."""
-    numbers, told = look_at(sample, Decoder(Decode()))
-    names = (
-        "state",
-        "format",
-        "mode",
-        "sampling",
-        "orientation",
-        "flags",
-        "height",
-        "width",
-        "nbytes",
-        "first",
-        "second",
-    )
-    found: dict[str, Any] = dict(zip(names, numbers.tolist(), strict=True))
-    found["format"], found["mode"] = FORMATS[found["format"]], MODES[found["mode"]]
-    return found, json.loads(told or "{}")
+def looked_at(sample: Any, *, pixels: bool = False) -> tuple[dict[str, Any], str, str]:
+    """The numbers by name, the class, and why the image is damaged."""
+    row = np.zeros(1, ROW)
+    number, record, label, cause = Looked([[sample]], row, np.array([0]), pixels=pixels)[0]
+    assert number == 0
+    (record,) = record.view(PIXELS if pixels else ROW)
+    found = {name: record[name].tolist() for name in record.dtype.names or ()}
+    if not pixels:
+        found["format"], found["mode"] = FORMATS[found["format"]], MODES[found["mode"]]
+        found["kinds"] = [kind for kind in KINDS if found[kind]]
+    return found, label, cause
 
 
 @pytest.mark.parametrize(
-    ("form", "image", "mode", "flags"),
+    ("form", "image", "mode", "kinds"),
     [
-        ("PNG", Image.fromarray(PICTURE), "RGB", 0),
-        ("PNG", Image.fromarray(PICTURE).convert("RGBA"), "RGBA", files.ALPHA),
-        ("PNG", Image.fromarray(PICTURE).convert("P"), "P", 0),
-        ("PNG", Image.fromarray(np.arange(24 * 32, dtype=np.uint16).reshape(24, 32) * 80), "I;16", files.DEEP),
-        ("BMP", Image.fromarray(PICTURE), "RGB", 0),
-        ("TIFF", Image.fromarray(PICTURE).convert("CMYK"), "CMYK", 0),
-        ("WEBP", Image.fromarray(PICTURE), "RGB", 0),
-        ("JPEG", Image.fromarray(PICTURE).convert("L"), "L", 0),
-        ("JPEG", Image.fromarray(PICTURE).convert("CMYK"), "CMYK", 0),
+        ("PNG", Image.fromarray(PICTURE), "RGB", []),
+        ("PNG", Image.fromarray(PICTURE).convert("RGBA"), "RGBA", ["alpha"]),
+        ("PNG", Image.fromarray(PICTURE).convert("P"), "P", []),
+        ("PNG", Image.fromarray(np.arange(24 * 32, dtype=np.uint16).reshape(24, 32) * 80), "I;16", ["deep"]),
+        ("BMP", Image.fromarray(PICTURE), "RGB", []),
+        ("TIFF", Image.fromarray(PICTURE).convert("CMYK"), "CMYK", []),
+        ("WEBP", Image.fromarray(PICTURE), "RGB", []),
+        ("JPEG", Image.fromarray(PICTURE).convert("L"), "L", []),
+        ("JPEG", Image.fromarray(PICTURE).convert("CMYK"), "CMYK", []),
     ],
 )
-def test_format_mode_and_size_are_those_of_the_content(form: str, image: Image.Image, mode: str, flags: int) -> None:
+def test_format_mode_and_size_are_those_of_the_content(
+    form: str, image: Image.Image, mode: str, kinds: list[str]
+) -> None:
     data = encoded(image, form)
-    found, told = looked_at(gl.Encoded(data))
-    assert told == {}
-    assert (found["state"], found["format"], found["mode"], found["flags"]) == (GOOD, form, mode, flags)
+    found, _, cause = looked_at(gl.Encoded(data))
+    assert not cause
+    assert (found["state"], found["format"], found["mode"], found["kinds"]) == (GOOD, form, mode, kinds)
     assert (found["height"], found["width"], found["nbytes"]) == (24, 32, len(data))
 
 
@@ -80,12 +84,12 @@ def test_what_a_jpeg_says_of_itself(sampling: str) -> None:
         icc_profile=b"x" * 40,
         restart_marker_rows=1,
     )
-    found, _ = looked_at(gl.Encoded(data, source="a.png"))
+    found, _, _ = looked_at(gl.Encoded(data, source="a.png"))
     assert SAMPLINGS[found["sampling"]] == sampling
     assert found["orientation"] == 6
-    assert found["flags"] == files.PROGRESSIVE_JPEG | files.RESTARTS | files.PROFILE | files.MISNAMED
-    plain, _ = looked_at(gl.Encoded(jpeg_bytes(PICTURE), source="a.JPG"))
-    assert (plain["orientation"], plain["flags"]) == (1, 0)
+    assert found["kinds"] == ["progressive", "restart_markers", "profile", "misnamed"]
+    plain, _, _ = looked_at(gl.Encoded(jpeg_bytes(PICTURE), source="a.JPG"))
+    assert (plain["orientation"], plain["kinds"]) == (1, [])
 
 
 def test_a_png_that_lies_on_its_side_is_seen() -> None:
@@ -101,30 +105,30 @@ def test_damage_has_a_cause_and_a_limit_is_no_damage() -> None:
         (b"", "the file is empty"),
         (b"nothing", "not an image"),
     ):
-        found, told = looked_at((gl.Encoded(data), 3))
+        found, label, why = looked_at((gl.Encoded(data), 3))
         assert found["state"] == files.DAMAGED
-        assert told["cause"].startswith("DecodeError: ")
-        assert cause in told["cause"]
-        assert told["label"] == 3
+        assert why.startswith("DecodeError: ")
+        assert cause in why
+        assert label == "3"
     bomb = bytearray(encoded(PICTURE, "BMP"))
     bomb[18:26] = np.array([100_000, 100_000], "<i4").tobytes()
-    found, told = looked_at(gl.Encoded(bytes(bomb)))
+    found, _, why = looked_at(gl.Encoded(bytes(bomb)))
     assert (found["state"], found["width"]) == (files.REFUSED, 100_000)
-    assert "more than max_pixels=" in told["cause"]
+    assert "more than max_pixels=" in why
 
 
 def test_arrays_are_images_too() -> None:
-    found, _ = looked_at(gl.Image(np.zeros((5, 7, 13), np.uint16), layout="HWC"))
+    found, _, _ = looked_at(gl.Image(np.zeros((5, 7, 13), np.uint16), layout="HWC"))
     assert (found["format"], found["mode"], found["height"], found["width"]) == ("array", "other", 5, 7)
-    assert found["flags"] == files.DEEP
-    other, _ = looked_at(gl.Image(np.zeros((7, 5, 13), np.uint16), layout="HWC"))
-    assert (found["first"], found["second"]) != (other["first"], other["second"])
+    assert found["kinds"] == ["deep"]
+    other, _, _ = looked_at(gl.Image(np.zeros((7, 5, 13), np.uint16), layout="HWC"))
+    assert found["digest"] != other["digest"]
 
 
 def test_equal_bytes_have_equal_digests() -> None:
     one, two, three = (looked_at(gl.Encoded(jpeg_bytes(smooth_image(8, 8, seed))))[0] for seed in (0, 0, 1))
-    assert (one["first"], one["second"]) == (two["first"], two["second"])
-    assert (one["first"], one["second"]) != (three["first"], three["second"])
+    assert one["digest"] == two["digest"]
+    assert one["digest"] != three["digest"]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +145,18 @@ def test_equal_bytes_have_equal_digests() -> None:
     ],
 )
 def test_labels_are_numbers_or_words(sample: Any, label: Any) -> None:
-    found = find_image(sample)
-    assert isinstance(found.image, gl.Encoded)
-    assert found.label == label
+    image, found = find_image(sample)
+    assert isinstance(image, gl.Encoded)
+    assert found == label
+
+
+def test_a_class_has_the_name_that_the_data_set_gives_it() -> None:
+    class Named(list[int]):
+        classes = ("cat", "dog")
+        labels = np.array([1, 0])
+
+    assert [class_of(Named(), 0, label) for label in (0, "cat", 7, None)] == ["cat", "cat", "7", "dog"]
+    assert [class_of([], 0, label) for label in (0, "cat", None)] == ["0", "cat", ""]
 
 
 def test_a_sample_without_an_image_is_told() -> None:
@@ -154,10 +167,10 @@ def test_a_sample_without_an_image_is_told() -> None:
 # -- pixels ------------------------------------------------------------------------------------------------------------
 
 
-def measured(sample: Any) -> np.void:
-    numbers, told = measure(sample, Decoder(Decode()))
-    assert not told
-    return numbers.view(PIXELS)[0]
+def measured(sample: Any) -> dict[str, Any]:
+    found, _, cause = looked_at(sample, pixels=True)
+    assert not cause
+    return found
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -168,18 +181,18 @@ def test_sums_are_exact(dtype: Any, channels: int, monkeypatch: pytest.MonkeyPat
     found = measured(gl.Image(array, layout="HWC"))
     assert (found["channels"], found["bits"], found["count"]) == (channels, 8 * array.itemsize, 23 * 17)
     exact = array.astype(object)
-    assert found["sums"][:channels].tolist() == exact.sum(axis=(0, 1)).tolist()
-    assert found["squares"][:channels].tolist() == (exact**2).sum(axis=(0, 1)).tolist()
-    assert not found["sums"][channels:].any()
+    assert found["sums"][:channels] == exact.sum(axis=(0, 1)).tolist()
+    assert found["squares"][:channels] == (exact**2).sum(axis=(0, 1)).tolist()
+    assert not any(found["sums"][channels:])
     for channel in range(min(channels, 4)):
         upper = array[..., channel] >> (8 * array.itemsize - 8)
-        assert found["levels"][channel].tolist() == np.bincount(upper.ravel(), minlength=256).tolist()
+        assert found["levels"][channel] == np.bincount(upper.ravel(), minlength=256).tolist()
 
 
 def test_files_are_counted_as_they_are_decoded() -> None:
     data = jpeg_bytes(smooth_image(40, 30, 0))
     array = Decoder(Decode()).decode(gl.Encoded(data), Decoder(Decode()).header(gl.Encoded(data)))
-    assert measured(gl.Encoded(data)).tobytes() == measured(gl.Image(array)).tobytes()
+    assert measured(gl.Encoded(data)) == measured(gl.Image(array))
 
 
 def test_what_has_no_levels_is_left_out() -> None:
@@ -188,9 +201,10 @@ def test_what_has_no_levels_is_left_out() -> None:
 
 
 def test_damage_is_told() -> None:
-    numbers, told = measure(gl.Encoded(b"nothing"), Decoder(Decode()))
-    assert json.loads(told)["cause"].startswith("DecodeError: not an image")
-    assert not numbers.any()
+    found, _, why = looked_at(gl.Encoded(b"nothing"), pixels=True)
+    assert why.startswith("DecodeError: not an image")
+    assert not np.array(found["levels"]).any()
+    assert found["bits"] == 0
 
 
 def test_an_image_of_one_colour_is_flat() -> None:

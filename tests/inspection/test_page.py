@@ -20,7 +20,7 @@ from PIL import Image
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
-from gpuload.inspection.page import Strip, chosen, contact_sheet, render, thumbnails, visible
+from gpuload.inspection.page import chosen, contact_sheet, listed_rows, pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -68,11 +68,10 @@ def page_of(*datasets: Any, names: tuple[str, ...] = ("train", "val"), most: int
     gather_pixels(found, most=most, workers=0)
     summary = summarise(found, ignored=[{".<b>": 1}] * len(datasets))
     rows = chosen(found, 4)
-    listed = [image["row"] for group in summary["duplicates"]["files"]["listed"] for image in group["images"]]
-    pictures = thumbnails(found, dict.fromkeys([*rows, *listed], 32), workers=0)
+    whole = pictures(found, dict.fromkeys([*rows, *listed_rows(summary)], 32), workers=0)
     recipe = [T.RandomResizedCrop(16)]
-    sheet = contact_sheet(found, rows, recipe, pictures, draws=2, seed=0, workers=0)
-    return render(summary, advise(summary), sheet, pictures, recipe=repr(recipe[0]), seed=0, version="1.2")
+    sheet = contact_sheet(found, rows, recipe, draws=2, seed=0, workers=0)
+    return render(summary, advise(summary), sheet, whole, recipe=repr(recipe[0]), seed=0, version="1.2")
 
 
 def check_alone(page: Page) -> None:
@@ -181,11 +180,13 @@ def gathered(dataset: Any) -> Gathered:
     return found
 
 
-def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[Strip]:
+def sheet(dataset: Any, recipe: list[Any], *, draws: int = 2, images: int = 8) -> list[dict[str, Any]]:
+    """The contact sheet, with each image ``before`` the recipe."""
     found = gathered(dataset)
     rows = chosen(found, images)
-    before = thumbnails(found, dict.fromkeys(rows, 32), workers=0)
-    return contact_sheet(found, rows, recipe, before, draws=draws, seed=0, workers=0)
+    before = pictures(found, dict.fromkeys(rows, 32), workers=0)
+    strips = contact_sheet(found, rows, recipe, draws=draws, seed=0, workers=0)
+    return [{**strip, "before": before[strip["row"]][0]} for strip in strips]
 
 
 def shown(uri: str | None) -> np.ndarray:
@@ -207,10 +208,10 @@ def shown(uri: str | None) -> np.ndarray:
 )
 def test_pictures_look_like_images_whatever_their_numbers_are(recipe: list[Any]) -> None:
     (strip,) = sheet([gl.Image(GREY)], recipe)
-    assert strip.size == (60, 40)
-    assert shown(strip.before).shape == (21, 32, 3)
-    assert len(strip.after) == 2
-    for image in map(shown, strip.after):
+    assert strip["size"] == (60, 40)
+    assert shown(strip["before"]).shape == (21, 32, 3)
+    assert len(strip["after"]) == 2
+    for image in map(shown, strip["after"]):
         assert image.shape == (40, 60, 3)
         assert np.abs(image.astype(int) - GREY[0, 0]).max() <= 6  # JPEG, bfloat16
 
@@ -219,10 +220,10 @@ def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> N
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 1, "c": 1}))
     recipe = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
     strips = sheet(dataset, recipe, draws=3)
-    assert [strip.label for strip in strips] == ["a", "a", "b", "c"]
-    assert strips[0].name == "a/0.jpg"
+    assert [strip["label"] for strip in strips] == ["a", "a", "b", "c"]
+    assert strips[0]["name"] == "a/0.jpg"
     for strip in strips:
-        assert len(set(strip.after)) == 3
+        assert len(set(strip["after"])) == 3
     assert sheet(dataset, recipe, draws=3) == strips
 
 
@@ -235,7 +236,7 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "pictures"),
+    ("recipe", "views"),
     [
         ([T.MultiView([[T.CenterCrop(16)], [T.CenterCrop(16)], [T.CenterCrop(24)]])], 3),
         ([T.Resize((16, 16)), T.ToDtype("float32", scale=True), T.MixUp(num_classes=2)], 1),
@@ -243,9 +244,9 @@ def test_images_are_of_as_many_classes_as_there_can_be(tmp_path: Path) -> None:
         ([T.CenterCrop(16), T.Normalize((0.5,) * 3, (0.5,) * 3), torch.nn.Identity()], 1),
     ],
 )
-def test_recipes_of_any_kind_are_shown(tmp_path: Path, recipe: list[Any], pictures: int) -> None:
+def test_recipes_of_any_kind_are_shown(tmp_path: Path, recipe: list[Any], views: int) -> None:
     strips = sheet(gl.ImageFolder(folder(tmp_path, {"a": 2, "b": 2})), recipe, draws=1)
-    assert [len(strip.after) for strip in strips] == [pictures] * 4
+    assert [len(strip["after"]) for strip in strips] == [views] * 4
 
 
 def test_deep_and_grey_images_are_shown() -> None:
@@ -253,7 +254,7 @@ def test_deep_and_grey_images_are_shown() -> None:
     file = io.BytesIO()
     Image.fromarray(ramp).save(file, "PNG")
     (strip,) = sheet([gl.Encoded(file.getvalue())], [T.CenterCrop(40)])
-    before = shown(strip.before)
+    before = shown(strip["before"])
     assert before.shape[2] == 3
     assert before[0].max() < 20
     assert before[-1].min() > 230
@@ -264,7 +265,7 @@ def test_what_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
     found = gathered(dataset)
     (tmp_path / "a" / "1.jpg").write_bytes(b"nothing")  # meanwhile
     found.rows["state"][2] = 2
-    assert list(thumbnails(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
+    assert list(pictures(found, {0: 32, 1: 32, 2: 32}, workers=0)) == [0]
 
 
 def test_a_recipe_that_cannot_be_applied_says_why(tmp_path: Path) -> None:

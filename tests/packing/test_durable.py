@@ -14,7 +14,7 @@ import lacking
 import pytest
 
 import gpuload as gl
-from gpuload.packing.durable import BUFFER, Hashed, draft, telling_of_a_full_disk
+from gpuload.packing.durable import BUFFER, draft, record_of, telling_of_a_full_disk
 
 from .conftest import content
 
@@ -22,20 +22,20 @@ from .conftest import content
 @pytest.mark.parametrize("nbytes", [0, 1, BUFFER - 1, BUFFER, 3 * BUFFER + 5])
 def test_a_file_has_what_was_written_in_order_and_its_hash(tmp_path: Path, nbytes: int) -> None:
     large = os.urandom(nbytes)
-    with Hashed(str(tmp_path / "file")) as file:
+    with draft(str(tmp_path / "file"), str(tmp_path)) as file:
         for piece in (b"zero", large, memoryview(b"one"), large[: nbytes // 2]):
             assert file.write(piece) == len(piece)
     data = b"zero" + large + b"one" + large[: nbytes // 2]
     assert (tmp_path / "file").read_bytes() == data
-    assert file.record() == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert record_of(file) == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def test_a_draft_takes_its_place_only_when_it_is_done(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
     def write(data: bytes, *, fails: bool) -> None:
-        with draft(str(path), str(tmp_path)) as name:
-            Path(name).write_bytes(data)
+        with draft(str(path), str(tmp_path)) as file:
+            file.write(data)
             assert not path.exists()
             if fails:
                 raise KeyError

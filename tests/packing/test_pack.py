@@ -449,6 +449,12 @@ def test_images_alone_and_text_come_back(tmp_path: Path, to: str) -> None:
         assert [_data(sample) for sample in back] == [_data(sample) for sample in samples]
 
 
+def test_labels_of_an_lmdb_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
+    lacking.require("lmdb")
+    gl.pack(Samples((image(0), "cat"), (image(1), 7)), tmp_path / "set", to="lmdb", workers=0)
+    assert [label for _, label in open_packed(str(tmp_path / "set"))] == ["cat", "7"]
+
+
 def _data(sample: Any) -> Any:
     return sample.data if isinstance(sample, gl.Encoded) else (sample[0].data, *sample[1:])
 
@@ -512,13 +518,13 @@ def test_it_ends_as_it_should_though_it_was_killed_at_the_end(
     options = {"short_side": 16, "shard_bytes": 1600} if to == "array" else {}
     expected = content(packed(to, "expected", skip_bad=True, **options))
 
-    def killed(path: str, *others: Any) -> None:
+    def killed(path: str, *others: Any, **named: Any) -> None:
         if path.endswith("manifest.json"):
             raise KeyboardInterrupt
-        write(path, *others)
+        write(path, *others, **named)
 
-    write = pack_module.write_json
-    monkeypatch.setattr(pack_module, "write_json", killed)
+    write = pack_module.write_file
+    monkeypatch.setattr(pack_module, "write_file", killed)
     with pytest.raises(KeyboardInterrupt):
         packed(to, skip_bad=True, **options)
     monkeypatch.undo()

@@ -138,6 +138,17 @@ def test_an_error_at_the_end_of_a_part_is_told(tmp_path: Path, wrong: int) -> No
         gl.pack(WithPaths(*map(image, range(4))), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
 
 
+@pytest.mark.parametrize(("shard_bytes", "in_process"), [(1 << 20, True), (1, False)])
+def test_a_single_shard_is_packed_by_the_process_itself(tmp_path: Path, shard_bytes: int, in_process: bool) -> None:
+    class ByProcess(Samples):
+        def __getitem__(self, index: int) -> Any:
+            return image(index), os.getpid()
+
+    gl.pack(ByProcess(*range(3)), tmp_path / "set", to="tar", shard_bytes=shard_bytes)
+    by = {label for _, label in gl.TarShards(tmp_path / "set" / "*.tar", fields=("jpg", "cls"))}
+    assert (by == {os.getpid()}) == in_process
+
+
 PROGRAM = """
 import os, sys, time
 import gpuload as gl
@@ -150,7 +161,8 @@ class Slow:  # of the program itself, and without a main guard
 
     def __getitem__(self, index):
         if index == 4 and len(sys.argv) > 3 and os.getpid() != here:
-            open(sys.argv[3], "w").write(str(os.getpid()))
+            open(sys.argv[3] + "~", "w").write(str(os.getpid()))
+            os.rename(sys.argv[3] + "~", sys.argv[3])
             time.sleep(300)
         return gl.Encoded(open(sys.argv[1], "rb").read())
 

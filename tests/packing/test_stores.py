@@ -1,32 +1,36 @@
-"""Shards are those that tarfile writes, and their indexes those that are made by reading them."""
+"""Shards are those that tarfile writes."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gpuload as gl
 from gpuload.datasets.stores.tar.index import build
-from gpuload.packing.durable import Hashed
-from gpuload.packing.stores import MOST_BYTES, TarWriter, tar_header
+from gpuload.packing.stores import MOST_BYTES, tar_header
 
-SAMPLES: list[tuple[str, list[tuple[str, bytes]]]] = [
-    ("00000000", [("jpg", b"x" * 1500), ("cls", b"7")]),
-    ("00000001", [("jpg", b"y" * 512), ("seg.png", b""), ("cls", b"12")]),
-    ("00000002", [("ä.jpg", bytes(range(256)) * 60)]),
+from .test_pack import Samples
+
+SAMPLES: list[dict[str, Any]] = [
+    {"one": b"x" * 1500, "cls": 7},
+    {"one": b"y" * 512, "ä": b"", "cls": 12},
+    {"two": bytes(range(256)) * 60},
 ]
 
 
-def by_tarfile(samples: Sequence[tuple[str, list[tuple[str, bytes]]]]) -> bytes:
+def by_tarfile(samples: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for key, fields in samples:
-            for field, data in fields:
-                member = tarfile.TarInfo(f"{key}.{field}")
+        for number, sample in enumerate(samples):
+            for field, value in sample.items():
+                name, data = (f"{field}.bin", value) if isinstance(value, bytes) else (field, str(value).encode())
+                member = tarfile.TarInfo(f"{number:08d}.{name}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
     return file.getvalue()
@@ -46,18 +50,12 @@ def test_what_no_header_can_hold_is_refused(name: str, nbytes: int) -> None:
         tar_header(name, nbytes)
 
 
-@pytest.mark.parametrize("samples", [SAMPLES, SAMPLES[:1], []])
-def test_a_shard_is_that_of_tarfile_and_its_index_that_of_the_shard(
-    tmp_path: Path, samples: list[tuple[str, list[tuple[str, bytes]]]]
-) -> None:
-    path = tmp_path / "shard.tar"
-    with Hashed(str(path)) as file:
-        tar = TarWriter(file)
-        for key, fields in samples:
-            tar.add(key, fields)
-        tar.end()
+@pytest.mark.parametrize("samples", [SAMPLES, SAMPLES[:1]])
+def test_a_shard_is_that_of_tarfile_and_has_its_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
+    gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
+    path = tmp_path / "set" / "shard-00000.tar"
     data = by_tarfile(samples)
     assert path.read_bytes() == data
-    assert file.record() == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    tar.keep_index(str(path))
+    (part,) = json.loads((tmp_path / "set" / "manifest.json").read_text())["parts"]
+    assert (part["bytes"], part["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     assert Path(f"{path}.gpuload-index").read_bytes() == build(str(path)).table.tobytes()

@@ -17,7 +17,16 @@ MADE = ("docs/project/", "docs/reference/")  # by building the site
 DOCS = sorted(
     page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(MADE)
 )
-PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md", *DOCS]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "RELEASING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "examples/README.md",
+    *DOCS,
+]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")

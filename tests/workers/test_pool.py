@@ -157,7 +157,7 @@ def test_pixels_are_streamed_past_the_caches_and_memory_is_kept_unless_the_user_
 
 
 def test_a_worker_never_loads_torch_even_to_decode(team, jpeg_folder):
-    from gpuload.datasets import ImageFolder
+    from gpuload.datasets.folder import ImageFolder
 
     team_ = team(ImageFolder(jpeg_folder))
     team_.values(range(10))

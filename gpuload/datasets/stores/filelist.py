@@ -1,11 +1,11 @@
 """`FileList`: image files that a manifest or a table names, or whose names are made of their numbers.
 
-A manifest is read once, in the main process, to paths in one buffer and targets in an array for each column; a long one
-is kept so and read from there the next time. Generated names take no memory at all.
+A manifest is read once, in the main process, row by row whatever its form, to paths in one buffer and an array of
+targets for each column. Those of a long manifest are kept in a file for the next time. Generated names take no memory.
 
-What a column of targets holds, whole numbers, numbers, or names of classes, is read from text, or from typed values.
-Python's own `int` and `float` take more for a number than a table means by one: ``007`` is a code, ``nan`` and ``inf``
-are words, ``1_000`` has no place in a CSV file.
+Whether a column of targets holds whole numbers, numbers, or names of classes is read from its cells. Python's own `int`
+and `float` take more for a number than a table means by one: ``007`` is a code, ``nan`` and ``inf`` are words,
+``1_000`` has no place in a CSV file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ import re
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset
+from gpuload.datasets.base import ImageFileDataset, smallest
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 
-Row = tuple[int, Any, Sequence[Any]]  # where it stands, path, targets
-INDEX: Final = 2  # which form an index has; one of another form is built anew
+Rows = Iterable[tuple[int, Sequence[Any]]]  # of each its line or number, and its cells: the path, then the targets
+INDEX: Final = 3  # which form an index has; one of another form is built anew
 NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every other byte is one): save it as UTF-8"
 SEPARATORS: Final = (",", ";", "\t", "|")
 WHOLE: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
@@ -53,13 +56,14 @@ DIGITS: Final = 20  # of the longest int64, with its sign
 FEWEST: Final = 4  # cells, of which one is a stray
 
 
+@dataclass(frozen=True, repr=False)
 class NumberedPaths(Lazy[str]):
     """Paths that are made of their numbers, each when it is asked for.
 
     Args:
         root: an absolute path, which names are relative to.
         pattern: with ``{index}`` where the number stands, and a format as in ``{index:07d}``.
-        count: how many there are.
+        length: how many there are.
         start: the first number.
 
     Example:
@@ -67,23 +71,19 @@ class NumberedPaths(Lazy[str]):
         '/data/img_10000000.jpg'
     """
 
-    def __init__(self, root: str, pattern: str, count: int, start: int) -> None:
-        self.root, self.pattern, self.start = root, pattern, start
-        self._length = count
+    root: str
+    pattern: str
+    length: int
+    start: int
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def _entry(self, number: int) -> str:
         return os.path.join(self.root, self.pattern.format(index=self.start + number))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NumberedPaths) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
-        return f"<{self._length} paths like {self.pattern!r} in {self.root!r}>"
+        return f"<{self.length} paths like {self.pattern!r} in {self.root!r}>"
 
 
 class FileList(ImageFileDataset):
@@ -101,12 +101,11 @@ class FileList(ImageFileDataset):
             ``{index}`` in it.
         path: the column of paths: its name, or its number from 0 in a CSV file without a line of names.
         target: the column of targets, likewise; None for none; or a list of several, whose values come as a dict with
-            the columns as keys. Whole numbers and numbers come as they are; where one
-            is neither, all are names of classes, and targets their places among the sorted names. Text such as
-            ``007``, ``nan``, ``inf`` and ``1_000`` is a name. A column of numbers with a few other cells is warned of.
+            the columns as keys. Numbers come as they are; where one cell is none, all are names of classes, and targets
+            their places among the sorted names. Text such as ``007``, ``nan``, ``inf`` and ``1_000`` is a name.
         classes: the names of all classes, in the order of their labels; or a data set whose `classes` they are, such
-            as the train split. Targets are then their places in it, also where this list lacks some of them, and a
-            target that is not among them is an error. Of several targets a dict: of a column its names.
+            as the train split. Targets are then their places among these; one that is not among them is an error. For
+            several targets, a dict of names by column.
         root: the folder that paths are relative to, and may not leave. Default: the manifest's own, or the working
             directory. Absolute paths need one that they are in.
         delimiter: what separates the columns of a CSV file.
@@ -155,7 +154,7 @@ class FileList(ImageFileDataset):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
-        is_table = _is_table(manifest)
+        is_table = any(cls.__module__.partition(".")[0] in ("pandas", "pyarrow") for cls in type(manifest).__mro__)
         name = "" if is_table else os.fsdecode(manifest)
         if "{index" in name:
             self._generate(name, root, count, start, labels, class_names(classes), storage_options)
@@ -165,39 +164,36 @@ class FileList(ImageFileDataset):
                 "count=, start= and labels= are for generated names, as in 'img_{index:07d}.jpg'; a manifest has its "
                 f"own, got the manifest {'a table' if is_table else repr(name)}"
             )
-        several = target is not None and not isinstance(target, str | int)
         wanted = _wanted(path, target, classes)
+        (_, *columns), _ = wanted
         if is_table:
             self._remote = remote_for(root, storage_options)
             folder = absolute("." if root is None else root)
-            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None)
-            arrays = _packed(_table_rows(manifest, wanted), source, wanted)
+            source = Source(f"the {type(manifest).__name__}", "row", folder, root is not None, *wanted)
+            arrays = _packed(_table_rows(manifest, source), source)
         else:
             remote = remote_for([manifest, root], storage_options)
             file = existing_file(manifest, "a manifest, .csv or .parquet, or a name with {index} in it", streams=True)
             folder = os.path.dirname(file) if root is None else absolute(root)
             between = _checked_delimiter(delimiter) or ("\t" if file.endswith((".tsv", ".txt")) else ",")
-            is_parquet = file.endswith(".parquet")
-            source = Source(repr(file), "row" if is_parquet else "line", folder, root is not None)
-
-            def build() -> dict[str, np.ndarray]:
-                rows = _parquet_rows(file, wanted, remote) if is_parquet else _csv_rows(file, wanted, between, remote)
-                return _packed(rows, source, wanted)
-
+            read, unit = (_parquet_rows, "row") if file.endswith(".parquet") else (partial(_csv_rows, between), "line")
+            source = Source(repr(file), unit, folder, root is not None, *wanted)
             self._remote = remote if is_url(folder) else None
-            arrays = cached(file, [INDEX, *stamp(file, remote), *scope_of(remote), folder, *wanted, between], build)
+            arrays = cached(
+                file,
+                [INDEX, *stamp(file, remote), *scope_of(remote), folder, *wanted, between],
+                lambda: _packed(read(file, source, remote), source),
+            )
         self.paths: Any = Paths(folder, arrays["data"], arrays["offsets"])
-        found = {column: arrays.get(f"targets {place}") for place, column in enumerate(wanted.targets)}
-        names: dict[Any, Any] = {
-            column: json.loads(arrays[f"classes {place}"].tobytes())
-            for place, column in enumerate(wanted.targets)
-            if f"classes {place}" in arrays
-        }
-        self.labels: Any = found if several else next(iter(found.values()), None)
-        self.classes: Any = names if several else next(iter(names.values()), None)
-        for place in range(len(wanted.targets)):
-            if f"remark {place}" in arrays:
-                warnings.warn(arrays[f"remark {place}"].tobytes().decode(), stacklevel=3)
+        targets: list[Any] = [arrays[f"targets {place}"] for place in range(len(columns))]
+        names, remarks = json.loads(arrays["words"].tobytes())
+        self.labels: Any = next(iter(targets), None)
+        self.classes: Any = next(iter(names), None)
+        if target is not None and not isinstance(target, str | int):
+            self.labels = dict(zip(columns, targets, strict=True))
+            self.classes = {column: own for column, own in zip(columns, names, strict=True) if own is not None}
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=3)
 
     def _generate(
         self, pattern: str, root: Any, count: int | None, start: int, labels: Any, classes: Any, storage_options: Any
@@ -207,7 +203,7 @@ class FileList(ImageFileDataset):
         self.labels = labels_array(labels, len(self.paths), f"the {len(self.paths)} generated names")
         self.classes = classes
         if classes is not None:
-            self.labels = _places_of(self.labels, classes)
+            self.labels = _check_places(self.labels, classes)
         self._remote = remote if is_url(self.paths.root) else None
 
     @property
@@ -225,35 +221,32 @@ class FileList(ImageFileDataset):
 
 
 class Source(NamedTuple):
-    """Where rows come from: what messages call it and its rows, the folder that paths are in, and whether the user
-    named it."""
+    """What is read, and how: what messages call it and its rows; the folder of the paths, and whether the user named
+    it; the column of paths and those of targets, and the classes of each of these, or None."""
 
     name: str
     unit: str
     root: str
     has_root: bool
-
-
-class Wanted(NamedTuple):
-    """The columns that are read: that of paths, those of targets; and of each of these its classes, or None."""
-
-    path: str | int
-    targets: list[str | int]
+    columns: list[str | int]
     classes: list[list[str] | None]
 
+    def where(self, number: int) -> str:
+        return f"{self.unit} {number} of {self.name}"
 
-def _wanted(path: str | int, target: Any, classes: Any) -> Wanted:
-    """Return the columns that are asked for, checked."""
+
+def _wanted(path: str | int, target: Any, classes: Any) -> tuple[list[str | int], list[list[str] | None]]:
+    """Return the columns that are asked for, of paths first, and the classes of the others, checked."""
     if target is None or isinstance(target, str | int):
         if classes is not None and target is None:
             raise ValueError("classes= numbers the targets, but target=None reads none; leave one of the two out")
-        return Wanted(path, [] if target is None else [target], [class_names(classes)])
+        return ([path], []) if target is None else ([path, target], [class_names(classes)])
     targets = list(target)
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
         raise ValueError(f"target must be the name of a column, or a list of several, each once, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
         raise ValueError(f"with several targets classes= is a dict of them, {{{targets[0]!r}: names}}, got {classes!r}")
-    return Wanted(path, targets, [class_names((classes or {}).get(name)) for name in targets])
+    return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 
 def _checked_delimiter(delimiter: str | None) -> str | None:
@@ -262,8 +255,8 @@ def _checked_delimiter(delimiter: str | None) -> str | None:
     return delimiter
 
 
-def _places_of(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
-    """Labels of generated names, which are names of classes or their places, as places."""
+def _check_places(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
+    """Return labels of generated names, which are names of classes or their places, as places."""
     if labels is None:
         raise ValueError("classes= numbers the labels, but there are none; give labels=, or leave classes out")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
@@ -272,10 +265,7 @@ def _places_of(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
             f"{labels.shape}"
         )
     if labels.dtype.kind == "U":
-        places = {name: place for place, name in enumerate(classes)}
-        for number, name in enumerate(labels.tolist()):
-            check_known(name, places, f"labels[{number}]")
-        return _smallest(np.array([places[name] for name in labels.tolist()], np.int64))
+        return _places(labels.tolist(), classes, "labels[{}]".format)
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(outside):
         raise ValueError(
@@ -283,6 +273,15 @@ def _places_of(labels: np.ndarray | None, classes: list[str]) -> np.ndarray:
             f"{len(classes) - 1:,}"
         )
     return labels
+
+
+def _places(values: list[Any], classes: list[str], where: Callable[[int], str]) -> np.ndarray:
+    """Return the places of values among the names of classes; `where` says in an error where a value is."""
+    places = {name: place for place, name in enumerate(classes)}
+    for number, value in enumerate(values):
+        if str(value) not in places:
+            check_known(str(value), places, where(number))
+    return smallest(np.array([places[str(value)] for value in values]))
 
 
 def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
@@ -307,41 +306,46 @@ def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | No
     return NumberedPaths(absolute("." if root is None else root), pattern, count, start)
 
 
-def _is_table(manifest: Any) -> bool:
-    """Whether it is a ``pandas.DataFrame`` or a ``pyarrow.Table``, neither of which is imported for that."""
-    return any(
-        (cls.__module__.partition(".")[0], cls.__name__) in (("pandas", "DataFrame"), ("pyarrow", "Table"))
-        for cls in type(manifest).__mro__
-    )
-
-
-def _table_rows(table: Any, wanted: Wanted) -> Iterator[Row]:
-    """The rows of a table, with their numbers."""
-    is_arrow = hasattr(table, "column_names")
-    there = table.column_names if is_arrow else list(table.columns)
-    for column in (wanted.path, *wanted.targets):
-        if column not in there:
-            names = ", ".join(map(repr, there))
-            raise ValueError(
-                f"the {type(table).__name__} has no column {column!r}; its columns are {names}. Name them with path= "
-                "and target="
-            )
-    columns = [
-        table.column(name).to_pylist() if is_arrow else _values_of(table[name])
-        for name in (wanted.path, *wanted.targets)
+def _table_rows(table: Any, source: Source) -> Rows:
+    """Return the rows of a table of pyarrow or pandas."""
+    columns = source.columns
+    if hasattr(table, "to_batches"):
+        return _arrow_rows(table.to_batches(), table.column_names, columns, source)
+    _check_names(list(table.columns), columns, source)
+    values = [  # None where pandas has NaN or no value
+        [value if there else None for value, there in zip(column.tolist(), column.notna(), strict=True)]
+        for column in (table[name] for name in columns)
     ]
-    for row, (path, *values) in enumerate(zip(*columns, strict=True)):
-        yield row, path, values
+    return enumerate(zip(*values, strict=True))
 
 
-def _values_of(series: Any) -> list[Any]:
-    """The values of a column of pandas, None where it has NaN or no value."""
-    return [value if there else None for value, there in zip(series.tolist(), series.notna().tolist(), strict=True)]
+def _parquet_rows(file: str, source: Source, remote: Remote | None) -> Rows:
+    columns = list(map(str, source.columns))
+    parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
+    with naming(file, lambda text: ValueError(f"{file!r} is no Parquet file, or is cut off: {text}")):
+        opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
+    with naming(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
+        batches = opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False)
+        yield from _arrow_rows(batches, opened.schema_arrow.names, columns, source)
 
 
-def _csv_rows(file: str, wanted: Wanted, delimiter: str, remote: Remote | None) -> Iterator[Row]:
-    """The rows of a CSV file, with their lines."""
-    columns = [wanted.path, *wanted.targets]
+def _arrow_rows(batches: Iterable[Any], names: list[str], columns: Sequence[str | int], source: Source) -> Rows:
+    _check_names(names, columns, source)
+    rows = (zip(*(batch.column(name).to_pylist() for name in columns), strict=True) for batch in batches)
+    return enumerate(chain.from_iterable(rows))
+
+
+def _check_names(names: list[Any], columns: Sequence[str | int], source: Source) -> None:
+    for column in columns:
+        if column not in names:
+            raise ValueError(
+                f"{source.name} has no column {column!r}; its columns are {', '.join(map(repr, names))}. Name them "
+                "with path= and target="
+            )
+
+
+def _csv_rows(delimiter: str, file: str, source: Source, remote: Remote | None) -> Rows:
+    columns = source.columns
     if len({type(column) for column in columns}) > 1:
         raise ValueError(
             f"path and target must both be names of columns, or both numbers (without a line of names), got {columns}"
@@ -349,13 +353,13 @@ def _csv_rows(file: str, wanted: Wanted, delimiter: str, remote: Remote | None) 
     with io.TextIOWrapper(open_stream(file, remote), encoding="utf-8-sig", newline="") as opened:
         rows = csv.reader(opened, delimiter=delimiter, strict=True)
         try:
-            if isinstance(wanted.path, str):
+            if isinstance(columns[0], str):
                 names = next(rows, [])
-                _check_columns(file, names, [str(column) for column in columns], delimiter)
+                _check_first_line(file, names, [str(column) for column in columns], delimiter)
                 places = [names.index(str(column)) for column in columns]
             else:
                 places = [int(column) for column in columns]
-            (at, *to), most = places, max(places)
+            most = max(places)
             for row in rows:
                 if not row:
                     continue
@@ -363,10 +367,10 @@ def _csv_rows(file: str, wanted: Wanted, delimiter: str, remote: Remote | None) 
                     other = next((one for one in SEPARATORS if len(delimiter.join(row).split(one)) > most), None)
                     hint = "" if other is None else f"; if {other!r} separates them, write delimiter={other!r}"
                     raise ValueError(
-                        f"line {rows.line_num} of {file!r} has {len(row)} fields, but column {most} (from 0) is "
-                        f"needed: {row}{hint}"
+                        f"{source.where(rows.line_num)} has {len(row)} fields, but column {most} (from 0) is needed: "
+                        f"{row}{hint}"
                     )
-                yield rows.line_num, row[at], [row[place] for place in to]
+                yield rows.line_num, [row[place] for place in places]
         except (csv.Error, UnicodeDecodeError) as error:
             remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
             raise ValueError(
@@ -374,8 +378,8 @@ def _csv_rows(file: str, wanted: Wanted, delimiter: str, remote: Remote | None) 
             ) from error
 
 
-def _check_columns(file: str, names: list[str], wanted: list[str], delimiter: str) -> None:
-    """Refuse a first line that lacks a column; the message says what may be wrong with it."""
+def _check_first_line(file: str, names: list[str], wanted: list[str], delimiter: str) -> None:
+    """Refuse a first line that lacks a column; the message says what may be wrong with the line."""
     text = delimiter.join(names)
     if "\0" in text:
         raise ValueError(f"the first line of {file!r} has {NUL}")
@@ -392,63 +396,39 @@ def _check_columns(file: str, names: list[str], wanted: list[str], delimiter: st
         raise ValueError(f"{file!r} has no column {column!r}; its first line says {names}. {remedy}")
 
 
-def _parquet_rows(file: str, wanted: Wanted, remote: Remote | None) -> Iterator[Row]:
-    """The rows of a Parquet file, with their numbers."""
-    columns = [str(name) for name in (wanted.path, *wanted.targets)]
-    parquet = import_optional("pyarrow.parquet", "FileList", "parquet")
-    with naming(file, lambda text: ValueError(f"{file!r} is no Parquet file, or is cut off: {text}")):
-        opened = parquet.ParquetFile(open_seekable(file, remote) if is_url(file) else file)
-    with naming(file, lambda text: ValueError(f"{file!r} cannot be read: {text}")), opened:
-        for column in columns:
-            if column not in opened.schema_arrow.names:
-                names = ", ".join(map(repr, opened.schema_arrow.names))
-                raise ValueError(
-                    f"{file!r} has no column {column!r}; its columns are {names}. Name them with path= and target="
-                )
-        row = 0
-        for batch in opened.iter_batches(columns=list(dict.fromkeys(columns)), use_threads=False):
-            for path, *values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                yield row, path, values
-                row += 1
-
-
-def _packed(rows: Iterable[Row], source: Source, wanted: Wanted) -> dict[str, np.ndarray]:
-    """Paths relative to the root in one buffer; and of each column of targets an array, and what belongs to it."""
+def _packed(rows: Rows, source: Source) -> dict[str, np.ndarray]:
+    """Return the paths relative to the root in one buffer, an array for each column of targets, and as JSON the names
+    of the classes of each column and the remarks on all of them."""
     joined, lengths = bytearray(), array("q")
-    columns: list[list[Any]] = [[] for _ in wanted.targets]
-    known = [None if names is None else {name: place for place, name in enumerate(names)} for names in wanted.classes]
-    numbers = array("q")  # where each row stands
-    for number, path, values in rows:
-        where = f"{source.unit} {number} of {source.name}"
-        raw = _relative(path, where, source)
-        joined += raw
-        lengths.append(len(raw))
+    columns: list[list[Any]] = [[] for _ in source.classes]
+    numbers = array("q")  # the line or number of each row
+    for number, (path, *values) in rows:
+        where = source.where(number)
+        relative = _relative(path, where, source)
+        joined += relative
+        lengths.append(len(relative))
         numbers.append(number)
-        for column, places, value in zip(columns, known, values, strict=False):
+        for column, value in zip(columns, values, strict=True):
             if value is None or value == "":
                 raise ValueError(f"{where} has no target; leave such rows out, or read none with target=None")
             if isinstance(value, str) and "\0" in value:
                 raise ValueError(f"{where} has {NUL}")
-            if places is not None:
-                check_known(str(value), places, where)
             column.append(value)
     if not lengths:
         raise ValueError(f"{source.name} names no images")
-    packed = Paths.pack(source.root, [(bytes(joined), np.array(lengths, np.int64))])
-    arrays = {"data": packed.data, "offsets": packed.offsets}
-    for place, (target, values) in enumerate(zip(wanted.targets, columns, strict=True)):
-        remark, classes, places = "", wanted.classes[place], known[place]
-        if places is None:
-            targets, classes = encode_targets(values)
-            remark = "" if classes is None else _remark(values, numbers, source, target)
+    paths = Paths.pack(source.root, joined, lengths)
+    arrays = {"data": paths.data, "offsets": paths.offsets}
+    words: tuple[list[Any], list[str]] = [], []
+    for place, (target, names, values) in enumerate(zip(source.columns[1:], source.classes, columns, strict=True)):
+        if names is not None:
+            targets = _places(values, names, lambda row: source.where(numbers[row]))
         else:
-            targets = np.fromiter((places[str(value)] for value in values), np.int64, len(values))
-        arrays[f"targets {place}"] = targets if targets.dtype.kind == "f" else _smallest(targets)
-        if classes is not None:
-            arrays[f"classes {place}"] = np.frombuffer(json.dumps(classes).encode(), np.uint8)
-        if remark:
-            arrays[f"remark {place}"] = np.frombuffer(remark.encode(), np.uint8)
-    return arrays
+            targets, names = encode_targets(values)
+            if names is not None and (strays := stray_cells(values)):
+                words[1].append(_remark(values, strays, numbers, source, target))
+        arrays[f"targets {place}"] = targets
+        words[0].append(names)
+    return {**arrays, "words": np.frombuffer(json.dumps(words).encode(), np.uint8)}
 
 
 def _relative(path: Any, where: str, source: Source) -> bytes:
@@ -475,11 +455,8 @@ def _relative(path: Any, where: str, source: Source) -> bytes:
     return os.fsencode(path)
 
 
-def _remark(values: list[Any], numbers: Sequence[int], source: Source, target: str | int) -> str:
-    """What to say of a column that is not of numbers because of a few cells."""
-    strays = stray_cells(values)
-    if not strays:
-        return ""
+def _remark(values: list[Any], strays: list[int], numbers: Sequence[int], source: Source, target: str | int) -> str:
+    """Return what to say of a column that is not of numbers because of a few cells."""
     first, count = strays[0], len(strays)
     more = f", and {count - 1:,} more are none" if count > 1 else ""
     return (
@@ -490,25 +467,18 @@ def _remark(values: list[Any], numbers: Sequence[int], source: Source, target: s
     )
 
 
-def _smallest(array: np.ndarray) -> np.ndarray:
-    """Integers in the smallest type that holds them."""
-    dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
-    return array.astype(dtype) if dtype.kind in "iu" else array  # of uint64 and int8 numpy makes floats
-
-
 def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return targets as int64 or float64; or as the places among the sorted names, and these names."""
+    """Return targets as integers or float64; or as the places among the sorted names, and these names."""
     texts = {value for value in values if isinstance(value, str)}
     kinds = set(map(type, values)) - {str}
     if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
         if kinds <= {int, bool} and all(map(WHOLE.fullmatch, texts)):
             if all(-WIDEST <= value < WIDEST for value in values if not isinstance(value, str)):
-                return np.fromiter(map(int, values), np.int64, len(values)), None
+                return smallest(np.fromiter(map(int, values), np.int64, len(values))), None
         else:
             return np.fromiter(map(float, values), np.float64, len(values)), None
     names = sorted(set(map(str, values)))
-    places = {name: place for place, name in enumerate(names)}
-    return np.fromiter((places[str(value)] for value in values), np.int64, len(values)), names
+    return _places(values, names, str), names
 
 
 def stray_cells(values: list[Any]) -> list[int]:

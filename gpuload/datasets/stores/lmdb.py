@@ -96,7 +96,7 @@ class LMDB(Store):
             raise ValueError(f"target_type must be 'int' or 'text', got {target_type!r}")
         if target is not None and image is None:
             raise ValueError("target= needs image= too, the pattern of the images' keys, as in image='{}.jpg'")
-        if sum(given is not None for given in (target, labels, decode)) > 1:
+        if sum(option is not None for option in (target, labels, decode)) > 1:
             raise ValueError("target=, labels= and decode= each say what a sample is; give one of them")
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of (key, value), got {decode!r}")
@@ -279,4 +279,4 @@ def _walk(view: _View, path: str, image: str | None) -> Paths:
         missing = f"no keys like {image!r}" if image is not None else "no keys"
         first = ", ".join(repr(key) for key, _ in zip(view.each_key(), range(3), strict=False)) or "none at all"
         raise ValueError(f"{path!r} has {missing} in it; its first are {first}")
-    return Paths.pack("", [(bytes(joined), np.frombuffer(lengths, np.uint32))])
+    return Paths.pack("", bytes(joined), np.frombuffer(lengths, np.uint32))

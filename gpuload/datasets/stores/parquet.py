@@ -169,8 +169,7 @@ class Parquet(Store):
         what, remedy = f"row group {group}", ", or write smaller row groups"
         nbytes = sum(column.total_uncompressed_size for column in columns)
         check_expanded(nbytes, what, remedy, path)
-        limit = byte_limit()
-        rows = MOST_ROWS if limit is None else min(max(limit // max(nbytes, 1), 1), MOST_ROWS)
+        rows = int(min(max(byte_limit() / max(nbytes, 1), 1), MOST_ROWS))
         batches, nbytes = [], 0
         for batch in file.iter_batches(rows, row_groups=[group], columns=self._wanted, use_threads=False):
             nbytes += batch.nbytes
@@ -198,7 +197,7 @@ class Parquet(Store):
 
 
 class _Groups:
-    """What a process has read last: columns of row groups, up to a number of bytes; and open files."""
+    """The data that a process has read last: columns of row groups, up to a number of bytes; and open files."""
 
     def __init__(self, limit_bytes: int, remote: Remote | None) -> None:
         self._limit, self._nbytes = limit_bytes, 0

@@ -31,9 +31,10 @@ import numpy as np
 
 from gpuload.datasets import files
 from gpuload.datasets.litter import LeftOut, is_litter
+from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores.cached import cache_folder
 from gpuload.datasets.stores.remote_cache import Disk
-from gpuload.datasets.stores.remote_failures import check_image, check_whole, failure_of, http_system, s3_system, shown
+from gpuload.datasets.stores.remote_failures import check_whole, failure_of, http_system, s3_system, shown
 from gpuload.errors import DecodeError, import_optional, visible
 
 __all__ = [
@@ -234,7 +235,7 @@ class Client:
             url = urls[number]
             if len(data) == files.LARGE_BYTES:
                 (file,) = self.look([url])
-                check_image(file.size, data, url)
+                files.check_large(file.size, data, shown(url))
                 data += self._ranges([(url, files.LARGE_BYTES, file.size)])[0]
             files.check_size(len(data), shown(url))
             images[number] = data
@@ -527,7 +528,7 @@ class RemoteScanner:
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
-        endings = tuple(extensions)
+        self.root, endings = root, tuple(extensions)
         self._folders: set[bytes] = set()
         self.left_out = LeftOut()
         images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
@@ -548,9 +549,8 @@ class RemoteScanner:
         """Return the names of the folders directly in the root, sorted."""
         return sorted(self._folders)
 
-    def images(self, start: bytes = b"") -> tuple[bytes, np.ndarray]:
-        """Return the images at any depth below `start`: the rest of their URLs after the root, joined without a
-        separator, and the length of each."""
+    def images(self, start: bytes = b"") -> Paths:
+        """Return the images at any depth below `start`."""
         below = start + b"/"
         urls = [url for folder, _, url in self._images if not start or (folder + b"/").startswith(below)]
-        return b"".join(urls), np.fromiter(map(len, urls), np.uint32, len(urls))
+        return Paths.of(self.root, urls)

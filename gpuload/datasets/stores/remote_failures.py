@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from gpuload.datasets import files
-from gpuload.errors import DecodeError, visible
+from gpuload.errors import visible
 
-__all__ = ["Failure", "check_image", "check_whole", "failure_of", "http_system", "s3_system", "shown"]
+__all__ = ["Failure", "check_whole", "failure_of", "http_system", "s3_system", "shown"]
 
 LISTING_BYTES: Final = 1 << 28  # the longest page of links that is read
 FIRST_WAIT_S: Final = 0.25
@@ -163,8 +163,8 @@ def http_system() -> Any:
                         nbytes += len(part)
                         if nbytes <= limit:
                             continue
-                        if asked and self.status == 200 and limit == files.LARGE_BYTES:
-                            check_image(nbytes, parts[0], str(self.url))  # a whole one, from a server without ranges
+                        if asked and self.status == 200 and limit == files.LARGE_BYTES:  # a whole file: no ranges
+                            files.check_large(nbytes, parts[0], shown(str(self.url)))
                         else:
                             raise _no_ranges(f"more than {limit:,} bytes", limit) if asked else _too_long(limit)
                 except BaseException:
@@ -227,13 +227,6 @@ def _limit_bytes(status: int, asked: str, answered: str) -> int:
     elif begin:
         raise _no_ranges("the whole file", end - begin)
     return end - begin
-
-
-def check_image(nbytes: int, start: bytes, url: str) -> None:
-    """Refuse a file of more than 16 MiB that is no image, and one larger than is allowed."""
-    files.check_size(nbytes, shown(url))
-    if files.sniff(start) is None:
-        raise DecodeError(f"{shown(url)!r}: {files.no_image(start, nbytes)}")
 
 
 def _no_ranges(what: str, nbytes: int) -> OSError:

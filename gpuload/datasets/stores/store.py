@@ -16,9 +16,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import KINDS
-from gpuload.datasets.joined import Dataset, from_start
-from gpuload.datasets.scan import full_path
+from gpuload.datasets.files import KINDS, damaged
+from gpuload.datasets.joined import Dataset
+from gpuload.datasets.scan import from_start, full_path
 from gpuload.datasets.stores.opening import client, is_url
 from gpuload.errors import DecodeError, visible
 
@@ -119,13 +119,6 @@ def existing_file(path: str | os.PathLike[str], expected: str, *, streams: bool 
         kind = KINDS.get(stat.S_IFMT(os.stat(full).st_mode), "a special file")
         raise OSError(f"{full!r} is {kind}; expected {expected}, as a regular file")
     return full
-
-
-def damaged(path: str, complaint: str) -> DecodeError:
-    """The error for a part of a file that cannot be read; a Loader names the file."""
-    error = DecodeError(f"{path!r}: {complaint}")
-    error.filename = path
-    return error
 
 
 @contextlib.contextmanager

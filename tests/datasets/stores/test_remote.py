@@ -21,7 +21,6 @@ from gpuload.datasets import files
 from gpuload.datasets.stores import remote as module
 from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO, Windows, client_of
-from gpuload.datasets.stores.remote_failures import check_image as check
 from gpuload.datasets.stores.remote_failures import failure_of
 
 lacking.require("aiohttp")
@@ -206,7 +205,8 @@ def test_a_packed_answer_is_unpacked_up_to_the_limit(server: Server, monkeypatch
     server.files |= {"zeros.jpg": JPEG[:3] + bytes(50 << 20), "zeros.bin": bytes(50 << 20)}
     server.always = "packed"
     joined: list[int] = []
-    monkeypatch.setattr(remote_failures, "check_image", lambda n, *given: joined.append(n) or check(n, *given))
+    check = files.check_large
+    monkeypatch.setattr(files, "check_large", lambda n, *given: joined.append(n) or check(n, *given))
     with files.limited(1 << 20), pytest.raises(gl.DecodeError, match=r"zeros.jpg': the file has .* bytes, more than"):
         client().whole([server.url + "/zeros.jpg"])
     with pytest.raises(gl.DecodeError, match=r"zeros.bin': not an image that gpuload decodes"):

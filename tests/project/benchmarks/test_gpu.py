@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.feeding import endless, measured
 from benchmarks.gpu.plan import FEEDS, LIGHT, NETWORKS, PARTS, Pace
+from benchmarks.gpu.rows import endless, measured
 from benchmarks.gpu.tables import device_share, judge, report
 from benchmarks.machine import absent
 from benchmarks.peers.protocol import Peer
@@ -39,7 +39,6 @@ NEEDING = {
     "triton": {"fused", "stage", "device_decode", "both_decode", *LIGHT},
     "timm": {"timm"},
     "torchvision": {*FEEDS, "device", "stage"},
-    "rich": {"stage"},
 }
 
 
@@ -155,7 +154,7 @@ def test_the_share_that_the_gpu_decodes_follows_from_both_rates():
 
 def test_what_a_step_waits_for_within_itself_counts():
     found = rows(870, 0.001, 3e6) | {"device": fed(900)}
-    text, met = vars(judge(results(**found))[3]).values()
+    text, met = judge(results(**found))[3]
     assert (text.endswith(": 3.33%"), met) == (True, False)
 
 
@@ -220,7 +219,9 @@ def test_a_row_that_ends_badly_loses_no_other(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "_device", lambda device: "none")
     monkeypatch.setattr(command.Work, "command", lambda self, name: [sys.executable, "-c", programs[name]])
     monkeypatch.setattr(
-        command, "find_photos", lambda cache: (command.make_up(cache / "p", count=2, height=24, width=32), "two")
+        command,
+        "find_photos",
+        lambda cache, photos: (command.make_up(cache / "p", count=2, height=24, width=32), "two"),
     )
     path = tmp_path / "gpu.json"
     arguments = ["--only", ",".join(programs), "--files", "2", "--batch-size", "2", "--cache", str(tmp_path)]
@@ -263,7 +264,9 @@ def test_what_ends_it_leaves_a_report(tmp_path):
 
 def test_what_is_begun_too_late_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        command, "find_photos", lambda cache: (command.make_up(cache / "p", count=2, height=24, width=32), "two")
+        command,
+        "find_photos",
+        lambda cache, photos: (command.make_up(cache / "p", count=2, height=24, width=32), "two"),
     )
     monkeypatch.setattr(command, "_device", lambda device: "none")
     path = tmp_path / "gpu.json"

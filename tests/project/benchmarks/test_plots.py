@@ -12,8 +12,6 @@ from PIL import Image
 
 from benchmarks import plot_augmented, plot_rates
 
-lacking.require("rich")
-
 
 @pytest.fixture(scope="module")
 def recorded():

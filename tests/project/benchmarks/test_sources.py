@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from stored import jpegs
 import gpuload as gl
 from benchmarks.sources import __main__ as rates
 from benchmarks.sources import equal
+from benchmarks.sources.__main__ import judge
 from benchmarks.sources.stores import STORES, write
-from benchmarks.sources.tables import judge
 
 COUNT = 12
 
@@ -28,8 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = base / "train" / f"class_{number // 4}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number:05d}.jpg").write_bytes(data)
-    for store in dict.fromkeys(one.write for one in STORES.values()):
-        write(base, [name for name, one in STORES.items() if one.write is store])
+    write(base)
     return base
 
 
@@ -65,12 +63,12 @@ def test_other_pixels_and_other_targets_are_told(base: Path, monkeypatch: pytest
             return image, label + (number == 7)
 
     real = STORES["ImageFolder"]
-    changed = dataclasses.replace(real, open=lambda base: Changed(real.open(base)))
+    changed = real._replace(open=lambda base: Changed(real.open(base)))
     monkeypatch.setitem(STORES, "ImageFolder", changed)
     found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
     assert not any(found.equal[:2])
     assert not found.good
-    absent = dataclasses.replace(real, open=lambda base: gl.ImageFolder(base + "/nowhere"))
+    absent = real._replace(open=lambda base: gl.ImageFolder(base + "/nowhere"))
     monkeypatch.setitem(STORES, "ImageFolder", absent)
     found = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
     assert "FileNotFoundError" in found.error
@@ -109,7 +107,7 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--photos", str(photos), "--cache", str(tmp_path / "cache"), "--files", "10", "--quick"]
     assert rates.main([*asked, "--only", "TarShards; ArrayFile; memcpy; Mosaic Streaming"]) == 0
     told = capsys.readouterr().out
-    rows = {line.split("  ")[1].strip(): line for line in told.splitlines() if line.startswith("  ")}
+    rows = {line.split("  ")[0]: line for line in told.splitlines() if "  " in line}
     assert rows["Mosaic Streaming"].count("not installed") == 4
     assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
     assert "of memcpy" in told

@@ -14,9 +14,9 @@ import pytest
 from pictures import jpeg_bytes
 from PIL import Image
 
-from benchmarks.peers.recipe import Recipe
+from benchmarks.peers.protocol import Recipe
 
-lacking.require("rich", "turboloader")
+lacking.require("turboloader")
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None:
-    from benchmarks.peers.turboloader import build
+    from benchmarks.peers.turboloader import turboloader as build
 
     for number in range(24):
         folder = tmp_path / "train" / f"class_{number % 3}"
@@ -50,7 +50,7 @@ def test_labels_belong_to_their_images(tmp_path: Path, bound: list[int]) -> None
 
 
 def test_what_the_fused_pass_does_not_do_is_refused(tmp_path: Path) -> None:
-    from benchmarks.peers.turboloader import build
+    from benchmarks.peers.turboloader import turboloader as build
 
     with pytest.raises(SystemExit, match="without jitter; got Recipe"):
         build(Recipe(root=str(tmp_path), jitter=0.4))

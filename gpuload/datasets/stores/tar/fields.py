@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +31,7 @@ _SHOWN: Final = 12
 
 
 class Fields:
-    """Which fields a sample has, and what they become.
+    """The fields that make up a sample, and what they become.
 
     Args:
         fields: as `TarShards` takes them.
@@ -43,22 +43,20 @@ class Fields:
 
     def __init__(self, fields: str | Sequence[str] | None, mode: Mode) -> None:
         self.mode: Mode = check_mode(mode)
-        self.fields = fields
         self.alone = isinstance(fields, str)
         self.wanted: tuple[tuple[str, ...], ...] | None = None
         if fields is not None:
-            given = (fields,) if isinstance(fields, str) else tuple(fields)
-            self.wanted = tuple(map(_alternatives, given))
-            if not given:
+            self.wanted = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
+            if not self.wanted:
                 raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None stands for all")
 
     @property
     def names(self) -> set[str] | None:
-        """All names that may be needed; None: any."""
+        """The names of all fields that may be needed; None means any."""
         return None if self.wanted is None else {name for names in self.wanted for name in names}
 
-    def choose(self, there: Mapping[str, Any], shard: str, key: str) -> list[str]:
-        """The fields of a sample that are needed, of those that are there.
+    def choose(self, there: Collection[str], shard: str, key: str) -> list[str]:
+        """Return the fields of a sample that are needed, of those that are there.
 
         Raises:
             LookupError: one is absent.
@@ -66,73 +64,64 @@ class Fields:
         if self.wanted is None:
             return list(there)
         chosen = []
-        for names in self.wanted:
-            name = next((name for name in names if name in there or name == KEY), None)
-            if name is None:
+        for alternatives in self.wanted:
+            for name in alternatives:
+                if name in there or name == KEY:
+                    chosen.append(name)
+                    break
+            else:
+                names = " or ".join(map(repr, alternatives))
                 shown = ", ".join(map(repr, list(there)[:_SHOWN])) or "none"
-                raise LookupError(
-                    f"sample {key!r} of {shard!r} has no field {' or '.join(map(repr, names))}; its fields are: {shown}"
-                )
-            chosen.append(name)
+                raise LookupError(f"sample {key!r} of {shard!r} has no field {names}; its fields are: {shown}")
         return chosen
 
     def sample(self, data: Mapping[str, bytes], chosen: Sequence[str], shard: str, key: str) -> Any:
-        """A sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
+        """Make a sample from the bytes of its chosen fields: one value, a tuple, or with all fields a dict.
 
         Raises:
             ValueError: a field does not hold what its name says.
         """
-        values = _with_image(
-            chosen, [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen], self.wanted
-        )
+        values = [key if name == KEY else self._value(name, data[name], shard, key) for name in chosen]
+        _make_image(values, chosen, self.wanted is None)
         if self.wanted is None:
             return {KEY: key, **dict(zip(chosen, values, strict=True))}
         return values[0] if self.alone else tuple(values)
 
     def _value(self, name: str, data: bytes, shard: str, key: str) -> Any:
-        is_image, is_mask, convert = _kind(name)
+        is_image, is_mask, expected, convert = _kind(name)
         if is_image:
             image = Encoded(data, self.mode, f"{_named(shard)}:{key}.{name}")
             return Mask(image) if is_mask else image
-        if convert is None:
-            return data
         try:
             return convert(data)
         except (ValueError, RecursionError) as error:
             shown = f", which begins with {data[:24]!r}," if data else ", which is empty,"
-            expected = EXPECTED[name.rpartition(".")[2]]
             raise ValueError(
                 f"field {name!r} of sample {key!r} in {shard!r}{shown} is not {expected}: {error}"
             ) from None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fields) and (self.mode, self.fields) == (other.mode, other.fields)
 
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _with_image(names: Sequence[str], values: list[Any], wanted: Any) -> list[Any]:
-    """The values of a sample, where its first ``npy`` of uint8, H×W×C with one to four channels, is an `Image` if no
-    other field is one. A dict goes by its sorted names."""
+def _make_image(values: list[Any], names: Sequence[str], by_name: bool) -> None:
+    """Where no field of a sample is an image, make its first ``npy`` of uint8, H×W×C with one to four channels, an
+    `Image`; `by_name`: the first in the order of the names."""
     if any(type(value) is Encoded for value in values):
-        return values
-    places = range(len(names)) if wanted is not None else sorted(range(len(names)), key=names.__getitem__)
-    for place in places:
+        return
+    for place in sorted(range(len(names)), key=names.__getitem__) if by_name else range(len(names)):
         array = values[place]
         if isinstance(array, np.ndarray) and is_image_array(array) and not _kind(names[place])[1]:
             values[place] = Image(array)
-            break
-    return values
+            return
 
 
 _named: Final = functools.lru_cache(1024)(named)
 
 
 @functools.lru_cache(256)
-def _kind(name: str) -> tuple[bool, bool, Callable[[bytes], Any] | None]:
-    """Of a field of this name: whether it is an image, whether that is a mask, and what makes a value of its bytes."""
+def _kind(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
+    """Return of a field of this name: whether it is an image, and a mask; what its bytes are, and what makes a value
+    of them."""
     before, _, ending = name.rpartition(".")
-    return ending in IMAGES, before.rpartition(".")[2] in MASKS, CONVERSIONS.get(ending)
+    return ending in IMAGES, before.rpartition(".")[2] in MASKS, *CONVERSIONS.get(ending, ("bytes", bytes))
 
 
 def _alternatives(field: Any) -> tuple[str, ...]:
@@ -160,16 +149,9 @@ def _array(data: bytes) -> np.ndarray:
     return array.reshape(shape, order="F" if by_columns else "C")
 
 
-def _table(kinds: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
-    return {ending: value for endings, value in kinds for ending in endings}
-
-
-CONVERSIONS: Final[dict[str, Callable[[bytes], Any]]] = _table(
-    [
-        (NUMBERS, int),
-        (("json", "jsn"), lambda data: as_meta(json.loads(data))),
-        (TEXTS, lambda data: data.decode("utf-8")),
-        (("npy",), _array),
-    ]
-)
-EXPECTED: Final = _table([(NUMBERS, "an integer"), (("json", "jsn"), "JSON"), (TEXTS, "UTF-8"), (("npy",), "an array")])
+CONVERSIONS: Final[dict[str, tuple[str, Callable[[bytes], Any]]]] = {
+    **dict.fromkeys(NUMBERS, ("an integer", int)),
+    **dict.fromkeys(("json", "jsn"), ("JSON", lambda data: as_meta(json.loads(data)))),
+    **dict.fromkeys(TEXTS, ("UTF-8", lambda data: data.decode("utf-8"))),
+    "npy": ("an array", _array),
+}

@@ -14,11 +14,9 @@ import glob
 import itertools
 import json
 import os
-import queue
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -46,7 +44,6 @@ MOST: Final = 10_000_000
 
 SUFFIX: Final = ".gpuload-index"
 THREADS: Final = 8  # of each process: what they wait for is the medium
-PIECE: Final = 32  # shards whose index files are read by one call of a thread
 MOST_PROCESSES: Final = 16
 FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
 SHOWN: Final = 3
@@ -60,25 +57,22 @@ from gpuload.datasets.stores.tar.shards import make_here
 make_here(given["shards"])
 """
 
-Progress = Callable[[str, bool], None]
-"""Called with each shard that is ready, and whether its index was made."""
-
 
 def open_shards(
     paths: Sequence[str],
     *,
     workers: int | None = None,
     again: bool = False,
-    progress: Progress = lambda path, made: None,
+    progress: Callable[[str, bool], None] = lambda path, made: None,
     remote: Remote | None = None,
 ) -> list[Shard]:
-    """The shards with their indexes.
+    """Return the shards with their indexes.
 
     Args:
         paths: of the archives; one may come several times.
         workers: processes that make indexes; None: the CPUs that this process may use, up to 16.
         again: make all indexes, also those that are fresh.
-        progress: called as they become ready.
+        progress: called with each shard that is ready, and whether its index was made.
         remote: how URLs are read.
 
     Raises:
@@ -87,16 +81,12 @@ def open_shards(
     """
     unique = list(dict.fromkeys(paths))
     shards: dict[str, Shard] = {}
-    pieces = [unique[start : start + PIECE] for start in range(0, len(unique), PIECE)]
     with _threads() as pool:
-        for piece, kept in zip(
-            pieces, pool.map(lambda piece: [_kept(path, remote) for path in piece], pieces), strict=True
-        ):
-            for path, (shard, remarks) in zip(piece, kept, strict=True):
-                _warn(remarks)
-                if shard is not None and not again:
-                    shards[path] = shard
-                    progress(path, False)
+        for path, (shard, remarks) in zip(unique, pool.map(partial(_kept, remote=remote), unique), strict=True):
+            _warn(remarks)
+            if shard is not None and not again:
+                shards[path] = shard
+                progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
     for path, made, remarks in _made(missing, workers, remote):
@@ -114,41 +104,43 @@ def open_shards(
 def _made(
     paths: list[str], workers: int | None, remote: Remote | None
 ) -> Iterator[tuple[str, Shard | Exception, list[str]]]:
-    """Make the indexes of these; each with what went wrong, and remarks."""
+    """Make the indexes of these shards. Yields each with its remarks, or with what went wrong."""
     if remote is not None:
         with _threads() as pool:
             yield from pool.map(partial(_make, remote=remote), paths)
         return
     count = min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if workers is None else workers
-    count = min(count, len(paths), sum(map(_size, paths)) // FEW_BYTES)
-    if count < 2 or not sys.executable:
-        yield from map(_make, paths)
-        return
-    processes: list[subprocess.Popen[bytes]] = []
-    left = dict.fromkeys(paths)
-    try:
-        lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        for number in range(count):
-            command = [sys.executable, "-P", "-c", PROGRAM]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            processes.append(process)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
-            process.stdin.close()
-            threading.Thread(target=_hear, args=(process, lines), daemon=True).start()
-        while count:
-            if not (line := lines.get()):  # one has ended
-                count -= 1
-                continue
-            path, remarks = json.loads(line)
+    nbytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+    count = min(count, len(paths), nbytes // FEW_BYTES)
+    remaining = dict.fromkeys(paths)
+    if count > 1 and sys.executable:
+        for path, remarks in _made_by_processes(paths, count):
             if (shard := _kept(path)[0]) is not None:
-                del left[path]
+                del remaining[path]
                 yield path, shard, remarks
+    yield from map(_make, remaining)  # with its error, if it has one
+
+
+def _made_by_processes(paths: list[str], count: int) -> Iterator[list[Any]]:
+    """Make indexes in other processes, all of which write to one pipe: a line for each index, its path and remarks.
+    The pipe ends with the last process."""
+    processes: list[subprocess.Popen[bytes]] = []
+    reading, writing = os.pipe()
+    try:
+        with open(reading, "rb") as lines:
+            with open(writing, "wb") as pipe:
+                for number in range(count):
+                    command = [sys.executable, "-P", "-c", PROGRAM]
+                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=pipe)
+                    processes.append(process)
+                    assert process.stdin is not None
+                    with process.stdin:
+                        process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
+            yield from map(json.loads, lines)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    yield from map(_make, left)  # with its error
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -157,19 +149,11 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-def _hear(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            lines.put(line)
-    lines.put(b"")
-
-
 def make_here(paths: Sequence[str]) -> None:
-    """Make the indexes of these in this process, and write a line for each. What fails is left for who asked."""
+    """Make the indexes of these shards in this process, and write a line for each. A shard that fails gets no line."""
     with _threads() as pool:
         for path, _, remarks in pool.map(_make, paths):
-            print(json.dumps([path, remarks]), flush=True)
+            os.write(1, json.dumps([path, remarks]).encode() + b"\n")  # in one piece: others write to the same pipe
 
 
 def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
@@ -178,41 +162,19 @@ def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Excepti
         shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
-    problem = _keep(shard, remote)
-    if problem is not None:
-        remarks.append(_unkept(path, problem))
-    return path, shard, remarks
-
-
-def keep(shard: Shard) -> None:
-    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
-    problem = _keep(shard)
-    if problem is not None:
-        warnings.warn(_unkept(shard.path, problem), stacklevel=2)
-
-
-def _unkept(path: str, problem: str) -> str:
-    return (
-        f"the index of {path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made anew "
-        "each time; set GPULOAD_CACHE to a folder that can be written"
-    )
+    return path, shard, remarks + _keep(shard, remote)
 
 
 def _kept(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
-    """The shard with an index from a file, or None; and what is wrong with files that are there."""
+    """Return the shard with an index from a file, or None; and what is wrong with index files that are there."""
     remarks = []
     try:
         known = stamp(path, remote)
     except OSError:
         return None, []  # told when it is read
-    at_url = is_url(path)
-    for where in (_in_cache, _beside) if at_url else (_beside, _in_cache):
-        place = where(path, remote)
+    for place in _places(path, remote):
         try:
-            if at_url and where is _beside:
-                shard = _at_url(path, place, known, remote)
-            else:
-                shard = index_file.read(path, place, known)
+            shard = _at_url(path, place, known, remote) if is_url(place) else index_file.read(path, place, known)
             if shard is not None:
                 return shard, []
         except (Unusable, OSError) as error:
@@ -238,48 +200,50 @@ def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None
     return shard
 
 
-def _keep(shard: Shard, remote: Remote | None = None) -> str | None:
-    """Write its index beside it, else to the cache; returns why neither was possible."""
+def keep(shard: Shard) -> None:
+    """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
+    _warn(_keep(shard))
+
+
+def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
+    """Write an index to the first place where that is possible; returns a remark if there is none."""
     problem = None
-    for where in (_in_cache,) if is_url(shard.path) else (_beside, _in_cache):
-        place = where(shard.path, remote)
+    for place in _places(shard.path, remote):
+        if is_url(place):
+            continue
         draft = f"{place}.{os.urandom(8).hex()}"  # other machines may write there too
         try:
-            if where is _in_cache:
-                os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
             with open(draft, "xb") as file:
                 file.write(shard.table.data)
             os.replace(draft, place)
-            return None
+            return []
         except OSError as error:
-            problem = str(error)
+            problem = error
             with contextlib.suppress(OSError):
                 os.unlink(draft)
-    return problem
+    return [
+        f"the index of {shard.path!r} can be kept neither beside it nor in {_cache()!r} ({problem}), so it is made "
+        "anew each time; set GPULOAD_CACHE to a folder that can be written"
+    ]
 
 
-def _beside(path: str, remote: Remote | None) -> str:
-    return path + SUFFIX
+def _places(path: str, remote: Remote | None) -> Iterator[str]:
+    """Yield where the index of an archive may be: beside it and in the cache, of a URL first in the cache."""
+    if not is_url(path):
+        yield path + SUFFIX
+    import hashlib  # slow to import, and seldom needed
+
+    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
+    yield os.path.join(_cache(), hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest() + SUFFIX)
+    if is_url(path):
+        yield path + SUFFIX
 
 
 def _cache() -> str:
-    from gpuload.datasets.stores.cached import cache_folder  # seldom needed, and slow to import
+    from gpuload.datasets.stores.cached import cache_folder  # likewise
 
     return os.path.join(cache_folder(), "tar")
-
-
-def _in_cache(path: str, remote: Remote | None) -> str:
-    import hashlib  # likewise
-
-    real = "\0".join([path, *scope_of(remote)]) if is_url(path) else os.path.realpath(path)
-    name = hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest()
-    return os.path.join(_cache(), name + SUFFIX)
-
-
-def _size(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_size
-    return 0
 
 
 def _warn(remarks: list[str]) -> None:
@@ -287,7 +251,7 @@ def _warn(remarks: list[str]) -> None:
         warnings.warn(remark, stacklevel=5)  # where the user makes a `TarShards`
 
 
-def _joined(errors: list[Any], count: int) -> Exception:
+def _joined(errors: list[Exception], count: int) -> Exception:
     """One error for all of them."""
     if len(errors) == 1:
         return errors[0]
@@ -353,33 +317,25 @@ def expand(pattern: str) -> Iterator[str]:
         >>> list(expand("s-{08..10}.{tar,zip}"))
         ['s-08.tar', 's-08.zip', 's-09.tar', 's-09.zip', 's-10.tar', 's-10.zip']
     """
-    for found in re.finditer(r"{", pattern):
-        end, commas = _closing(pattern, found.start())
-        inner = pattern[found.end() : end]
-        if end < 0:
+    for start in [found.start() for found in re.finditer("{", pattern)]:
+        depth, cuts = 0, [start]
+        for end in range(start, len(pattern)):
+            depth += {"{": 1, "}": -1}.get(pattern[end], 0)
+            if depth == 0 or (depth == 1 and pattern[end] == ","):
+                cuts.append(end)
+            if depth == 0:
+                break
+        if depth:  # it is not closed
             continue
-        if (span := RANGE.fullmatch(inner)) is not None:
+        if (span := RANGE.fullmatch(pattern, start + 1, cuts[-1])) is not None:
             choices: Iterable[str] = _range(pattern, *span.groups())
-        elif commas:
-            cuts = [found.start(), *commas, end]
+        elif len(cuts) > 2:
             choices = (name for low, high in itertools.pairwise(cuts) for name in expand(pattern[low + 1 : high]))
         else:
             continue
-        before, after = pattern[: found.start()], list(expand(pattern[end + 1 :]))
-        return (before + choice + rest for choice in choices for rest in after)
+        after = list(expand(pattern[cuts[-1] + 1 :]))
+        return (pattern[:start] + choice + ending for choice in choices for ending in after)
     return iter((pattern,))
-
-
-def _closing(pattern: str, start: int) -> tuple[int, list[int]]:
-    """Where the brace ends that begins at `start`, or -1; and where its own commas are."""
-    depth, commas = 0, []
-    for at in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[at], 0)
-        if depth == 0:
-            return at, commas
-        if depth == 1 and pattern[at] == ",":
-            commas.append(at)
-    return -1, []
 
 
 def _range(pattern: str, first: str, last: str, step: str | None) -> Iterator[str]:

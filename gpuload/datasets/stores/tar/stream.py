@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import operator
 import os
 import warnings
 import zlib
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.datasets.files import check_size
-from gpuload.datasets.litter import LeftOut, is_litter
+from gpuload.datasets.litter import LeftOut
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_for
 from gpuload.datasets.stores.tar.fields import Fields
-from gpuload.datasets.stores.tar.headers import COMPRESSED, Damage, members
-from gpuload.datasets.stores.tar.index import split_name, twice
+from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, cut_off, members
+from gpuload.datasets.stores.tar.index import fields_of
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
 from gpuload.errors import DecodeError
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Sequential", "ShuffleBuffer", "TarPass", "TarStream", "shard_order"]
 
 AT_ONCE: Final = 512  # draws made together
-LOOKED_BACK: Final = 1 << 16
+REPLAYED: Final = 1 << 16  # draws of a resumed stream that are made together
 UNPACKED_BY: Final = {"gzip": "gzip", "bzip2": "bz2", "xz": "lzma", "zstd": "compression.zstd"}  # from Python 3.14 on
 PIECE: Final = 1 << 20  # bytes that are read or passed over together
 
@@ -81,19 +83,11 @@ class TarStream:
         return f"TarStream({self.shards[0]!r}{more}, shuffle_buffer={self.shuffle_buffer})"
 
 
-class _Place(NamedTuple):
-    """Where a sample begins: the number of its shard in this pass, the offset there; and its number in the pass."""
-
-    shard: int
-    offset: int
-    number: int
-
-
 class _Raw(NamedTuple):
-    """A sample as it was read: the bytes of fields that are needed, None of others, an error where one is refused."""
+    """A sample as it was read. Its place is the number of its shard in this pass, the offset in there where it begins,
+    and its number in the pass; of fields that are not needed there is None, of a refused one the error."""
 
-    place: _Place
-    shard: str
+    place: tuple[int, int, int]
     key: str
     parts: dict[str, Any]
 
@@ -118,143 +112,85 @@ class TarPass:
         self._stream = stream
         self._share = [share, shares]
         self._shards = [stream.shards[number] for number in order[share::shares]]
-        self._buffer: ShuffleBuffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
-        self._walk: Iterator[_Raw] | None = None
-        self._next = _Place(0, 0, 0)  # what is read next; its offset is where the walk through its shard begins
-        self._last = self._next
-        self._needed: Callable[[int], bool] = lambda number: True
+        self._buffer = ShuffleBuffer(max(1, stream.shuffle_buffer), key, share, shares)
         self._left_out = LeftOut()
         self._damaged: list[int] = []  # numbers of shards whose damage was told
+        self._last, self._read = (0, 0, 0), 0  # the place of the last sample that was read; how many were read
+        self._samples = self._samples_from(0, 0, 0, lambda number: True)
 
     def __iter__(self) -> TarPass:
         return self
 
     def __next__(self) -> Any:
-        while self._buffer.has_room:
-            raw = self._read()  # may raise: the next call goes on
-            if raw is None:
-                self._buffer.ended = True
-                self._left_out.log(self._shards)
-            else:
-                self._buffer.put(raw)
-        raw = self._buffer.take()
+        raw = self._buffer.take(self._next_raw)  # may raise: the next call goes on
         if raw is None:
             raise StopIteration
-        chosen = self._stream.fields.choose(raw.parts, raw.shard, raw.key)
+        fields, path = self._stream.fields, self._shards[raw.place[0]]
+        chosen = fields.choose(raw.parts, path, raw.key)
         for name in chosen:
             if isinstance(raw.parts.get(name), Exception):
                 raise raw.parts[name]
-        return self._stream.fields.sample(raw.parts, chosen, raw.shard, raw.key)
+        return fields.sample(raw.parts, chosen, path, raw.key)
 
-    def _read(self) -> _Raw | None:
-        """The next sample, or None. An error comes once, and then the next shard."""
-        while self._next.shard < len(self._shards):
-            if self._walk is None:
-                self._walk = self._samples()
+    def _next_raw(self) -> _Raw | None:
+        raw = next(self._samples, None)
+        if isinstance(raw, Exception):
+            raise raw
+        if raw is None:
+            self._left_out.log(self._shards)
+        else:
+            self._last, self._read = raw.place, raw.place[2] + 1
+        return raw
+
+    def _samples_from(
+        self, first: int, offset: int, number: int, needed: Callable[[int], bool]
+    ) -> Iterator[_Raw | Exception]:
+        """Yield the samples from a place on, with the bytes of those whose numbers are needed. The error of a damaged
+        shard comes once, and then the next shard."""
+        for shard in range(first, len(self._shards)):
             try:
-                raw = next(self._walk, None)
-            except (Damage, OSError, ImportError):
-                number = self._next.shard
-                self._leave()
-                if number in self._damaged:
-                    continue
-                self._damaged.append(number)
-                raise
-            if raw is not None:
-                self._last, self._next = raw.place, self._next._replace(number=raw.place.number + 1)
-                return raw
-            self._leave()
-        return None
+                for raw in self._samples_of(shard, offset, number, needed):
+                    yield raw
+                    number = raw.place[2] + 1
+            except Exception as error:  # also a warning that was made one
+                if shard not in self._damaged:
+                    self._damaged.append(shard)
+                    yield error
+            offset = 0
 
-    def _leave(self) -> None:
-        self._walk, self._next = None, _Place(self._next.shard + 1, 0, self._next.number)
-
-    def _samples(self) -> Iterator[_Raw]:
-        """The samples of the next shard, from the next offset on."""
-        path, (shard, start, number) = self._shards[self._next.shard], self._next
-        wanted = self._stream.fields.names
-        current, begin, parts, needed = None, start, {}, True
+    def _samples_of(self, shard: int, offset: int, first: int, needed: Callable[[int], bool]) -> Iterator[_Raw]:
+        path, wanted = self._shards[shard], self._stream.fields.names
         with contextlib.closing(Sequential(path, self._stream._remote)) as file:
-
-            def unfinished(offset: int) -> None:
-                if file.position < offset:
-                    raise Damage(
-                        f"{path!r} is cut off at {file.position:,} bytes, in a member before {offset:,}", offset
-                    )
-                warnings.warn(
-                    f"{path!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have "
-                    "been cut off between two members",
-                    stacklevel=2,
-                )
-
-            def behind(offset: int) -> None:
-                warnings.warn(
-                    f"{path!r} has bytes behind the end of the archive, from offset {offset:,} on, that are no "
-                    "archive; they are not read",
-                    stacklevel=2,
-                )
-
-            walk = members(file.read_at, path, start=start, unfinished=unfinished, behind=behind)
-            for name, at, data, nbytes in walk:
-                if (split := split_name(name)) is None:
-                    if is_litter(name):
-                        self._left_out.add(name)
-                    continue
-                key, field = split
-                if key != current:
-                    if current is not None:
-                        yield _Raw(_Place(shard, begin, number), path, _text(current), parts)
-                        number += 1
-                    current, begin, parts, needed = key, at, {}, self._needed(number)
-                title = _text(field)
-                if title in parts:
-                    raise Damage(twice(path, key, begin, at, field), at, name)
-                parts[title] = None
-                if needed and (wanted is None or title in wanted):
-                    try:
-                        check_size(nbytes, f"{path}:{_text(name)}")
-                    except DecodeError as error:
-                        parts[title] = error
-                        continue
-                    parts[title] = found = file.read_at(data, nbytes)
-                    if len(found) < nbytes:
-                        raise Damage(
-                            f"{path!r} is cut off at {file.position:,} bytes: the member {_text(name)!r} at offset "
-                            f"{at:,} has {nbytes:,} bytes from {data:,} on, of which {len(found):,} are there",
-                            at,
-                            name,
-                        )
-            if current is not None:
-                yield _Raw(_Place(shard, begin, number), path, _text(current), parts)
+            archive = members(file.read_at, path, start=offset, remark=warnings.warn)
+            samples = itertools.groupby(fields_of(archive, path, self._left_out), operator.itemgetter(0, 1))
+            for count, ((begin, key), fields) in enumerate(samples):
+                number, parts = first + count, {}
+                for _, _, name, member in fields:
+                    field = _text(name)
+                    is_read = needed(number) and (wanted is None or field in wanted)
+                    parts[field] = _content(file, member) if is_read else None
+                yield _Raw((shard, begin, number), _text(key), parts)
             file.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come: small, and plain numbers."""
-        oldest = min(
-            (raw.place for raw in self._buffer.slots if raw), key=lambda place: place.number, default=self._last
-        )
+        """Return how far the pass has come: a few plain numbers."""
+        places = [raw.place for raw in self._buffer.slots if raw] or [self._last]
         return {
-            "shards": self._shards_sum(),
-            "share": self._share,
-            "shuffle_buffer": self._stream.shuffle_buffer,
+            **self._identity(),
             "given": self._buffer.given,
-            "read": self._next.number,
+            "read": self._read,
             "ended": self._buffer.ended,
-            "from": list(oldest),
+            "from": list(min(places, key=operator.itemgetter(2))),
             "damaged": list(self._damaged),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; the buffer's samples are read again.
+        """Continue from a state; the buffer's samples are read again.
 
         Raises:
             ValueError: the state is of other shards, of another share of them, or of another buffer.
         """
-        for name, mine in (
-            ("shards", self._shards_sum()),
-            ("share", self._share),
-            ("shuffle_buffer", self._stream.shuffle_buffer),
-        ):
+        for name, mine in self._identity().items():
             if state.get(name) != mine:
                 raise ValueError(
                     f"the state is of a stream with {name}={state.get(name)!r}, this one has {mine!r}: give the same "
@@ -262,24 +198,38 @@ class TarPass:
                     "are told as a sum)"
                 )
         read = state["read"]
-        slots = self._buffer.restore(state["given"], read, state["ended"])
-        needed = set(slots) - {-1}
+        self._buffer.restore(state["given"], read, state["ended"])
+        needed = set(self._buffer.slots) - {None}
         self._damaged = list(state["damaged"])
-        self._walk, self._next = None, _Place(*state["from"])
-        self._last, self._needed = self._next, lambda number: number >= read or number in needed
-        found: dict[int, _Raw] = {}
-        while self._next.number < read and (raw := self._read()) is not None:
-            if raw.place.number in needed:
-                found[raw.place.number] = raw
-        if self._next.number < read or len(found) < len(needed):
+        self._last = shard, offset, self._read = state["from"]
+        self._samples = self._samples_from(shard, offset, self._read, lambda n: n >= read or n in needed)
+        samples: dict[int, _Raw] = {}
+        while self._read < read and (raw := self._next_raw()) is not None:
+            if raw.place[2] in needed:
+                samples[raw.place[2]] = raw
+        if self._read < read or len(samples) < len(needed):
             raise ValueError(
-                f"the shards have fewer samples than the state says ({self._next.number} of {read}): were they changed?"
+                f"the shards have fewer samples than the state says ({self._read} of {read}): were they changed?"
             )
-        self._buffer.slots = [found.get(number) for number in slots]
+        self._buffer.slots = [samples.get(number) for number in self._buffer.slots]
 
-    def _shards_sum(self) -> int:
-        """Of their names, in the order in which this pass reads them: the folder may be another."""
-        return zlib.crc32("\0".join(map(os.path.basename, self._shards)).encode("utf-8", "surrogateescape"))
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state depends on: the shards' names, in the order in which this pass reads them (the folder may
+        be another), as a sum; whose share of them; and the buffer."""
+        names = "\0".join(map(os.path.basename, self._shards)).encode("utf-8", "surrogateescape")
+        return {"shards": zlib.crc32(names), "share": self._share, "shuffle_buffer": self._stream.shuffle_buffer}
+
+
+def _content(file: Sequential, member: Member) -> bytes | Exception:
+    """Return the bytes of a member, or why it is refused."""
+    try:
+        check_size(member.nbytes, f"{file.path}:{_text(member.name)}")
+    except DecodeError as error:
+        return error
+    content = file.read_at(member.data, member.nbytes)
+    if len(content) < member.nbytes:
+        raise cut_off(member, file.position, file.path)
+    return content
 
 
 def _text(name: bytes) -> str:
@@ -287,7 +237,7 @@ def _text(name: bytes) -> str:
 
 
 def shard_order(key: Key, count: int) -> np.ndarray:
-    """The numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
+    """Return the numbers of the shards in the order of an epoch: int64 (count,), the same for all ranks and workers."""
     drawn = words(key, np.arange(count), SHARDS, 2).astype(np.uint64)
     return np.argsort(drawn[:, 0] << np.uint64(32) | drawn[:, 1], kind="stable")
 
@@ -316,73 +266,50 @@ class ShuffleBuffer:
         self._hole: int | None = None  # the slot that the last one was taken from
         self._block, self._words = -1, np.zeros(0, np.uint64)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether an item, or the end, is expected before the next one can be taken."""
-        return not self.ended and (self._hole is not None or len(self.slots) < self._capacity)
+    def take(self, read: Callable[[], Any]) -> Any:
+        """Return the next item in the shuffled order; None if there is none.
 
-    def put(self, item: Any) -> None:
-        """Put in the next item that was read."""
-        if self._hole is None:
-            self.slots.append(item)
-        else:
-            self.slots[self._hole], self._hole = item, None
-
-    def take(self) -> Any:
-        """The next item in the shuffled order; None if there is none."""
-        _close(self.slots, self._hole)
-        self._hole = None
+        `read` gives the items to put in, and None behind the last one. If it raises, the next call goes on.
+        """
+        while not self.ended and (self._hole is not None or len(self.slots) < self._capacity):
+            if (item := read()) is None:
+                self.ended = True
+            elif self._hole is None:
+                self.slots.append(item)
+            else:
+                self.slots[self._hole], self._hole = item, None
+        if self._hole is not None:
+            last = self.slots.pop()
+            if self._hole < len(self.slots):
+                self.slots[self._hole] = last
+            self._hole = None
         if not self.slots:
             return None
-        self._hole = self._draw(self.given, len(self.slots))
+        block, turn = divmod(self.given, AT_ONCE)
+        if self._block != block and len(self.slots) > 1:
+            self._block, self._words = block, self._drawn(block * AT_ONCE, AT_ONCE)
+        self._hole = int(self._words[turn]) * len(self.slots) >> 32 if len(self.slots) > 1 else 0
         self.given += 1
         item, self.slots[self._hole] = self.slots[self._hole], None
         return item
 
-    def restore(self, given: int, read: int, ended: bool) -> list[int]:
-        """Set it to where it is after so many items were given and read. Returns the number of the item in each of its
-        slots, counted as they were read, -1 for none; `slots` has to become these."""
-        self.given, self.ended, self._hole = given, ended, None
-        refills = min(max(0, given - 1), max(0, read - self._capacity))
-        numbers = self._after(refills, min(self._capacity, read))
-        for turn in range(refills, given):
-            _close(numbers, self._hole)
-            self._hole = self._draw(turn, len(numbers))
-        if self._hole is not None:
-            numbers[self._hole] = -1
-        return numbers
+    def restore(self, given: int, read: int, ended: bool) -> None:
+        """Set the buffer to its state after n items were given and m read. The slots then hold the items' numbers,
+        counted as they were read."""
+        replaced = min(max(0, given - 1), max(0, read - self._capacity))
+        numbers = np.arange(min(self._capacity, read))
+        for start in range(0, replaced, REPLAYED):
+            drawn = self._drawn(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
+            numbers[drawn] = np.arange(start, start + len(drawn)) + len(numbers)  # of several in a slot the last stays
+        self.slots, self._hole = numbers.tolist(), None
+        self.given, self.ended = replaced, ended
+        for _ in range(replaced, given):
+            self.take(lambda: None)
+        self.ended = ended
 
-    def _after(self, refills: int, slots: int) -> list[int]:
-        """Which items are in the slots after so many were replaced: in each the one that replaced the last."""
-        found = np.full(slots, -1, np.int64)
-        end = refills
-        while end > 0 and (found < 0).any():
-            start = max(0, end - LOOKED_BACK)
-            last = np.full(slots, -1, np.int64)
-            drawn = self._drawn(np.arange(start, end, dtype=np.int64)) * np.uint64(slots) >> np.uint64(32)
-            np.maximum.at(last, drawn.astype(np.int64), np.arange(start, end, dtype=np.int64) + slots)
-            found = np.where(found < 0, last, found)
-            end = start
-        return np.where(found < 0, np.arange(slots), found).tolist()
-
-    def _draw(self, turn: int, slots: int) -> int:
-        if slots == 1:
-            return 0
-        if self._block != turn // AT_ONCE:
-            self._block = turn // AT_ONCE
-            self._words = self._drawn(np.arange(AT_ONCE, dtype=np.int64) + self._block * AT_ONCE)
-        return int(self._words[turn % AT_ONCE]) * slots >> 32
-
-    def _drawn(self, turns: np.ndarray) -> np.ndarray:
+    def _drawn(self, start: int, count: int) -> np.ndarray:
+        turns = np.arange(start, start + count, dtype=np.int64)
         return words(self._key, turns * self._shares + self._share, SHUFFLE_BUFFER, 1)[:, 0].astype(np.uint64)
-
-
-def _close(slots: list, hole: int | None) -> None:
-    """Let the last slot's item fill a hole."""
-    if hole is not None:
-        last = slots.pop()
-        if hole < len(slots):
-            slots[hole] = last
 
 
 class Sequential:
@@ -406,8 +333,7 @@ class Sequential:
         self._file = open_stream(path, remote)
         self._stream: Any = self._file
         try:
-            start = self._file.peek(6)[:6]
-            kind = next((kind for magic, kind in COMPRESSED.items() if start.startswith(magic)), None)
+            kind = compression_of(self._file.peek(6))
             self._seeks = kind is None and self._file.seekable()
             if kind is not None:
                 self._stream = _unpacked(kind, self._file, path)
@@ -416,36 +342,31 @@ class Sequential:
             raise
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """These bytes; fewer only where it ends.
+        """Return the bytes at an offset; fewer only where the file ends.
 
         Raises:
-            Damage: it cannot be unpacked.
+            Damage: the file cannot be unpacked, or ends before the offset.
         """
         try:
             if self._seeks and offset > self.position:
-                end = self._size()
-                self.position = self._file.seek(min(offset, end))
+                raw = self._file.raw
+                size = raw.size if hasattr(raw, "size") else os.fstat(self._file.fileno()).st_size
+                self.position = self._file.seek(min(offset, size))
             while self.position < offset and (skipped := self._stream.read(min(PIECE, offset - self.position))):
                 self.position += len(skipped)
-            if self.position < offset:
-                return b""
-            parts, left = [], nbytes
+            parts, left = [], nbytes if self.position == offset else 0
             while left and (part := self._stream.read(min(PIECE, left))):
                 parts.append(part)
                 left -= len(part)
         except Exception as error:  # each library has errors of its own
             raise Damage(
-                f"{self.path!r} cannot be read on after {self.position:,} bytes: {type(error).__name__}: {error}",
-                self.position,
+                f"{self.path!r} cannot be read on after {self.position:,} bytes: {type(error).__name__}: {error}"
             ) from error
+        if self.position < offset:
+            raise Damage(f"{self.path!r} is cut off at {self.position:,} bytes, in a member before {offset:,}")
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self.position += len(data)
         return data
-
-    def _size(self) -> int:
-        """The bytes of what is not compressed."""
-        raw = self._file.raw
-        return raw.size if hasattr(raw, "size") else os.fstat(self._file.fileno()).st_size
 
     def finish(self) -> None:
         """Read what cannot be passed over to its end: sums are checked there, and who writes to a pipe may end.

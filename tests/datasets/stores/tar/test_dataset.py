@@ -66,17 +66,7 @@ def test_many_at_once_are_the_same_and_come_as_they_were_asked_for(tmp_path: Pat
     assert (fetches_many(dataset), draws_nothing(dataset), is_iterable(dataset)) == (True, True, False)
 
 
-def test_a_sample_is_one_read_and_neighbours_are_read_together(tmp_path: Path, reads: list) -> None:
-    dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields=FIELDS)
-    reads.clear()
-    dataset[2]
-    assert len(reads) == 1
-    reads.clear()
-    dataset.__getitems__([6, 2, 1, 5, 3])
-    assert len(reads) == 2, "one for each shard"
-
-
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list) -> None:
     files = {
         f"{n}.{field}": bytes([n]) * size for n in (1, 2) for field, size in (("jpg", 9), ("raw", 99_999), ("x", 7))
     }
@@ -86,25 +76,14 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list, monkeypa
     image, x = dataset[0][::-1]
     assert (image.data, x) == (b"\1" * 9, b"\1" * 7)
     assert [nbytes for _, nbytes in reads] == [9, 7]
-    monkeypatch.setattr(dataset_module, "GAP_BYTES", 1 << 20)
-    monkeypatch.setattr(dataset_module, "READ_BYTES", 150_000)
-    reads.clear()
-    assert [sample[0] for sample in dataset.__getitems__([0, 1])] == [b"\1" * 7, b"\2" * 7]
-    assert len(reads) == 2, "both together are more than READ_BYTES"
 
 
-def test_large_fields_are_read_by_themselves(tmp_path: Path, reads: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read together is cut apart, and that copies it."""
-    files = {f"{n}.{field}": bytes([n]) * size for n in (1, 2) for field, size in (("jpg", 40_000), ("txt", 3))}
-    dataset = gl.TarShards(archive(tmp_path / "x.tar", files), fields=("jpg", "txt"))
+def test_several_samples_are_read_in_the_order_in_which_they_lie(tmp_path: Path, reads: list) -> None:
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields="cls")
     reads.clear()
-    first, second = dataset.__getitems__([0, 1])
-    assert (first[0].data, second[0].data, first[1], second[1]) == (b"\1" * 40_000, b"\2" * 40_000, "\1" * 3, "\2" * 3)
-    assert [nbytes for _, nbytes in reads] == [40_000, 3, 40_000, 3]
-    monkeypatch.setattr(dataset_module, "LARGE_BYTES", 1 << 20)
-    reads.clear()
-    assert [image.data[:1] for image, _ in dataset.__getitems__([0, 1])] == [b"\1", b"\2"]
-    assert len(reads) == 1
+    assert dataset.__getitems__([6, 2, 1, 5, 1]) == [6, 2, 1, 5, 1]
+    first, second = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
+    assert (first, second) == (sorted(first), sorted(second))
 
 
 def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -> None:
@@ -123,9 +102,8 @@ def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -
         assert each(row) == sample
         asked.append([nbytes for _, nbytes in reads])
         reads.clear()
-    # Those of the second archive are read together; of the first, each as it lies there: the image, then its text.
-    together = 2 * (512 + 1024 + 512 + 512) + 1024 + 512 + 2
-    assert asked == [[together], [70_000, 2], [], [70_000, 2], [], [70_000, 2], [70_000]]
+    small_reads, big_reads = [700, 2], [70_000, 2]  # each field by itself, as it lies there
+    assert asked == [small_reads, big_reads, small_reads, big_reads, small_reads, big_reads, big_reads]
 
     class Theirs(gl.TarShards):
         """A user's, which may do more with a sample."""

@@ -182,16 +182,6 @@ def test_parts_of_an_index_that_were_swapped_are_noticed(tmp_path: Path) -> None
             read(str(path), str(file), status)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_one_by_an_earlier_gpuload_is_not_taken(tmp_path: Path, version: int) -> None:
-    """It may end where the first of several archives ends that are joined, or has a weaker sum."""
-    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
-    table, file = np.array(build(str(path)).table), tmp_path / "index"
-    table[7] = version
-    file.write_bytes(table)
-    assert read(str(path), str(file), stamp(str(path))) is None
-
-
 @pytest.mark.parametrize(
     ("column", "values"),
     [

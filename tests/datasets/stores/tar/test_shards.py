@@ -43,19 +43,6 @@ def test_an_index_is_made_once_and_again_when_its_archive_is_newer(tmp_path: Pat
     assert open_shards([path])[0].key(0) == "b"
 
 
-def test_an_index_of_the_first_of_joined_archives_is_made_again(tmp_path: Path) -> None:
-    """As an earlier gpuload made it; without a warning, since nothing is wrong."""
-    parts = [archive(tmp_path / name, {f"{name}.jpg": b"1"}).read_bytes() for name in "ab"]
-    path = tmp_path / "x.tar"
-    path.write_bytes(b"".join(parts))
-    (shard,) = open_shards([str(path)])
-    assert shard.samples == 2
-    index = Path(f"{path}{SUFFIX}")
-    index.write_bytes(b"gltar\0\0\1" + index.read_bytes()[8:])
-    assert made([str(path)]) == {"x.tar": True}
-    assert made([str(path)]) == {"x.tar": False}
-
-
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
 def test_an_index_that_is_cut_or_garbage_is_made_again_with_a_warning(tmp_path: Path, damage: str) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))

@@ -13,11 +13,10 @@ import pytest
 from pictures import jpeg_bytes, smooth_image
 from PIL import Image
 
-from benchmarks import photos, report
-from benchmarks.loading import parse
+from benchmarks import loading, photos
+from benchmarks.loading import judge, median_of, parse, ratio
 from benchmarks.peers.decoder_alone import draw_region, own_decoder, used_decoder
 from benchmarks.photos import copy_photos, cuttable_copy, find_photos, light_copy, tar_copy, warm
-from benchmarks.report import judge, median_of, ratio
 
 
 def rounds(*rates: float, **more: float) -> list[dict]:
@@ -25,7 +24,7 @@ def rounds(*rates: float, **more: float) -> list[dict]:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(report).failed == 0
+    assert doctest.testmod(loading).failed == 0
 
 
 def test_ratio_is_taken_within_rounds() -> None:

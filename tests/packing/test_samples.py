@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpuload.packing.parts import AT_ONCE, each_sample
+from gpuload.packing.samples import AT_ONCE, each_sample
 
 COUNT = 5 * AT_ONCE + 3
 

@@ -1,0 +1,33 @@
+"""What benchmarks share: tables that fit, and ways that take turns."""
+
+from __future__ import annotations
+
+from benchmarks.running import in_turns, markdown, table
+
+
+def test_long_headings_take_several_lines() -> None:
+    text = table(["", "CPU s per 1,000 images", "MB/s"], [["gpuload", "1.14", "7"], ["DALI", "10.5", "12"]], "a title")
+    assert text.splitlines() == [
+        "a title",
+        "         CPU s per  MB/s",
+        "             1,000",
+        "            images",
+        "───────  ─────────  ────",
+        "gpuload       1.14     7",
+        "DALI          10.5    12",
+    ]
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+def test_each_round_begins_with_another_way_and_a_failed_way_does_not_run_again() -> None:
+    calls: list[str] = []
+    failed: dict[str, dict[str, str]] = {}
+
+    def run(way: str) -> dict[str, str]:
+        calls.append(way)
+        return {"error": "broken"} if way == "b" else {"way": way}
+
+    rounds = in_turns("abc", 2, run, failed)
+    assert calls == ["a", "b", "c", "c", "a"]
+    assert rounds == [{"a": {"way": "a"}, "c": {"way": "c"}}, {"c": {"way": "c"}, "a": {"way": "a"}}]
+    assert failed == {"b": {"error": "broken"}}
