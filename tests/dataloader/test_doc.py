@@ -75,8 +75,8 @@ PROMISES = [
     *rows("dataloader.md", "What DataLoader does"),
     *rows("dataloader.md", "What StatefulDataLoader does"),
 ]
-DATALOADER = rows("dataloader-tests.md", "What PyTorch's tests of DataLoader hold")
-STATE = rows("dataloader-tests.md", "What torchdata's tests of StatefulDataLoader hold")
+DATALOADER = rows("dataloader-tests.md", "What PyTorch's tests of DataLoader cover")
+STATE = rows("dataloader-tests.md", "What torchdata's tests of StatefulDataLoader cover")
 TESTS = [*rows("dataloader-tests.md", "Arguments"), *DATALOADER, *STATE]
 
 
