@@ -154,7 +154,7 @@ class InMemory:
 
     def __getitem__(self, index: int) -> bool:
         self.dataset[index]
-        shard = self.dataset.shards[self.dataset._place(index)[0]]
+        shard = self.dataset.shards[self.dataset._locate(index)[0]]
         return shard in Path("/proc/self/maps").read_text()
 
 
@@ -187,7 +187,7 @@ def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_pat
         next(steps)
         os.truncate(dataset.shards[0], 9000)
         with pytest.raises(
-            gl.SampleError, match=r"train-000.tar' gave \d+ bytes from offset .*, where its index expects"
+            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, where its index expects"
         ):
             list(steps)
 
@@ -272,20 +272,18 @@ def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
     dataset = gl.TarShards(path, fields="cls")
     os.utime(path, ns=(1, 1))
     with pytest.raises(
-        ValueError, match=r"x.tar' was changed after its index was read \(it was of 10,240 bytes, is new"
+        ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes, but a dif"
     ):
         dataset[0]
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1
     os.truncate(path, 1000)
-    with pytest.raises(
-        ValueError, match=r"x.tar' gave 0 bytes from offset 1,536 on, where its index expects 1: it was"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, where its index expects 1: it was"):
         dataset[1]
     assert dataset[0] == 1, "the file is open, and its beginning is there"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
-    with pytest.raises(ValueError, match=r"it was 10,240 bytes, is 600\); make the dataset again"):
+    with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
         copy[0]
 
 
