@@ -61,7 +61,7 @@ class State:
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
-            stream = {**stream, "workers": [{**entry, "state": _unpickled(entry["state"])} for entry in stream["workers"]]}
+            stream = {**stream, "workers": [{**item, "state": _unpickled(item["state"])} for item in stream["workers"]]}
         state = {
             "version": self.VERSION,
             "epoch": place.epoch,
