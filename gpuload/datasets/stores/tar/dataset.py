@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TarShards"]
 
-MOST_MAPPED: Final = 16 << 30  # bytes; their page tables take 32 MB in each worker
+MAX_MAPPED_BYTES: Final = 16 << 30  # the page tables of this many bytes take 32 MB in each worker
 
 
 class Plan(NamedTuple):
@@ -40,8 +40,8 @@ class Plan(NamedTuple):
 
     shard: int
     key: str
-    chosen: list[str]  # the fields of the sample
-    members: list[tuple[str, int, int]]  # field name, offset and size of each chosen field in the archive
+    fields: list[str]
+    members: list[tuple[str, int, int]]  # field name, offset and size of each field in the archive
 
 
 class TarShards(Store):
@@ -54,8 +54,8 @@ class TarShards(Store):
     four channels becomes an `Image`. Any other field is returned as bytes.
 
     An index of each archive is built once from its headers and saved next to it as ``….tar.gpuload-index``, or if that
-    fails, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is rebuilt when the
-    archive's size or time changes. Access is random, so ``Loader(shuffle=True)`` shuffles the entire dataset.
+    fails, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is rebuilt when the archive's size or
+    time changes. Access is random, so ``Loader(shuffle=True)`` shuffles the entire dataset.
 
     Args:
         shards: one or more paths, which may contain ``{000..099}``, ``{a,b}``, ``*`` and ``?``.
@@ -125,8 +125,8 @@ class TarShards(Store):
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(
-                f"there are no samples in {len(self._shards)} shard(s), {self._shards[0].path!r} first: no file in "
-                "them has a name with an ending, such as 0001.jpg"
+                f"there are no samples in {len(self._shards)} shard(s), starting with {self._shards[0].path!r}: no "
+                "file in them has an extension, as in 0001.jpg"
             )
         self.path = self._shards[0].path
 
@@ -155,7 +155,7 @@ class TarShards(Store):
         """Return whether all archives fit in memory: page faults read more of a mapped file than is accessed."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         total = sum(shard.size for shard in self._shards)
-        return len(self._shards) <= KEPT_OPEN and total <= min(MOST_MAPPED, memory // 2)
+        return len(self._shards) <= KEPT_OPEN and total <= min(MAX_MAPPED_BYTES, memory // 2)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
         """Return the samples; URLs are read in one batch, local files in index order."""
@@ -195,10 +195,10 @@ class TarShards(Store):
                     f"{nbytes:,}: it was changed after it was opened; create the dataset again"
                 )
             data[name] = content
-        return self._fields.sample(data, plan.chosen, path, plan.key)
+        return self._fields.sample(data, plan.fields, path, plan.key)
 
     def will_need(self, indices: Iterable[int]) -> None:
-        """Ask the kernel to prefetch the samples."""
+        """Ask the kernel to prefetch the samples, which will be read soon."""
         if self._remote is not None:
             return
         indices = list(indices)
@@ -222,13 +222,13 @@ class TarShards(Store):
         columns, key = source.columns, source.key(number)
         blocks, sizes, first = columns.blocks, columns.sizes, columns.first[number]
         names = [columns.names[field] for field in columns.fields[first : columns.first[number + 1]]]
-        chosen = self._fields.choose(names, source.path, key)
-        members = [(name, blocks[row] * BLOCK, sizes[row]) for row, name in enumerate(names, first) if name in chosen]
+        fields = self._fields.choose(names, source.path, key)
+        members = [(name, blocks[row] * BLOCK, sizes[row]) for row, name in enumerate(names, first) if name in fields]
         limit = byte_limit()
         for name, _, nbytes in members:
             if nbytes > limit:
                 check_size(nbytes, f"{source.path}:{key}.{name}")
-        return Plan(shard, key, chosen, members)
+        return Plan(shard, key, fields, members)
 
     def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
         """Open a shard, and check that it has not changed since it was indexed."""

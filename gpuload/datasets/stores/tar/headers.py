@@ -58,7 +58,7 @@ def members(
     size: int | None = None,
     start: int = 0,
     remark: Callable[[str], None] = lambda text: None,
-    count: Callable[[], str] = str,
+    suffix: Callable[[], str] = str,
 ) -> Iterator[Member]:
     """Yield the regular files of an archive, in order.
 
@@ -68,7 +68,7 @@ def members(
         size: the archive's size in bytes, if known in advance.
         start: the offset of the first member's headers.
         remark: called with a warning about the archive's end.
-        count: returns text to append to the warning about missing end-of-archive blocks.
+        suffix: returns text to append to the warning about missing end-of-archive blocks.
 
     Raises:
         Damage: the archive is truncated, is not a tar, or has an unsupported member.
@@ -96,7 +96,7 @@ def members(
                 raise _truncated(block, offset, shard)
             remark(
                 f"{shard!r} ends at {offset:,} bytes without the empty blocks that close an archive: it may have been "
-                f"cut off between two members{count()}"
+                f"cut off between two members{suffix()}"
             )
             return
         closed = False
@@ -111,11 +111,11 @@ def members(
             nbytes = nbytes if pax_size is None else pax_size
             kind = b"S" if sparse else kind
         if nbytes < 0 or kind in REFUSED or (size is not None and data + nbytes > size and kind != FOLDER):
-            raise _unsupported(name, kind, offset, nbytes, size or 0, shard)
+            raise _bad_member(name, kind, offset, nbytes, size or 0, shard)
         after = data if kind == FOLDER else data + (nbytes + BLOCK - 1) // BLOCK * BLOCK
         if kind in b"xL":
             if nbytes > MAX_EXTENDED_BYTES:
-                raise Damage(f"{shard!r}: a name or its records at offset {offset:,} take {nbytes:,} bytes")
+                raise Damage(f"{shard!r}: the long name or pax records at offset {offset:,} take {nbytes:,} bytes")
             content = read_at(data, nbytes)
             if len(content) < nbytes:
                 raise _truncated(content, data, shard)
@@ -169,14 +169,14 @@ def _name(block: bytes) -> bytes:
 
 def _records(content: bytes, offset: int, shard: str) -> dict[bytes, bytes]:
     """Return the pax records of the next member."""
-    records, at = {}, 0
-    while at < len(content) and content[at]:
-        length, space, _ = content[at : at + 24].partition(b" ")
-        if not space or not length.isdigit() or not 4 < at + int(length) <= len(content) or not int(length):
+    records, position = {}, 0
+    while position < len(content) and content[position]:
+        length, space, _ = content[position : position + 24].partition(b" ")
+        if not space or not length.isdigit() or not 4 < position + int(length) <= len(content) or not int(length):
             raise Damage(f"{shard!r}: the pax records at offset {offset:,} are damaged")
-        key, _, value = content[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
+        key, _, value = content[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
         records[key] = value
-        at += int(length)
+        position += int(length)
     return records
 
 
@@ -212,18 +212,18 @@ def _truncated(block: bytes, offset: int, shard: str) -> Damage:
     )
 
 
-def _unsupported(name: bytes, kind: bytes, offset: int, nbytes: int, size: int, shard: str) -> Damage:
+def _bad_member(name: bytes, kind: bytes, offset: int, nbytes: int, size: int, shard: str) -> Damage:
     member = f"the member '{visible(name)}' at offset {offset:,}"
     if nbytes < 0:
         problem = f"has a size of {nbytes:,} bytes, which is negative; the archive is damaged, recreate it"
     elif kind in REFUSED:
         problem = (
-            f"is {REFUSED[kind]}; expected files that hold their own bytes. Recreate the archive with links followed "
+            f"is {REFUSED[kind]}; expected regular files only. Recreate the archive with links followed "
             "(tar --dereference, and without --sparse)"
         )
     elif nbytes > size:
         problem = (
-            f"has a size of {nbytes:,} bytes, more than the whole archive ({size:,}): it is cut off, or its header is "
+            f"has a size of {nbytes:,} bytes, more than the entire archive ({size:,}): it is cut off, or its header is "
             "damaged"
         )
     else:

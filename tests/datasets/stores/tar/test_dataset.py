@@ -172,7 +172,7 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     nbytes = sum(os.path.getsize(shard) for shard in dataset.shards)
     found = []
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
-        monkeypatch.setattr(dataset_module, "MOST_MAPPED", most)
+        monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
         monkeypatch.setattr(dataset_module, "KEPT_OPEN", count)
         found.append(dataset._fit_memory())
     assert found == [True, False, False]
@@ -261,7 +261,7 @@ def test_a_name_with_dots_or_an_absolute_path_is_a_key_and_opens_nothing(tmp_pat
 def test_no_samples_at_all(tmp_path: Path) -> None:
     empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(
-        ValueError, match=r"^there are no samples in 1 shard\(s\), '.*empty.tar' first: no file in them"
+        ValueError, match=r"^there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"
     ):
         gl.TarShards(empty)
     assert len(gl.TarShards([empty, plain, empty])) == 1

@@ -135,8 +135,8 @@ def test_a_name_with_dots_or_an_absolute_path_is_a_name(tmp_path: Path) -> None:
 def test_links_and_other_kinds_are_refused_by_name(tmp_path: Path, kind: bytes, what: str) -> None:
     block = sealed(header("d/link.jpg", 0, kind, "/etc/passwd"))
     assert refusal(tmp_path / "x.tar", block + bytes(1024)) == (
-        f"'x.tar': the member 'd/link.jpg' at offset 0 is {what}; expected files that hold their own bytes. Recreate "
-        "the archive with links followed (tar --dereference, and without --sparse)"
+        f"'x.tar': the member 'd/link.jpg' at offset 0 is {what}; expected regular files only. Recreate the "
+        "archive with links followed (tar --dereference, and without --sparse)"
     )
 
 
@@ -160,7 +160,7 @@ def test_a_size_that_is_huge(tmp_path: Path) -> None:
     block = header()
     block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
-        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the whole "
+        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the entire "
         "archive (2,048): it is cut off, or its header is damaged"
     )
 
@@ -206,7 +206,7 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
         data = sealed(header("p", len(content), tarfile.XHDTYPE)) + content + bytes(512 - len(content) + 1024)
         assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged"
     data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
-    assert refusal(path, data) == "'x.tar': a name or its records at offset 0 take 2,097,152 bytes"
+    assert refusal(path, data) == "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes"
 
 
 @pytest.mark.parametrize("size", [b"9" * 5000, b"--5", b"1_0", b"many", b""])
