@@ -187,13 +187,13 @@ class ArrayFile(Store):
         expected = self._offset + self.shape[0] * self._sample_bytes
         if nbytes < expected:
             raise ValueError(
-                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} takes {expected:,} bytes, including "
-                f"the header, but the file has {nbytes:,}; write or copy it again"
+                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} ends at byte {expected:,}, but "
+                f"the file has {nbytes:,} bytes; write or copy it again"
             )
         if not start.startswith(MAGIC) and nbytes > expected:
             raise ValueError(
                 f"{self.path!r} has {nbytes:,} bytes, but {self.dtype} of shape {self.shape} at offset {offset} ends "
-                f"at {expected:,}: are dtype, shape and offset right?"
+                f"at byte {expected:,}: are dtype, shape and offset right?"
             )
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
@@ -271,18 +271,18 @@ class ArrayFile(Store):
 
 
 class _Mapped:
-    """The samples as an array, and the mapping that holds them; None for an empty dataset."""
+    """The samples as an array, and the mapping that holds them (None if the dataset is empty)."""
 
-    __slots__ = ("_disk", "_left", "array", "mapping")
+    __slots__ = ("_chunks_left", "_disk", "array", "mapping")
 
     def __init__(self, array: np.ndarray, mapping: mmap.mmap | None) -> None:
         self.array, self.mapping = array, mapping
-        self._disk, self._left = Disk(), COLD_CHUNKS
+        self._disk, self._chunks_left = Disk(), COLD_CHUNKS
 
     def is_cold(self) -> bool:
         """Return whether one of the last few chunks was read from disk; initially True."""
-        self._left = COLD_CHUNKS if self._disk.was_read() else self._left - 1
-        return self._left >= 0
+        self._chunks_left = COLD_CHUNKS if self._disk.was_read() else self._chunks_left - 1
+        return self._chunks_left >= 0
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -136,8 +136,8 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, PIXELS)
     os.truncate(path, 5000)
     message = (
-        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) takes 27,776 bytes, including the header, but "
-        "the file has 5,000; write or copy it again"
+        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) ends at byte 27,776, but "
+        "the file has 5,000 bytes; write or copy it again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path)
@@ -176,8 +176,8 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
         (b"\x89HDF\r\n", {}, "(HDF5, which gpuload.HDF5 reads)"),
         (b"abcdef", {}, "for a raw file pass dtype= and shape=(n, height, width, channels)"),
         (b"abcdef", {"dtype": "u1"}, "for a raw file pass dtype= and shape="),
-        (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) at offset 0 ends at 5"),
-        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) takes 7 bytes"),
+        (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) at offset 0 ends at byte 5"),
+        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) ends at byte 7"),
         (
             b"abcdef",
             {"dtype": "u2", "shape": (-1, 2)},
