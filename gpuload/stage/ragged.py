@@ -1,5 +1,5 @@
-"""The input of a stage: a batch of decoded regions of various sizes in one flat tensor, or of separate tensors. Also
-groups a batch's rows by key.
+"""The input of a stage: a batch of decoded regions of various sizes in one flat tensor, or of separate tensors.
+`rows_by_key` groups a batch's rows.
 
 Layout: image i is H×W×C, contiguous, at ``offsets[i]`` in `pixels`, a tensor of the images' dtype. On the CPU `pixels`
 is the entire ring of shared memory, which is never copied; on CUDA it holds only this batch. A stage only reads
@@ -65,7 +65,7 @@ class RaggedImages:
 
     @property
     def regions_tlhw(self) -> np.ndarray:
-        """The decoded regions, int64 (B, 4). Where a worker resized a region, its size differs from `shapes`; see
+        """The decoded regions, int64 (B, 4). Where a worker resized a region, the region and `shapes` differ; see
         `resolve`."""
         return self.table["region_tlhw"]
 
