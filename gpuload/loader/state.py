@@ -119,8 +119,8 @@ class State:
 
 
 def with_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
-    """Return the place with the states of this process's iterable dataset and its iterator after `samples` samples;
-    the place unchanged if it is after a different number of samples, which the iterator then has to read again."""
+    """Return the place with the states of this process's iterable dataset and iterator after `samples` samples. If the
+    place is at another sample, or there are no states, return it unchanged; the iterator then rereads the samples."""
     stream = place.iterable or {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": None}]}
     worker = stream["workers"][0]
     if states is None or worker["samples"] != samples:
@@ -148,7 +148,7 @@ def for_workers(place: Place, num_workers: int) -> Place:
 
 
 def _unpickled(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the states of a dataset and its iterator as JSON. A `Place` has them pickled, or has an error message."""
+    """Return the states of a dataset and its iterator as JSON. A `Place` has them pickled, or an error message."""
     if states is None:
         return None
     unpickled = {}
@@ -179,8 +179,8 @@ def _read_worker(number: int, worker: Any) -> dict[str, Any]:
     samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
     _count(f"{where}: samples", samples)
     _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
-    known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
-    _expect(known, f"{where}: state", "None, or a dict of iterator and dataset", states)
+    is_valid = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
+    _expect(is_valid, f"{where}: state", "None, or a dict of iterator and dataset", states)
     pickled = states and {
         owner: pickle.dumps(from_json(state, f"the state's {where}: {owner}"), 5) for owner, state in states.items()
     }
@@ -192,8 +192,8 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     batches, saved, generator = (entry.get(key) for key in ("batches", "own", "generator"))
     _count("sampler: batches", batches)
     if saved is not None:
-        known = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
-        _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', saved)
+        is_valid = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
+        _expect(is_valid, "sampler: own", 'None, or a dict of "of" and "state"', saved)
         saved = {**saved, "state": from_json(saved["state"], "the state's sampler: own")}
     if generator is not None:
         try:
