@@ -45,7 +45,7 @@ class Mosaic(_Gathering):
 
     The images are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3
     of a batch), in random order, so `batch_size` must be a multiple of 4; each of the four samples gets a different
-    mosaic. A neighbour that is missing, at the end of an epoch or after a skip, is replaced by the sample itself.
+    mosaic. A missing neighbour (at the end of an epoch, or skipped) is replaced by the sample itself.
 
     Boxes with their fields, instance masks and keypoints of all four samples are moved, clipped to the visible part of
     their image, and concatenated; invisible boxes are removed. Semantic masks are combined like the images. All other
