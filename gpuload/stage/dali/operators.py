@@ -6,9 +6,9 @@ operator call processes the entire batch; images that a record does not apply to
 
 **Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
 extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
-levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image;
-all other images keep the bits that they have in a batch without padding. DALI keeps floats between columns and rows, where
-Pillow rounds to levels, which leaves differences of one level.
+levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
+All other images keep the bits that they have in a batch without padding. DALI keeps floats between columns and rows,
+where Pillow rounds to levels, which leaves differences of one level.
 """
 
 from __future__ import annotations
