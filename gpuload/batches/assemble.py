@@ -350,7 +350,7 @@ class Assembly:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
         return [
-            self._stage(*ragged.through(program), view=view, partners=partners) for view, program in enumerate(programs)
+            self._stage(*ragged.resolve(program), view=view, partners=partners) for view, program in enumerate(programs)
         ]
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:

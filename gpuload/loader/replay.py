@@ -1,6 +1,6 @@
-"""Makes one sample of an epoch again, bit for bit, by the code that made its batch.
+"""Reproduces one sample of an epoch, bit for bit, with the same code that builds batches.
 
-Runs in the main process, without workers, in its own session, which it ends.
+Runs in the main process, without workers, in a temporary session.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A sample that was made again.
+    """A reproduced sample.
 
     Attributes:
-        epoch, position: of the sample.
-        index: its index, or key, in the dataset.
-        sample: as the dataset gives it (tensors as arrays), with its images augmented: C×H×W on the device, the same
-            bits as in its batch; a list of them for a `MultiView`. Masks, boxes and keypoints are tensors, moved as in
-            the batch.
-        draws: for each transform its name and the values drawn for this sample, by name.
+        epoch, position: the sample's place in the order.
+        index: the sample's index or key in the dataset.
+        sample: the dataset's sample (with tensors as arrays), in which images are augmented, C×H×W on the device, with
+            the same bits as in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are tensors,
+            transformed as in the batch.
+        draws: the name of each transform and the values drawn for this sample, as a dict.
     """
 
     epoch: int
@@ -51,17 +51,17 @@ class Replay:
 
 
 def replay(options: Options, epoch: int, position: int, index: Any = None) -> Replay:
-    """Make one sample of an epoch; arguments and errors as for `Loader.replay`."""
+    """Reproduce one sample of an epoch; arguments and errors as for `Loader.replay`."""
     order = options.order
     if order.iterable:
-        raise TypeError("replay() needs a map-style dataset: an iterable one cannot be asked for a sample again")
+        raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = check_integer("epoch", epoch, 0, 2**63 - 1)
     last = shares_of(order).samples - 1 if order.planned else 2**63 - 1
     position = check_integer("position", position, 0, last)
     if index is None and not order.planned:
         raise ValueError(
-            f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler says which sample is at a "
-            "position; take it from BatchInfo.indices or ErrorRecord.index"
+            f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "
+            "at a position; take it from BatchInfo.indices or ErrorRecord.index"
         )
     positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
@@ -79,13 +79,13 @@ def replay(options: Options, epoch: int, position: int, index: Any = None) -> Re
             if error.position == positions[row]:
                 raise SampleError(error)
         columns = columns_of(batch, session.transfer.starts(batch), spread=True)
-        return _finished(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
+        return _finish(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
 
 
 def _group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions and indices of a sample and its partners, whose images get into its own."""
+    """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
     shares, size = replace(shares_of(order), drop_last=False), order.group
     if order.repeats == 1 or size == 1:
         shares = replace(shares, batch_size=size, rank=0, world_size=1, uneven="pad")
@@ -94,17 +94,17 @@ def _group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, 
     start = position // shares.global_batch * shares.global_batch
     shares = replace(shares, rank=position % shares.world_size)
     rows = next(shares.batches(epoch, start), None)
-    if rows is None or position not in rows.positions:  # by uneven="drop" it is in no batch
+    if rows is None or position not in rows.positions:  # uneven="drop" removed it from all batches
         rows = next(replace(shares, uneven="pad").batches(epoch, start))
     pair = half_apart(np.arange(len(rows.positions)), len(rows.positions)) // 2
-    both = pair == pair[(rows.positions == position).argmax()]
-    return rows.positions[both], rows.indices[both]
+    is_member = pair == pair[(rows.positions == position).argmax()]
+    return rows.positions[is_member], rows.indices[is_member]
 
 
 def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
-    """Return a session without workers for one batch: a sample, with its partners if it is mixed with some."""
+    """Return a session without workers for one batch, of a sample and its mixing partners, if any."""
     order, count = options.order, len(indices)
-    # A partner that was replaced is replaced again.
+    # If a bad partner was replaced in the original batch, replace it here too.
     faults = Faults(on_error=options.workers.faults.on_error, max_error_rate=1.0) if count > 1 else Faults()
     sampler = indices if order.sampled else None
     options = replace(
@@ -116,14 +116,14 @@ def _session_for(options: Options, indices: np.ndarray | list[Any]) -> Session:
     return Session(options, ErrorLog())
 
 
-def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
+def _finish(session: Session, batch: Batch, columns: Columns, row: int) -> Replay:
     with torch.inference_mode(False), session.transfer.stream(after_consumer=True):
         finished = session.assembly.finish(batch, columns, lambda: session.feed.release(batch), by_row=True)
         cells = finished.cells[row]
-        for images in columns.images:  # copied out of the memory of a whole batch
-            for leaf in (leaf for at, leaf in images.places() if at == row):
+        for images in columns.images:  # clone, so that the result does not keep an entire batch alive
+            for leaf in (leaf for image_row, leaf in images.places() if image_row == row):
                 cells[leaf] = tree_map(torch.clone, cells[leaf])
-        sample = samples_of(columns, finished.cells, _plain)[row]
+        sample = samples_of(columns, finished.cells, _as_array)[row]
         ticket = session.transfer.finish()
     session.transfer.hand_over(ticket, [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)])
     index = columns.indices[row]
@@ -132,20 +132,20 @@ def _finished(session: Session, batch: Batch, columns: Columns, row: int) -> Rep
         position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
-        # Of the first image; all images share what does not depend on their sizes.
+        # These are the first image's draws; the others differ only where draws depend on image size.
         draws=tuple(entry for view in finished.drawn for entry in _draws(view.take(np.array([row])))),
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return a tensor as an array, if numpy has its type."""
+def _as_array(value: Any) -> Any:
+    """Convert a tensor to an array if numpy supports its dtype."""
     if not isinstance(value, TensorBits):
         return value
     return value.tensor() if value.dtype or value.tv is not None else value.array
 
 
 def _draws(program: Program) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Return the draws for one image, as plain values; a transform that holds others shows as those that it chose."""
+    """Return the draws for one image as plain values; a container transform is listed as the transforms it chose."""
     draws = []
     for record in program.records:
         values = ((field, getattr(record, field)) for field in record.drawn_fields)

@@ -1,12 +1,12 @@
-"""The state of a `Loader`, from which another goes on: a place in an epoch, and everything that the place depends on.
+"""The saved state of a `Loader`, for resuming: a place in an epoch, and everything that the place depends on.
 
-Small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training may go on
-with other numbers of them. Draws depend on (seed, epoch, position), so there are no generators to save. All of a state
-is checked when it is read.
+A state is small JSON. It has a position in the epoch's order and nothing about workers, chunks or ranks, so training
+may resume with different numbers of them. Draws depend on (seed, epoch, position), so no generators are saved. The
+entire state is validated when it is loaded.
 
-What a user's own sampler or dataset has as its state keeps its types. What JSON has is written as it is; all else
-becomes a dict with one key, its kind, such as ``{"$tuple": [1, 2]}``: so both `json` and ``torch.save`` with
-``weights_only=True`` carry it, and nothing of it is ever unpickled. Main process; pure functions.
+The state_dict() of a user's sampler or dataset keeps its types. JSON types are written unchanged; any other value
+becomes a dict with its kind as the only key, such as ``{"$tuple": [1, 2]}``. So both `json` and ``torch.save`` with
+``weights_only=True`` can store it, and loading never unpickles. Runs in the main process; pure functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuload.order.place import Place
 __all__ = ["State", "for_workers", "from_json", "to_json", "with_states"]
 
 OPTIONAL: Final = frozenset({"sampler", "stream"})
-# The kinds of a user's own state.
+# The kinds of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
 BYTES: Final[dict[str, type]] = {"$bytes": bytes, "$bytearray": bytearray}
@@ -37,13 +37,13 @@ NAMES: Final = {kind: name for table in (SEQUENCES, MAPPINGS, BYTES) for name, k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a loader is.
+    """A loader's place in its epoch, and the settings that the place depends on.
 
     Attributes:
-        place: where the next batch is.
+        place: the place of the next batch.
         samples: the dataset's length, or None.
-        seed: of order and draws.
-        order: how the samples are ordered.
+        seed: the loader's seed, for order and draws.
+        order: the kind of sample order.
         transforms: the chain's fingerprint.
     """
 
@@ -56,12 +56,12 @@ class State:
     transforms: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON with a version; TypeError if the own state of a sampler or dataset holds what cannot be kept."""
+        """Return JSON with a version; TypeError if a sampler's or dataset's state_dict() has an unsupported type."""
         place, sampler, stream = self.place, self.place.sampler, self.place.iterable
         if sampler is not None and (saved := sampler["own"]) is not None:
             sampler = {**sampler, "own": {**saved, "state": to_json(saved["state"], "the state_dict() of the sampler")}}
         if stream is not None:
-            stream = {**stream, "workers": [{**one, "state": _unpacked(one["state"])} for one in stream["workers"]]}
+            stream = {**stream, "workers": [{**item, "state": _unpickled(item["state"])} for item in stream["workers"]]}
         state = {
             "version": self.VERSION,
             "epoch": place.epoch,
@@ -77,17 +77,17 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Any) -> State:
-        """Read JSON; TypeError or ValueError if this version of gpuload did not write it."""
+        """Parse JSON; TypeError or ValueError unless this version of gpuload wrote it."""
         if not isinstance(state, Mapping):
-            raise TypeError(f"a state is a dict, as state_dict() gives it, got {type(state).__name__}")
+            raise TypeError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
         version = state.get("version")
         if version != cls.VERSION:
             raise ValueError(
-                f"the state has version {version!r}, this gpuload reads version {cls.VERSION}; "
+                f"the state has version {version!r}, but this gpuload reads version {cls.VERSION}; "
                 "load it with the gpuload that wrote it"
             )
         if missing := READERS.keys() - state.keys() - OPTIONAL:
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}; it is not what state_dict() gave")
+            raise ValueError(f"the state lacks {', '.join(sorted(missing))}; pass a complete dict from state_dict()")
 
         def read(name: str) -> Any:
             value = state.get(name)
@@ -97,30 +97,30 @@ class State:
         place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
         return cls(place=place, **values)
 
-    def check(self, now: State, *, strict: bool) -> None:
-        """Raise a ValueError if `now` has other data and `strict`, else warn."""
+    def check(self, current: State, *, strict: bool) -> None:
+        """Raise ValueError if `strict`, else warn, if the settings differ from those of the `current` state."""
         different = [
-            f"{name} was {getattr(self, name)!r} and is {getattr(now, name)!r}"
+            f"{name} was {getattr(self, name)!r} and is {getattr(current, name)!r}"
             for name in ("samples", "seed", "order", "transforms")
-            if getattr(self, name) != getattr(now, name)
+            if getattr(self, name) != getattr(current, name)
         ]
-        position = self.place.position
-        if now.samples is not None and self.place.sampler is None and position > now.samples:
-            raise ValueError(f"the state is at position {position:,}, but the dataset has only {now.samples:,} samples")
+        position, samples = self.place.position, current.samples
+        if samples is not None and self.place.sampler is None and position > samples:
+            raise ValueError(f"the state is at position {position:,}, but the dataset has only {samples:,} samples")
         if not different:
             return
-        text = f"the state was saved by a loader with other data: {'; '.join(different)}"
+        text = f"the state was saved by a different loader: {'; '.join(different)}"
         if strict:
             raise ValueError(
-                f"{text}. The rest of the epoch would not be what it would have been; make the loader as it was, or "
-                "pass strict=False"
+                f"{text}. The remaining epoch would not match the original; restore the loader's settings, or pass "
+                "strict=False"
             )
-        warnings.warn(f"{text}; going on all the same, since strict=False", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{text}; resuming anyway, since strict=False", RuntimeWarning, stacklevel=3)
 
 
 def with_states(place: Place, samples: int, states: dict[str, bytes | str] | None) -> Place:
-    """Return a place with the own states that the iterable dataset of this process and its iterator have after so many
-    samples; the same place if these are not those before it: then the iterator runs through them again."""
+    """Return the place with the states of this process's iterable dataset and iterator after `samples` samples. If the
+    place is at another sample, or there are no states, return it unchanged; the iterator then rereads the samples."""
     stream = place.iterable or {"turn": 0, "step": 0, "workers": [{"samples": 0, "ended": False, "state": None}]}
     worker = stream["workers"][0]
     if states is None or worker["samples"] != samples:
@@ -129,44 +129,44 @@ def with_states(place: Place, samples: int, states: dict[str, bytes | str] | Non
 
 
 def for_workers(place: Place, num_workers: int) -> Place:
-    """Return the place in an iterable dataset with an entry for each of this loader's workers; ValueError if they are
-    more or fewer than those of the state, and the state is not the same for all of them, from before the first
-    sample."""
+    """Return the place in an iterable dataset with an entry for each of this loader's workers.
+
+    ValueError if the number of workers changed, unless all workers have the same state, without any samples."""
     if place.iterable is None:
         return place
-    workers, wanted = place.iterable["workers"], max(1, num_workers)
-    if len(workers) == wanted:
+    workers, count = place.iterable["workers"], max(1, num_workers)
+    if len(workers) == count:
         return place
-    one = workers[0]
-    if one["samples"] or one["ended"] or "iterator" in (one["state"] or ()) or any(other != one for other in workers):
+    first = workers[0]
+    has_begun = first["samples"] or first["ended"] or "iterator" in (first["state"] or ())
+    if has_begun or any(worker != first for worker in workers):
         raise ValueError(
-            f"the state is of an iterable dataset read with num_workers={len(workers)}, but this loader has "
+            f"the state is from an iterable dataset read with num_workers={len(workers)}, but this loader has "
             f"num_workers={num_workers}: use num_workers={len(workers)}"
         )
-    return replace(place, iterable={**place.iterable, "workers": [one] * wanted})
+    return replace(place, iterable={**place.iterable, "workers": [first] * count})
 
 
-def _unpacked(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
-    """Return the own states of a dataset and its iterator as JSON; in a `Place` they are pickled, or say what went
-    wrong."""
+def _unpickled(states: dict[str, bytes | str] | None) -> dict[str, Any] | None:
+    """Return the states of a dataset and its iterator as JSON. A `Place` has them pickled, or an error message."""
     if states is None:
         return None
-    unpacked = {}
-    for whose, packed in states.items():
-        if isinstance(packed, str):
-            raise TypeError(packed)
-        # Pickled in this program, from the user's own object. What `from_dict` reads is never unpickled.
-        unpacked[whose] = to_json(pickle.loads(packed), f"the state_dict() of the {whose}")
-    return unpacked
+    unpickled = {}
+    for owner, pickled in states.items():
+        if isinstance(pickled, str):
+            raise TypeError(pickled)
+        # This program pickled it, from the user's object. Nothing that `from_dict` reads is ever unpickled.
+        unpickled[owner] = to_json(pickle.loads(pickled), f"the state_dict() of the {owner}")
+    return unpickled
 
 
-# -- what is read: each value is checked, and the error says which one it is ----------------------------------------
+# -- readers: check each value of a loaded state, and name it in the error ------------------------------------------
 
 
 def _read_stream(name: str, stream: Any) -> dict[str, Any]:
     _expect(type(stream) is dict, name, "of type dict", stream)
     workers, turn = stream.get("workers"), stream.get("turn")
-    _expect(isinstance(workers, list) and len(workers) > 0, "stream: workers", "a list with an entry for each", workers)
+    _expect(isinstance(workers, list) and len(workers) > 0, "stream: workers", "a list of one dict per worker", workers)
     workers = [_read_worker(number, worker) for number, worker in enumerate(workers)]
     is_turn = type(turn) is int and 0 <= turn < len(workers)
     _expect(is_turn, "stream: turn", f"an integer below {len(workers)}", turn)
@@ -179,12 +179,12 @@ def _read_worker(number: int, worker: Any) -> dict[str, Any]:
     samples, ended, states = (worker.get(name) for name in ("samples", "ended", "state"))
     _count(f"{where}: samples", samples)
     _expect(isinstance(ended, bool), f"{where}: ended", "true or false", ended)
-    known = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
-    _expect(known, f"{where}: state", "None, or a dict of iterator and dataset", states)
-    packed = states and {
-        whose: pickle.dumps(from_json(state, f"the state's {where}: {whose}"), 5) for whose, state in states.items()
+    is_valid = states is None or (isinstance(states, dict) and states.keys() <= {"iterator", "dataset"})
+    _expect(is_valid, f"{where}: state", "None, or a dict of iterator and dataset", states)
+    pickled = states and {
+        owner: pickle.dumps(from_json(state, f"the state's {where}: {owner}"), 5) for owner, state in states.items()
     }
-    return {"samples": samples, "ended": ended, "state": packed}
+    return {"samples": samples, "ended": ended, "state": pickled}
 
 
 def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _read_sampler(name: str, entry: Any) -> dict[str, Any]:
     batches, saved, generator = (entry.get(key) for key in ("batches", "own", "generator"))
     _count("sampler: batches", batches)
     if saved is not None:
-        known = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
-        _expect(known, "sampler: own", 'None, or a dict of "of" and "state"', saved)
+        is_valid = isinstance(saved, dict) and saved.get("of") in ("iterator", "sampler", "inner") and "state" in saved
+        _expect(is_valid, "sampler: own", 'None, or a dict of "of" and "state"', saved)
         saved = {**saved, "state": from_json(saved["state"], "the state's sampler: own")}
     if generator is not None:
         try:
@@ -208,16 +208,16 @@ def _text(name: str, value: Any) -> str:
     return _expect(type(value) is str, name, "of type str", value)
 
 
-def _count(what: str, value: Any, bits: int = 63) -> int:
-    """Check a number; with 63 bits, one that `set_epoch` takes and that orders count."""
-    return _expect(type(value) is int and 0 <= value < 2**bits, what, f"an integer in 0 … 2**{bits} - 1", value)
+def _count(name: str, value: Any, bits: int = 63) -> int:
+    """Check a non-negative integer; 63 bits is the range of `set_epoch` and of positions."""
+    return _expect(type(value) is int and 0 <= value < 2**bits, name, f"an integer in 0 … 2**{bits} - 1", value)
 
 
-def _expect(condition: bool, what: str, expected: str, value: Any) -> Any:
+def _expect(condition: bool, name: str, expected: str, value: Any) -> Any:
     if not condition:
         shown = repr(value)
         shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
-        raise ValueError(f"the state's {what} must be {expected}, got {shown}")
+        raise ValueError(f"the state's {name} must be {expected}, got {shown}")
     return value
 
 
@@ -233,18 +233,18 @@ READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
 }
 
 
-# -- a user's own state -------------------------------------------------------------------------------------------
+# -- the state_dict() of a user's sampler or dataset ---------------------------------------------------------------
 
 
 def to_json(value: Any, path: str) -> Any:
-    """Return a user's own state as JSON.
+    """Convert a user's state_dict() to JSON.
 
     Args:
-        value: numbers, strings, None, bytes, arrays, tensors on the CPU, and tuples, lists, sets and dicts of these.
-        path: where it is, for the error.
+        value: numbers, strings, None, bytes, arrays, CPU tensors, and tuples, lists, sets and dicts of these.
+        path: the location of the value, for the error.
 
     Raises:
-        TypeError: something else is in it; the message says where.
+        TypeError: a value has another type; the message says where.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -278,16 +278,16 @@ def to_json(value: Any, path: str) -> Any:
         return {name: [value.dtype.str, list(value.shape), _encoded(value)]}
     where = f" on {value.device}" if isinstance(value, torch.Tensor) and value.device.type != "cpu" else ""
     raise TypeError(
-        f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which a state does not keep; let it hold "
+        f"{path} is of type {kind.__module__}.{kind.__qualname__}{where}, which cannot be saved; use only "
         "numbers, strings, bytes, arrays, tensors on the CPU, and tuples, lists, sets and dicts of these"
     )
 
 
 def from_json(value: Any, path: str) -> Any:
-    """Return what `to_json` was given.
+    """Reverse `to_json`.
 
     Raises:
-        ValueError: `to_json` did not write this; the message says where.
+        ValueError: a value is not from `to_json`; the message says where.
     """
     if isinstance(value, list):
         return [from_json(entry, f"{path}[{number}]") for number, entry in enumerate(value)]
@@ -297,16 +297,16 @@ def from_json(value: Any, path: str) -> Any:
     if not (isinstance(name, str) and name[:1] == "$"):
         return {key: from_json(entry, f"{path}[{key!r}]") for key, entry in value.items()}
     try:
-        return _of_kind(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
+        return _decoded(name, value[name], lambda entry: from_json(entry, f"{path}[{name!r}]"))
     except Exception as error:
-        raise ValueError(f"{path} is not what state_dict() gave: {name} cannot be read ({error})") from None
+        raise ValueError(f"{path} is not from state_dict(): {name} cannot be read ({error})") from None
 
 
-def _of_kind(name: str, content: Any, inner: Callable[[Any], Any]) -> Any:
+def _decoded(name: str, content: Any, decode: Callable[[Any], Any]) -> Any:
     if name in SEQUENCES:
-        return SEQUENCES[name](inner(content))
+        return SEQUENCES[name](decode(content))
     if name in MAPPINGS:
-        return MAPPINGS[name]((inner(key), inner(entry)) for key, entry in content)
+        return MAPPINGS[name]((decode(key), decode(entry)) for key, entry in content)
     if name in BYTES:
         return BYTES[name](_bytes(content))
     if name == "$complex":
@@ -321,7 +321,7 @@ def _of_kind(name: str, content: Any, inner: Callable[[Any], Any]) -> Any:
         dtype, shape, text = content
         array = np.frombuffer(_bytes(text), np.dtype(dtype)).reshape(shape)
         return array if name == "$array" else array[()]
-    raise ValueError("no such kind")
+    raise ValueError("unknown kind")
 
 
 def _encoded(bits: Any) -> str:

@@ -1,8 +1,8 @@
 """The global generators of random, numpy and torch, seeded for each sample.
 
-A user's own dataset draws from them. Before each sample they are seeded from (seed, epoch, position), so its draws are
-as reproducible as gpuload's own. In the user's process a guard puts them back afterwards. Used by workers and by the
-main process; imports no torch, but seeds it if somebody else did.
+A user's dataset draws from these generators. They are seeded from (seed, epoch, position) before each sample, so its
+draws are as reproducible as gpuload's. In the user's process, a context manager restores them afterwards. Used by
+workers and by the main process. Does not import torch, but seeds it if it is already imported.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = [
 
 GeneratorStates = tuple[Any, Any, Any]
 
-LEARNED = 32  # samples that drew nothing say that others do not either
-LEAST_ALONE = 16  # samples of a chunk: to see whether they drew takes as long as to seed for ten
-DRAWS = -1
-UNUSED = 624  # the place of a Mersenne Twister in its state, once it is seeded and before it is drawn from
-_current: tuple[int, int, int] | None = None  # seed, epoch, position of the sample that is being made
+LEARNING_SAMPLES = 32  # if this many samples draw nothing, assume that no sample draws
+MIN_UNSEEDED_CHUNK = 16  # samples; comparing the generators' states takes as long as seeding for ten samples
+DRAWS_SEEN = -1
+FRESHLY_SEEDED = 624  # the position in a Mersenne Twister's state after seeding, before the first draw
+_current: tuple[int, int, int] | None = None  # seed, epoch and position of the current sample
 
 
 def seeds_of(seed: int, epoch: int, positions: np.ndarray) -> list[int]:
-    """The seeds at these positions, for `seed_for`. For 32 at once it takes 1 µs each; for one, 18."""
-    drawn = uniforms(epoch_key(seed, epoch), positions, GENERATORS, 2)[:, 0]
-    return (drawn * 2**32).astype(np.int64).tolist()
+    """Return the seeds at these positions, for `seed_for`. A call takes 18 µs for one, and 1 µs each for 32."""
+    fractions = uniforms(epoch_key(seed, epoch), positions, GENERATORS, 2)[:, 0]
+    return (fractions * 2**32).astype(np.int64).tolist()
 
 
 def seed_generators(seed: int, epoch: int, position: int) -> None:
@@ -60,30 +60,30 @@ def seed_for(sample: tuple[int, int, int], value: int) -> None:
 
 
 def seed_torch_for(sample: tuple[int, int, int], value: int) -> None:
-    """Do the same, but leave Python's and numpy's generator alone."""
+    """Seed as in `seed_for`, but only torch."""
     global _current
     _current = sample
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.manual_seed(value)  # of the CPU alone: torch.manual_seed would touch CUDA's too
+        torch.default_generator.manual_seed(value)  # CPU only: torch.manual_seed would also seed CUDA
 
 
 def states() -> GeneratorStates:
-    """The states of the global generators."""
+    """Return the states of the global generators."""
     torch = sys.modules.get("torch")
     return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch is not None else None
 
 
-def put_back(saved: GeneratorStates, *, torch_alone: bool = False) -> None:
-    """Set the generators to these states; no sample is being made any more."""
+def put_back(saved: GeneratorStates, *, torch_only: bool = False) -> None:
+    """Restore the generators' states, and clear the current sample."""
     global _current
     _current = None
-    set_states(saved, torch_alone=torch_alone)
+    set_states(saved, torch_only=torch_only)
 
 
-def set_states(saved: GeneratorStates, *, torch_alone: bool = False) -> None:
-    """Set the generators, or torch's alone, to these states; the sample that is being made stays the same."""
-    if not torch_alone:
+def set_states(saved: GeneratorStates, *, torch_only: bool = False) -> None:
+    """Restore the states of all generators, or only torch's, without changing the current sample."""
+    if not torch_only:
         random.setstate(saved[0])
         np.random.set_state(saved[1])
     if saved[2] is not None:
@@ -91,86 +91,86 @@ def set_states(saved: GeneratorStates, *, torch_alone: bool = False) -> None:
 
 
 class Seeding:
-    """Seeds the global generators for the samples of one chunk after the other, as far as the dataset draws from them.
+    """Per-chunk seeding of the global generators, which skips generators that the dataset does not use.
 
-    To seed Python's and numpy's takes 5 µs, longer than many a dataset for a sample. Once `LEARNED` samples have drawn
-    from neither, both are left alone. If a chunk then moves one of them all the same, it has to be read again, and from
-    then on both are seeded. torch's is seeded always, which takes 1 µs: a dataset may ask for its seed without drawing
-    (``torch.initial_seed()``).
+    Seeding Python and numpy takes 5 µs, longer than many datasets take for a sample. After `LEARNING_SAMPLES` samples
+    without a draw from either, neither is seeded any more. If a later chunk does draw, it must be read again, and from
+    then on both are seeded. torch is always seeded, which takes 1 µs, because a dataset may read the seed without
+    drawing (``torch.initial_seed()``).
 
     Args:
-        seed: the loader's.
-        learns: leave out what is not needed.
+        seed: the loader's seed.
+        learns: skip generators that the dataset does not use.
     """
 
     def __init__(self, seed: int, *, learns: bool = True) -> None:
         self._seed = seed
-        self._idle = 0 if learns else DRAWS  # how many samples have drawn nothing; DRAWS once one did
+        self._idle = 0 if learns else DRAWS_SEEN  # number of samples without a draw; DRAWS_SEEN after one with a draw
         self._before: GeneratorStates | None = None  # the states before the chunk
-        self._leaves_alone = False  # Python's and numpy's, in this chunk
-        self._is_untouched = False  # they were found to be the same after it
+        self._is_unseeded = False  # this chunk does not seed Python and numpy
+        self._is_unchanged = False  # this chunk did not draw from Python or numpy
 
     def begin(self, epoch: int, positions: np.ndarray) -> Callable[[int], None]:
-        """Return a function that seeds for the sample of a row, for a chunk with these positions, int64 (N,)."""
-        seed, places, values = self._seed, positions.tolist(), seeds_of(self._seed, epoch, positions)
-        self._leaves_alone = self._idle >= LEARNED and len(positions) >= LEAST_ALONE
-        self._before = (self._before or states()) if self._leaves_alone else None
-        seed_sample = seed_torch_for if self._leaves_alone else seed_for
-        return lambda row: seed_sample((seed, epoch, places[row]), values[row])
+        """Begin a chunk with these positions, int64 (N,); return a function that seeds the generators for a row."""
+        seed, numbers, values = self._seed, positions.tolist(), seeds_of(self._seed, epoch, positions)
+        self._is_unseeded = self._idle >= LEARNING_SAMPLES and len(positions) >= MIN_UNSEEDED_CHUNK
+        self._before = (self._before or states()) if self._is_unseeded else None
+        seed_sample = seed_torch_for if self._is_unseeded else seed_for
+        return lambda row: seed_sample((seed, epoch, numbers[row]), values[row])
 
     @property
     def is_learning(self) -> bool:
-        """Return whether it is not yet known if samples draw from Python's or numpy's generator."""
-        return 0 <= self._idle < LEARNED
+        """Whether it is still unknown if the dataset draws from Python or numpy."""
+        return 0 <= self._idle < LEARNING_SAMPLES
 
     def learn(self) -> None:
-        """Note whether the sample that was read last drew from one of them."""
+        """Record whether the latest sample drew from Python or numpy."""
         if not self.is_learning:
             return
-        state: Any = np.random.get_state()  # a dict, if the user has set another kind of generator
-        drew = random.getstate()[1][-1] != UNUSED or type(state) is not tuple or state[2] != UNUSED
-        self._idle = DRAWS if drew else self._idle + 1
+        state: Any = np.random.get_state()  # a dict if the user replaced the bit generator
+        is_drawn = type(state) is not tuple or state[2] != FRESHLY_SEEDED or random.getstate()[1][-1] != FRESHLY_SEEDED
+        self._idle = DRAWS_SEEN if is_drawn else self._idle + 1
 
     def drew_unseeded(self) -> bool:
-        """Return whether a sample of the chunk drew from a generator that was left alone."""
-        if self._before is None or not self._leaves_alone:
+        """Return whether a sample of the chunk drew from a generator that was not seeded."""
+        if self._before is None or not self._is_unseeded:
             return False
         python, before, _ = self._before
         now: Any = np.random.get_state()
-        self._is_untouched = random.getstate() == python and (
+        self._is_unchanged = random.getstate() == python and (
             (type(before), type(now)) == (tuple, tuple) and before[2:] == now[2:] and np.array_equal(before[1], now[1])
         )
-        if not self._is_untouched:
-            self._idle = DRAWS
-        self._leaves_alone = False  # until the next chunk
-        return not self._is_untouched
+        if not self._is_unchanged:
+            self._idle = DRAWS_SEEN
+        self._is_unseeded = False  # until the next chunk
+        return not self._is_unchanged
 
     @contextlib.contextmanager
     def preserving(self) -> Iterator[None]:
-        """Put the generators back after a chunk, whatever was drawn or seeded."""
+        """Restore the user's generators after a chunk."""
         saved = self._before = states()
-        self._is_untouched = False
+        self._is_unchanged = False
         try:
             yield
         finally:
-            put_back(saved, torch_alone=self._is_untouched)
+            put_back(saved, torch_only=self._is_unchanged)
             self._before = None
 
 
 def sample_being_made() -> tuple[int, int, int] | None:
-    """Seed, epoch and position of the sample that is being made here, or of the first one of a pass; None means no
-    `Loader` is making any."""
+    """Return seed, epoch and position of the sample that a `Loader` is reading in this process, or of a pass's first
+    sample; None if no `Loader` is reading."""
     return _current
 
 
 def sample_rng() -> np.random.Generator:
-    """A generator for the sample that is being made, for libraries that do not draw from global ones.
+    """Return a generator for the current sample, for libraries that do not use the global generators.
 
-    Call it in ``dataset[i]`` or in the loop of an iterable dataset: for the same seed, epoch and position it draws the
-    same numbers, with any number of workers. Each call gives a fresh one, at its beginning.
+    Call this in ``dataset[i]`` or in the loop of an iterable dataset: the same seed, epoch and position give the same
+    numbers with any number of workers. Each call returns a new generator in its initial state.
 
     Raises:
-        RuntimeError: no `Loader` is making a sample here.
+        RuntimeError: no `Loader` is reading a sample in this process.
 
     Example:
         >>> class Noisy:
@@ -185,7 +185,7 @@ def sample_rng() -> np.random.Generator:
     """
     if _current is None:
         raise RuntimeError(
-            "gpuload.sample_rng() was called while no Loader is making a sample; call it in the dataset's __getitem__ "
+            "gpuload.sample_rng() was called while no Loader is reading a sample; call it in the dataset's __getitem__ "
             "or __iter__, under a gpuload.Loader, not when the dataset is built"
         )
     seed, epoch, position = _current

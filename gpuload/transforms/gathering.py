@@ -1,8 +1,8 @@
-"""Mosaic and CopyPaste: transforms for detection that put images of several samples together.
+"""Mosaic and CopyPaste: detection transforms that combine images of several samples.
 
-The samples are neighbours in the epoch's order, as MixUp's are: those at positions p XOR 1, or p XOR 1, 2 and 3. Each
-sample has draws of its own, so the result is the same on any number of ranks. Boxes, their belongings, masks and
-keypoints go with the images (`gpuload.batches.gathering`).
+The samples are neighbours in the epoch's order, as in MixUp: the partners of position p are p XOR 1, or p XOR 1, 2 and
+3. Draws are per sample, so the result does not depend on the number of ranks. Boxes with their fields, masks and
+keypoints are transformed like the images (`gpuload.batches.gathering`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CopyPaste", "Mosaic"]
 
 @declaration
 class _Gathering(Transform):
-    """Base of both."""
+    """The base class of `Mosaic` and `CopyPaste`."""
 
     record: ClassVar[type[Record]] = Gather
     needs_whole: ClassVar[bool] = True
@@ -31,39 +31,39 @@ class _Gathering(Transform):
 def _fractions(name: str, value: Any) -> tuple[float, float]:
     low, high = interval(name, value)
     if not 0 <= low <= high <= 1:
-        raise ValueError(f"{name} is a range of fractions in 0 … 1, got ({low}, {high})")
+        raise ValueError(f"{name} must be a range of fractions in 0 … 1, got ({low}, {high})")
     return low, high
 
 
 @declaration
 class Mosaic(_Gathering):
-    """Show four images in one: they meet at a random centre, as in YOLO.
+    """Combine four images into one, in which they meet at a random centre, as in YOLO.
 
-    The result has one size. Each quadrant shows one of the four images, its inner corner at the centre; what reaches
-    beyond the result is cut off, and `fill` is where no image is. Nothing is resized: for YOLO's mosaic of 640 pixels
-    write ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
+    The result has a fixed size. Each quadrant contains one image, with its inner corner at the centre; what exceeds the
+    result is cropped, and gaps are filled with `fill`. Images are not resized: for YOLO's mosaic of 640 pixels use
+    ``Resize(None, max_size=640), Mosaic(1280), RandomAffine(…), CenterCrop(640)``.
 
-    The four are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3 of
-    a batch), in a random order, so `batch_size` must be a multiple of 4; each of them gets a mosaic of its own. A
-    sample takes the place of a neighbour that is missing, at the end of an epoch or where one was skipped.
+    The images are positions 4k … 4k + 3 of the epoch's order (with a sampler or an iterable dataset: rows 4k … 4k + 3
+    of a batch), in random order, so `batch_size` must be a multiple of 4; each of the four samples gets a different
+    mosaic. A missing neighbour (at the end of an epoch, or skipped) is replaced by the sample itself.
 
-    Boxes, with their belongings, masks of instances, and keypoints of all four are moved, cut to what is seen of their
-    image, and joined; boxes of which nothing is seen are left out. Masks of the whole image become a mosaic too. All
-    other leaves, such as an ``image_id``, stay those of the sample itself. A sample must have targets, or the labels of
-    three others would be lost.
+    Boxes with their fields, instance masks and keypoints of all four samples are moved, clipped to the visible part of
+    their image, and concatenated; invisible boxes are removed. Semantic masks are combined like the images. All other
+    leaves, such as an ``image_id``, remain those of the sample itself. A sample must have targets, or the labels of the
+    three neighbours would be lost.
 
-    A chain has at most one.
+    A chain may contain only one `Mosaic`.
 
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
     Args:
-        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
-        center_range: where the centre may lie, as a fraction of the height and of the width.
-        p: the probability. Other images stay as they are.
-        fill: the level where no image is, in 0 … 255, or one for each channel, or a dict of them by type.
-        labels_getter: what belongs to the boxes. ``"default"``: beside the boxes, labels, ``"area"``, ``"iscrowd"``,
-            masks of instances and `Keypoints` with an entry for each box. A function as for `SanitizeBoundingBoxes`:
-            what it gives, and masks of instances.
+        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
+        center_range: the range of the centre, as a fraction of height and width.
+        p: the probability of a mosaic. The other images are unchanged.
+        fill: the level for gaps, in 0 … 255, or one for each channel, or a dict of levels by type.
+        labels_getter: the fields that belong to the boxes. ``"default"`` selects labels, ``"area"``, ``"iscrowd"``,
+            instance masks and `Keypoints` with an entry for each box. A function, as for `SanitizeBoundingBoxes`,
+            selects the fields that it returns, and instance masks.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -83,12 +83,12 @@ class Mosaic(_Gathering):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Gather:
         numbers, size = uniforms(7), np.array(self.size, np.int64)
-        gathered = numbers[:, 0] < self.p
+        is_mosaic = numbers[:, 0] < self.p
         centres = (between(self.center_range, numbers[:, 1:3]) * size).astype(np.int64)
         order = np.argsort(numbers[:, 3:], axis=1, kind="stable")
         fill, mask_fill = self.outside
-        sizes = np.where(gathered[:, None], size, sizes_hw)
-        return Gather(gathered, sizes, order, centres, fill=fill, mask_fill=mask_fill)
+        sizes = np.where(is_mosaic[:, None], size, sizes_hw)
+        return Gather(is_mosaic, sizes, order, centres, fill=fill, mask_fill=mask_fill)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.size if self.p == 1 else None  # pyright: ignore[reportReturnType]
@@ -98,23 +98,23 @@ class Mosaic(_Gathering):
 class CopyPaste(_Gathering):
     """Paste instances of another image onto each image, with their masks, boxes and labels.
 
-    Some instances of the neighbour, at least one, are pasted at their places, without blending; if its image has
-    another size, it is resized first (bilinear; masks by the nearest pixel). They cover what lies below: masks lose
-    those pixels, instances of which nothing is left are left out, with their box and its belongings, and a box of an
-    instance that lost pixels becomes the smallest around the rest. The pasted instances come last. A mask of the whole
-    image shows the neighbour's where something is pasted. ``"area"`` is not computed again. Keypoints that do not
-    belong to boxes, and all other leaves, stay those of the sample itself.
+    At least one instance of the neighbour is pasted at the same coordinates, without blending; if the neighbour's image
+    has a different size, it is resized first (bilinear; masks with nearest). Pasted instances occlude the image: masks
+    lose the covered pixels, fully covered instances are removed along with their box and its fields, and the box of a
+    partly covered instance shrinks to its visible pixels. Pasted instances come last. A semantic mask takes the
+    neighbour's values where instances are pasted. ``"area"`` is not recomputed. Keypoints that do not belong to boxes,
+    and all other leaves, remain those of the sample itself.
 
     The neighbours are positions 2k and 2k + 1 of the epoch's order (with a sampler or an iterable dataset: rows 2k and
-    2k + 1 of a batch), so `batch_size` must be even; onto a sample without a neighbour nothing is pasted. A sample must
-    have one leaf of `Boxes` and, in the same container or deeper in it, one `Mask` N×H×W with a mask for each.
+    2k + 1 of a batch), so `batch_size` must be even; a sample without a neighbour is unchanged. A sample must have a
+    single `Boxes` leaf and, in the same container or nested in it, a single `Mask` N×H×W with one mask for each box.
 
     Ghiasi et al., "Simple copy-paste is a strong data augmentation method for instance segmentation", CVPR 2021. As in
-    torchvision's references (detection/transforms.py, `SimpleCopyPaste`) of n instances those are pasted that n draws
-    with replacement hit; its boxes end at the last pixel, ours at its far edge.
+    torchvision's references (detection/transforms.py, `SimpleCopyPaste`), n draws with replacement select which of n
+    instances to paste; torchvision's boxes end at the last pixel, gpuload's at that pixel's far edge.
 
     Args:
-        p: the probability that something is pasted onto an image.
+        p: the probability of pasting onto an image.
         labels_getter: as for `Mosaic`.
 
     Raises:

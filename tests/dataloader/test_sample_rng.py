@@ -57,7 +57,7 @@ def test_in_the_loop_of_a_stream_too():
 
 def test_outside_of_a_sample_it_says_where_it_belongs():
     gpuload_batches(Made(drawn), 4, collate_fn=list)
-    with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is making a sample"):
+    with pytest.raises(RuntimeError, match=r"gpuload.sample_rng\(\) was called while no Loader is reading a sample"):
         gl.sample_rng()
 
 

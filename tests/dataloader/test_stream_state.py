@@ -262,7 +262,7 @@ def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_befo
         batches = iter(loader_)
         next(batches)
         with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset\['seen'\]\[0\] is of type .*does not keep"
+            TypeError, match=r"the state_dict\(\) of the dataset\['seen'\]\[0\] is of type .*cannot be saved"
         ):
             loader_.state_dict()
         assert len(list(batches)) == 5

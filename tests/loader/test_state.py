@@ -35,9 +35,9 @@ def test_it_is_small_json_with_a_version():
 @pytest.mark.parametrize(
     ("state", "kind", "text"),
     [
-        ([1], TypeError, "a state is a dict, as state_dict() gives it, got list"),
-        ({}, ValueError, "the state has version None, this gpuload reads version 1"),
-        (changed(version=2), ValueError, "the state has version 2, this gpuload reads version 1"),
+        ([1], TypeError, "a state must be a dict from state_dict(), got list"),
+        ({}, ValueError, "the state has version None, but this gpuload reads version 1"),
+        (changed(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
         ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
         (changed(position=-1), ValueError, "position must be an integer in 0 … 2**63 - 1, got -1"),
         (changed(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
@@ -61,7 +61,7 @@ SAMPLER = {"batches": 2, "own": None, "generator": None}
 @pytest.mark.parametrize(
     ("stream", "text"),
     [
-        ({}, "the state's stream: workers must be a list with an entry for each, got None"),
+        ({}, "the state's stream: workers must be a list of one dict per worker, got None"),
         ({**STREAM, "workers": []}, "the state's stream: workers must be a list"),
         ({**STREAM, "turn": 2}, "the state's stream: turn must be an integer below 2, got 2"),
         ({**STREAM, "turn": None}, "the state's stream: turn must be an integer below 2, got None"),
@@ -83,7 +83,7 @@ SAMPLER = {"batches": 2, "own": None, "generator": None}
         ),
         (
             {**STREAM, "workers": [{**WORKER, "state": {"dataset": {"at": [{"$bytes": "?"}]}}}]},
-            "the state's stream, worker 0: dataset['at'][0] is not what state_dict() gave: $bytes cannot be read",
+            "the state's stream, worker 0: dataset['at'][0] is not from state_dict(): $bytes cannot be read",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_broken_state_of_a_stream_is_refused_when_it_is_loaded(stream, text):
         ({**SAMPLER, "generator": "AAAA"}, "the state's sampler: generator must be the state of a torch.Generator"),
         (
             {**SAMPLER, "own": {"of": "sampler", "state": {"$": 1}}},
-            "the state's sampler: own is not what state_dict() gave: $ cannot be read",
+            "the state's sampler: own is not from state_dict(): $ cannot be read",
         ),
     ],
 )
@@ -209,7 +209,7 @@ class Own:
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        ({"a": [1, Own()]}, r"it\['a'\]\[1\] is of type \S+Own, which a state does not keep; let it hold numbers"),
+        ({"a": [1, Own()]}, r"it\['a'\]\[1\] is of type \S+Own, which cannot be saved; use only numbers"),
         ({Own: 1}, r"it, key .* is of type builtins.type"),
         ((torch.zeros(2, device="meta"),), r"it\[0\] is of type torch.Tensor on meta"),
         (Counter("ab"), "it is of type collections.Counter"),
@@ -236,7 +236,7 @@ def test_what_is_not_kept_is_refused_by_its_place(value, where):
     ],
 )
 def test_what_was_not_saved_is_refused_by_its_place(value):
-    with pytest.raises(ValueError, match=r"it\['a'\] is not what state_dict\(\) gave: \$"):
+    with pytest.raises(ValueError, match=r"it\['a'\] is not from state_dict\(\): \$"):
         from_json({"a": value}, "it")
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gpuload.rng.generators import (
-    LEARNED,
-    LEAST_ALONE,
+    LEARNING_SAMPLES,
+    MIN_UNSEEDED_CHUNK,
     Seeding,
     put_back,
     sample_being_made,
@@ -19,7 +19,7 @@ from gpuload.rng.generators import (
     states,
 )
 
-POSITIONS = np.arange(100, 100 + LEARNED)
+POSITIONS = np.arange(100, 100 + LEARNING_SAMPLES)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_each_sample_draws_its_own_numbers():
 
 def test_generators_that_nobody_draws_from_are_left_alone_but_for_torchs():
     seeding = Seeding(7)
-    assert chunk(seeding, lambda row: None) == ([None] * LEARNED, False)
+    assert chunk(seeding, lambda row: None) == ([None] * LEARNING_SAMPLES, False)
     before = random.getstate(), np.random.get_state()[1].tolist()
     found, again = chunk(seeding, lambda row: (torch.initial_seed(), torch.rand(()).item(), sample_being_made()))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
@@ -81,7 +81,7 @@ def test_one_that_is_drawn_from_late_has_the_chunk_read_again_with_seeds(draw):
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])
 def test_a_draw_among_the_first_samples_is_remembered(draw):
     seeding = Seeding(7)
-    chunk(seeding, lambda row: draw() if row == LEARNED - 1 else None)
+    chunk(seeding, lambda row: draw() if row == LEARNING_SAMPLES - 1 else None)
     assert not seeding.is_learning
     found, again = chunk(seeding, lambda row: draws())
     assert found == [seeded_one_by_one(position) for position in POSITIONS.tolist()]
@@ -91,7 +91,7 @@ def test_a_draw_among_the_first_samples_is_remembered(draw):
 def test_short_chunks_and_those_that_are_not_to_learn_are_seeded_for():
     seeding = Seeding(7)
     chunk(seeding, lambda row: None)
-    found, _ = chunk(seeding, lambda row: draws(), POSITIONS[: LEAST_ALONE - 1])
+    found, _ = chunk(seeding, lambda row: draws(), POSITIONS[: MIN_UNSEEDED_CHUNK - 1])
     assert found[2] == seeded_one_by_one(102)
     strict = Seeding(7, learns=False)
     chunk(strict, lambda row: None)

@@ -132,7 +132,7 @@ def test_an_epoch_goes_on_with_its_size():
     [rest] = epochs(again, 1)
     assert [tuple(images.shape[2:]) for images in rest] == [(20, 20)] * 2
     assert all(map(torch.equal, rest, whole[2][1:]))
-    with pytest.raises(ValueError, match="saved by a loader with other data: transforms was"):
+    with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
         loader(T.by_epoch({0: 20})).load_state_dict(state)
 
 

@@ -36,7 +36,7 @@ def drawn(transform):
             T.Mosaic,
             {"size": 9, "center_range": (0.5, 1.5)},
             ValueError,
-            "Mosaic(center_range=…) is a range of fractions in 0 … 1, got (0.5, 1.5)",
+            "Mosaic(center_range=…) must be a range of fractions in 0 … 1, got (0.5, 1.5)",
         ),
         (T.Mosaic, {"size": 9, "fill": "grey"}, TypeError, "Mosaic(fill=…) must be a number, got 'grey' (str)"),
         (T.CopyPaste, {"p": -1}, ValueError, "CopyPaste(p=…) is a probability and must lie in 0 … 1, got -1.0"),

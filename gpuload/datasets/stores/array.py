@@ -1,7 +1,7 @@
-"""`ArrayFile`: samples that lie decoded in one file, a ``.npy`` or the plain numbers, mapped into memory.
+"""`ArrayFile`: decoded samples in one memory-mapped file, ``.npy`` or raw.
 
-Nothing is decoded, and nothing is copied but what goes to the batch: a sample is a view of the mapping, and a worker
-copies the region that the first crop needs straight to its slot. All processes share the pages.
+Only pixels of the batch are copied: a sample is a view of the mapping, and a worker copies the region that the first
+crop needs directly to its slot. All processes share the pages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["ArrayFile", "Layout", "Pixels"]
 Layout = Literal["HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data"]
 LAYOUTS: Final = ("HW", "HWC", "CHW", "DHW", "DHWC", "DCHW", "data")
 MAGIC: Final = b"\x93NUMPY"
-COLD_CHUNKS: Final = 4  # for this many chunks after one that came from a disk
-# What other files begin with, and what to do about them.
-OTHERS: Final = (
+COLD_CHUNKS: Final = 4  # chunks to prefetch after one that was read from disk
+# The first bytes of other file types, with a remedy for each.
+FOREIGN_FILES: Final = (
     (b"PK\x03\x04", "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
     (b"\x80", "perhaps a pickle, which is never loaded; write the array with numpy.save(path, array)"),
     (b"\x89HDF", "HDF5, which gpuload.HDF5 reads"),
@@ -44,19 +44,19 @@ OTHERS: Final = (
 
 
 class Pixels:
-    """How the entries of an array become samples. Shared by the stores that hold arrays.
+    """The conversion of array entries to samples, shared by the stores that hold arrays.
 
     Args:
-        shape, dtype: of one entry.
-        layout: as `ArrayFile` has it; None means an image where dtype and axes let it be one.
-        as_dtype: what entries are converted to, or None.
-        what: the file, for messages.
+        shape, dtype: the shape and dtype of one entry.
+        layout: as in `ArrayFile`; None means an image if dtype and axes permit.
+        as_dtype: the dtype to convert entries to, or None.
+        what: the file's name in messages.
 
     Attributes:
-        size_hw: of an image; None where entries are not images.
+        size_hw: height and width of an image; None if entries are not images.
 
     Raises:
-        ValueError: an entry cannot be what `layout` says.
+        ValueError: an entry does not match `layout`.
     """
 
     size_hw: tuple[int, int] | None = None
@@ -70,33 +70,33 @@ class Pixels:
             raise ValueError(f"as_dtype must be None or one of {', '.join(map(repr, PIXELS))}, got {as_dtype!r}")
         target = np.dtype(as_dtype or dtype).newbyteorder("=")
         self.dtype: np.dtype[Any] | None = target if target != dtype else None
-        assumed = layout is None
+        is_guess = layout is None
         if layout is None:
-            usual: dict[int, Layout] = {2: "HW", 3: "HWC", 4: "DHWC"}
-            layout = usual.get(len(shape), "data") if target.name in PIXELS else "data"
+            default: dict[int, Layout] = {2: "HW", 3: "HWC", 4: "DHWC"}
+            layout = default.get(len(shape), "data") if target.name in PIXELS else "data"
         self.layout: Layout = layout
         if layout == "data":
             return
-        each = f"{what} holds samples of shape {shape}, {dtype}"
+        description = f"{what} holds samples of shape {shape}, {dtype}"
         if target.name not in PIXELS:
             raise ValueError(
-                f"{each}, but images are of uint8, uint16 or float32: as_dtype='float32' converts each, layout='data' "
-                "leaves them as they are"
+                f"{description}, but images are uint8, uint16 or float32: as_dtype='float32' converts them, "
+                "layout='data' yields plain arrays"
             )
         if len(shape) != len(layout):
-            raise ValueError(f"{each}, which has not the {len(layout)} axes of layout={layout!r}")
+            raise ValueError(f"{description}, which lacks the {len(layout)} axes of layout={layout!r}")
         try:
             zeros = self._image(np.broadcast_to(np.zeros((), target), shape)).hwc
-            if assumed:
-                Image(zeros)  # an axis of channels that looks like another one is refused
+            if is_guess:
+                Image(zeros)  # refuses a channel axis that looks like height or width
             self.size_hw = zeros.shape[-3:-1]
         except ValueError as error:
             raise ValueError(
-                f"{each}: {error}. A volume without channels is layout='DHW', and what is no image layout='data'"
+                f"{description}: {error}. Use layout='DHW' for volumes without channels, and 'data' for non-images"
             ) from None
 
     def sample(self, array: np.ndarray) -> Image | np.ndarray | Any:
-        """Return an entry as the sample that a dataset yields."""
+        """Convert an entry to the sample that a dataset yields."""
         if self.dtype is not None:
             array = array.astype(self.dtype)
         if self.layout == "data":
@@ -110,33 +110,33 @@ class Pixels:
 
 
 class ArrayFile(Store):
-    """An array N×… in a file, mapped into memory: no decoding, any dtype, any number of channels, volumes too.
+    """A memory-mapped array N×… of images or volumes, with any dtype and any number of channels.
 
-    Yields ``(Image, label)``, or `Image` without labels. What cannot be an image (other dtypes, other axes) comes as
-    the array itself, which no transform touches. At a URL, samples are read as ranges of bytes.
+    Yields ``(Image, label)``, or `Image` without labels. Entries that cannot be images (other dtypes, other axes) are
+    yielded as arrays, which transforms ignore. At a URL, samples are read as byte ranges.
 
     Args:
-        path: a ``.npy`` file; or one that holds nothing but numbers, with `dtype` and `shape`.
+        path: a ``.npy`` file, or a raw file without a header, with `dtype` and `shape`.
         labels: one for each sample: an array or list, or the path of a ``.npy``.
-        layout: the axes of a sample, after the first: ``"HW"``, ``"HWC"``, ``"CHW"``; of volumes and clips, all of
-            whose slices get the same draws, ``"DHW"``, ``"DHWC"``, ``"DCHW"``; ``"data"``: no image. Default: H×W,
-            H×W×C or D×H×W×C by the number of axes where the dtype is uint8, uint16 or float32, else ``"data"``.
-        as_dtype: ``"uint8"``, ``"uint16"`` or ``"float32"``: convert each sample, which is a copy. For images of other
-            dtypes.
-        dtype, shape: of a file of plain numbers, in C order; the first axis may be -1.
-        offset: where in such a file the numbers begin, in bytes.
-        storage_options: of a URL, what fsspec takes, or a `Remote`.
+        layout: the axes of a sample, without the first axis of the file: ``"HW"``, ``"HWC"``, ``"CHW"``; for volumes
+            and clips, whose slices share their draws, ``"DHW"``, ``"DHWC"``, ``"DCHW"``; ``"data"`` for non-images.
+            Default: H×W, H×W×C or D×H×W×C by number of axes for uint8, uint16 and float32, else ``"data"``.
+        as_dtype: ``"uint8"``, ``"uint16"`` or ``"float32"``: convert (and copy) each sample. Required for images of
+            other dtypes.
+        dtype, shape: dtype and shape of a raw file, in C order; the first axis may be -1.
+        offset: the offset of the first number in a raw file, in bytes.
+        storage_options: for URLs, fsspec options or a `Remote`.
 
     Attributes:
-        shape: of the whole array.
-        dtype: of the whole array.
-        labels: as an array, or None.
+        shape: the shape of the complete array.
+        dtype: the dtype of the complete array.
+        labels: an array, or None.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is no such file.
         TypeError: labels are neither numbers nor strings.
-        ValueError: the file is no array, is cut off, holds objects, or is in Fortran order; labels or layout do not
-            fit. The message says what to do.
+        ValueError: the file is not an array, is truncated, holds objects, or is in Fortran order; labels or layout do
+            not fit. The message includes a remedy.
 
     Example:
         >>> import pathlib, tempfile
@@ -163,7 +163,7 @@ class ArrayFile(Store):
         storage_options: StorageOptions = None,
     ) -> None:
         self._remote = remote_for(path, storage_options)
-        self.path = existing_file(path, "a .npy file, or plain numbers with dtype= and shape=")
+        self.path = existing_file(path, "a .npy file, or a raw file with dtype= and shape=")
         self._stamp = stamp(self.path, self._remote)
         nbytes = self._stamp[0]
         with open_seekable(self.path, self._remote) as file:
@@ -171,12 +171,12 @@ class ArrayFile(Store):
             if start.startswith(MAGIC):
                 if dtype is not None or shape is not None or offset:
                     raise ValueError(
-                        f"{self.path!r} is a .npy file, which says its dtype and shape itself; leave dtype=, shape= "
-                        "and offset= out"
+                        f"{self.path!r} is a .npy file, whose header has the dtype and shape; omit dtype=, shape= "
+                        "and offset="
                     )
                 header = _npy_header(file, self.path)
             else:
-                header = _plain(self.path, start, nbytes, dtype, shape, offset)
+                header = _raw_header(self.path, start, nbytes, dtype, shape, offset)
         self.shape, self.dtype, self._offset = header
         _check_kind(self.path, self.dtype)
         if not self.shape:
@@ -187,13 +187,13 @@ class ArrayFile(Store):
         expected = self._offset + self.shape[0] * self._sample_bytes
         if nbytes < expected:
             raise ValueError(
-                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} takes {expected:,} bytes with what "
-                f"stands before it, but the file has {nbytes:,}; write or copy it again"
+                f"{self.path!r} is cut off: {self.dtype} of shape {self.shape} ends at byte {expected:,}, but "
+                f"the file has {nbytes:,} bytes; write or copy it again"
             )
         if not start.startswith(MAGIC) and nbytes > expected:
             raise ValueError(
-                f"{self.path!r} has {nbytes:,} bytes, but {self.dtype} of shape {self.shape} from offset {offset} on "
-                f"ends at {expected:,}: are dtype, shape and offset right?"
+                f"{self.path!r} has {nbytes:,} bytes, but {self.dtype} of shape {self.shape} at offset {offset} ends "
+                f"at byte {expected:,}: are dtype, shape and offset right?"
             )
         self._pixels = Pixels(self.shape[1:], self.dtype, layout, as_dtype, repr(self.path))
         if isinstance(labels, str | os.PathLike):
@@ -216,11 +216,12 @@ class ArrayFile(Store):
 
     def _read(self, handle: Any, numbers: list[int]) -> list[Any]:
         if self._remote is not None:
-            each = self._sample_bytes
-            parts = client(self._remote).read([(handle, self._offset + number * each, each) for number in numbers])
-            arrays = [np.frombuffer(part, self.dtype).reshape(self.shape[1:]) for part in parts]
+            nbytes = self._sample_bytes
+            ranges = [(handle, self._offset + number * nbytes, nbytes) for number in numbers]
+            contents = client(self._remote).read(ranges)
+            arrays = [np.frombuffer(content, self.dtype).reshape(self.shape[1:]) for content in contents]
         else:
-            self._announce(handle, numbers)
+            self._prefetch(handle, numbers)
             arrays = [handle.array[number] for number in numbers]
         images = [self._pixels.sample(array) for array in arrays]
         if self.labels is None:
@@ -229,31 +230,30 @@ class ArrayFile(Store):
 
     @property
     def _row_bytes(self) -> int:
-        """Return how many bytes each image takes, if images may be copied as they are in the file; else 0."""
-        lie_there = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
-        return self._sample_bytes if lie_there and len(self) else 0
+        """Return the size of an image in bytes if images can be copied from the file unchanged; else 0."""
+        is_direct = self._remote is None and self._pixels.dtype is None and self._pixels.layout in ("HW", "HWC")
+        return self._sample_bytes if is_direct and len(self) else 0
 
     def _image_rows(self, numbers: list[int]) -> np.ndarray | None:
-        """Return all samples as images N×H×W×C in the memory of the file, for a caller who copies these numbers; None
-        without `_row_bytes`."""
+        """Return all samples as images N×H×W×C in the mapped file, and prefetch the samples that the caller is going
+        to copy; return None if `_row_bytes` is 0."""
         if not self._row_bytes:
             return None
-        self._announce(self._handle, numbers)
+        self._prefetch(self._handle, numbers)
         array = self._handle.array
         return array[..., None] if self._pixels.layout == "HW" else array
 
     def _all(self) -> np.ndarray:
-        """Read the whole array into memory."""
+        """Read the entire array into memory."""
         if self._remote is None:
             return np.array(self._handle.array)
         data = self._handle.read_at(self._offset, len(self) * self._sample_bytes)
         return np.frombuffer(data, self.dtype).reshape(self.shape)
 
-    def _announce(self, mapped: _Mapped, numbers: list[int]) -> None:
-        """Let the kernel read all samples of a chunk at once, instead of one page fault after the other, while they
-        come from a disk: what is in memory is found there in less time. Not where they are neighbours: the kernel reads
-        ahead by itself then, and keeps larger pages than of what is named to it, which cost less CPU time, now and
-        whenever they are read again."""
+    def _prefetch(self, mapped: _Mapped, numbers: list[int]) -> None:
+        """Ask the kernel to read a chunk's samples concurrently instead of page fault by page fault. This only pays off
+        while samples come from disk, and not for adjacent samples: there the kernel's own read-ahead also allocates
+        larger pages than `madvise` does, which cost less CPU time on this and every later read."""
         if mapped.mapping is None or not mapped.is_cold():
             return
         ordered = np.unique(numbers)
@@ -271,22 +271,22 @@ class ArrayFile(Store):
 
 
 class _Mapped:
-    """The samples in the memory of the file; the mapping, None where there are none."""
+    """The samples as an array, and the mapping that holds them (None if the dataset is empty)."""
 
-    __slots__ = ("_disk", "_left", "array", "mapping")
+    __slots__ = ("_chunks_left", "_disk", "array", "mapping")
 
     def __init__(self, array: np.ndarray, mapping: mmap.mmap | None) -> None:
         self.array, self.mapping = array, mapping
-        self._disk, self._left = Disk(), COLD_CHUNKS
+        self._disk, self._chunks_left = Disk(), COLD_CHUNKS
 
     def is_cold(self) -> bool:
-        """Whether the chunk before, or one of the few before that, came from a disk; at first that is assumed."""
-        self._left = COLD_CHUNKS if self._disk.was_read() else self._left - 1
-        return self._left >= 0
+        """Return whether one of the last few chunks was read from disk; initially True."""
+        self._chunks_left = COLD_CHUNKS if self._disk.was_read() else self._chunks_left - 1
+        return self._chunks_left >= 0
 
 
 def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype, and where the numbers begin."""
+    """Return shape, dtype, and the offset of the data."""
     file.seek(0)
     try:
         shape, fortran, dtype = read_npy_header(file)
@@ -294,34 +294,34 @@ def _npy_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], i
         raise ValueError(f"{path!r} has the header of a .npy file that cannot be read: {error}") from error
     if fortran and len(shape) > 1:
         raise ValueError(
-            f"{path!r} is stored in Fortran order, where the numbers of one sample lie all over the file; store it "
-            "with numpy.save(path, numpy.ascontiguousarray(array))"
+            f"{path!r} is stored in Fortran order, which scatters each sample over the file; store it with "
+            "numpy.save(path, numpy.ascontiguousarray(array))"
         )
     return shape, dtype, file.tell()
 
 
-def _plain(
+def _raw_header(
     path: str, start: bytes, nbytes: int, dtype: Any, shape: tuple[int, ...] | None, offset: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype and offset of a file that does not say them."""
+    """Return shape, dtype and offset of a file without a header, from the arguments."""
     if dtype is None or shape is None:
-        hint = next((text for other, text in OTHERS if start.startswith(other)), None)
+        hint = next((text for magic, text in FOREIGN_FILES if start.startswith(magic)), None)
         raise ValueError(
-            f"{path!r} is no .npy file: it begins with {start[:8]!r}"
-            + (f" ({hint})" if hint else "; for plain numbers give dtype= and shape=(n, height, width, channels)")
+            f"{path!r} is not a .npy file: it begins with {start[:8]!r}"
+            + (f" ({hint})" if hint else "; for a raw file pass dtype= and shape=(n, height, width, channels)")
         )
     kind, sides = np.dtype(dtype), tuple(int(side) for side in shape)
     if any(side < 0 for side in sides[1:]) or (sides and sides[0] < -1):
-        raise ValueError(f"shape must be lengths, the first of them perhaps -1, got {shape}")
+        raise ValueError(f"shape must consist of lengths, of which the first may be -1, got {shape}")
     if type(offset) is not int or offset < 0:
         raise ValueError(f"offset must be a number of bytes, 0 or more, got {offset!r}")
     if sides and sides[0] == -1:
-        each = int(np.prod(sides[1:], dtype=np.int64)) * kind.itemsize
-        count, rest = divmod(max(nbytes - offset, 0), each) if each else (0, 0)
-        if rest:
+        sample_bytes = int(np.prod(sides[1:], dtype=np.int64)) * kind.itemsize
+        count, remainder = divmod(max(nbytes - offset, 0), sample_bytes) if sample_bytes else (0, 0)
+        if remainder:
             raise ValueError(
-                f"{path!r} has {nbytes - offset:,} bytes from offset {offset} on, which are no whole number of samples "
-                f"of {each:,} bytes: are dtype and shape right?"
+                f"{path!r} has {nbytes - offset:,} bytes after offset {offset}, not a multiple of the sample size of "
+                f"{sample_bytes:,} bytes: are dtype and shape right?"
             )
         sides = (count, *sides[1:])
     return sides, kind, offset
@@ -330,7 +330,7 @@ def _plain(
 def _check_kind(path: str, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise ValueError(
-            f"{path!r} holds Python objects, which are a pickle: loading one may run any code, so it is refused. Store "
+            f"{path!r} holds pickled Python objects, which are refused, since unpickling can run arbitrary code. Store "
             "numbers of one shape, or the images as files"
         )
     if dtype.kind not in "biufc":

@@ -1,14 +1,14 @@
-"""What each kind of record does to a batch of DALI's, by DALI's operators.
+"""The effect of each kind of record on a DALI batch, with DALI's operators.
 
-Batches are levels, uint8 H×W×C, or finished images in any layout. Windows are int64 (n, 4), as for
-`gpuload.stage.backend.Levels`; a record has `before`, those of its inputs, and `after`, those of its results. Images
-that it is not for get parameters that change nothing, so each of these calls is for the whole batch.
+Batches contain levels, uint8 H×W×C, or finished images in any layout. Windows are int64 (n, 4), as in
+`gpuload.stage.backend.Levels`: a record's inputs have the windows `before`, and its results the windows `after`. Every
+operator call processes the entire batch; images that a record does not apply to get neutral parameters.
 
-**Resizing** is DALI's with antialiasing, whose bilinear filter is Pillow's. Where the filter reaches beyond the image,
-DALI repeats the last pixel and Pillow leaves it out: up to 25 levels at the borders. So such an image is padded with
-zeros, and the result divided by the share of the weights that fell on the image; all others have the same bits as in a
-batch without any. DALI keeps floats between columns and rows, where Pillow rounds to levels: a difference of a level is
-left.
+**Resizing** uses DALI's antialiased bilinear filter, which is the same as Pillow's inside the image. Where the filter
+extends past the border, DALI repeats the last pixel and Pillow drops the outside weights, a difference of up to 25
+levels. So such images are padded with zeros, and the result is divided by the fraction of the weights inside the image.
+All other images keep the bits that they have in a batch without padding. DALI keeps floats between columns and rows,
+where Pillow rounds to levels, which leaves differences of one level.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpuload.transforms.program.windows import boxes_within
 
 __all__ = ["OPERATIONS", "apply_program", "cut"]
 
-Rows = slice | np.ndarray  # of a record in its batch
+Rows = slice | np.ndarray  # the rows of a batch that a record applies to
 
 
 def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.ndarray, ...]) -> ndd.Batch:
-    """Take a batch through records."""
+    """Apply a program's records to a batch."""
     for record, before, after in zip(program.records, windows_tlhw, windows_tlhw[1:], strict=False):
         if record.rows is None or len(record.rows):
             batch = evaluated(_apply(batch, record, before, after))
@@ -38,7 +38,7 @@ def apply_program(batch: ndd.Batch, program: Program, windows_tlhw: tuple[np.nda
 
 
 def cut(batch: ndd.Batch, tlhw: np.ndarray, fill: tuple[float, ...] = (0,)) -> ndd.Batch:
-    """Boxes of images, int64 (n, 4); the outside is filled with one number or one for each channel."""
+    """Crop images to boxes, int64 (n, 4); fill the outside with one number, or one for each channel."""
     return ndd.slice(
         batch,
         start=ndd.as_batch(tlhw[:, :2].astype(np.int32)),
@@ -98,69 +98,68 @@ def _resize(batch: ndd.Batch, record: Box, rows: Rows, before: np.ndarray, after
     scale, corners = record.box_tlhw[:, 2:] / record.size_hw, before[rows, :2] - record.box_tlhw[:, :2]
     starts[rows] = after[rows, :2] * scale - corners
     ends[rows] = (after[rows, :2] + after[rows, 2:]) * scale - corners
-    given_hw, size_hw = before[:, 2:], after[:, 2:]
-    axes = zip(starts.T.tolist(), ends.T.tolist(), size_hw.T.tolist(), given_hw.T.tolist(), strict=True)
-    shares = [[_share(*one) for one in zip(*axis, strict=True)] for axis in axes]
-    beyond = np.array([any((share != 1).any() for share in pair) for pair in zip(*shares, strict=True)])
-    margin = np.where(beyond[:, None], np.ceil(np.maximum((ends - starts) / size_hw, 1)) + 1, 0).astype(np.int64)
+    input_hw, size_hw = before[:, 2:], after[:, 2:]
+    axes = zip(starts.T.tolist(), ends.T.tolist(), size_hw.T.tolist(), input_hw.T.tolist(), strict=True)
+    factors = [[_border_factors(*image) for image in zip(*axis, strict=True)] for axis in axes]
+    needs_padding = np.array([any((factor != 1).any() for factor in pair) for pair in zip(*factors, strict=True)])
+    margin = np.where(needs_padding[:, None], np.ceil(np.maximum((ends - starts) / size_hw, 1)) + 1, 0).astype(np.int64)
     start, end, size = (ndd.as_batch(part.astype(np.float32)) for part in (starts + margin, ends + margin, size_hw))
-    padded = cut(batch, np.hstack([-margin, given_hw + 2 * margin])) if beyond.any() else batch
     resized = ndd.resize(
-        padded,
+        cut(batch, np.hstack([-margin, input_hw + 2 * margin])) if needs_padding.any() else batch,
         roi_start=start,
         roi_end=end,
         size=size,
         interp_type=types.INTERP_LINEAR,
         antialias=True,
-        dtype=ndd.float32,  # for levels DALI rounds otherwise than `cast` does
+        dtype=ndd.float32,  # with uint8, DALI would round differently from `cast`
     )
-    for axis, shape in zip(shares, ((-1, 1, 1), (1, -1, 1)), strict=True) if beyond.any() else ():
-        weights = [share.astype(np.float32).reshape(shape) for share in axis]
+    for axis, shape in zip(factors, ((-1, 1, 1), (1, -1, 1)), strict=True) if needs_padding.any() else ():
+        weights = [factor.astype(np.float32).reshape(shape) for factor in axis]
         resized = resized * ndd.as_batch(weights).to_device(resized.device)
     return ndd.cast(resized, dtype=ndd.uint8)
 
 
-def _share(start: float, end: float, count: int, length: int) -> np.ndarray:
-    """For each pixel of a result, along one axis: the filter's weights over those within the image."""
+def _border_factors(start: float, end: float, count: int, length: int) -> np.ndarray:
+    """Return, for each output pixel along one axis, the sum of all filter weights over the sum inside the image."""
     scale = (end - start) / count
     reach = max(scale, 1.0)
     centres = start + (np.arange(count) + 0.5) * scale
-    shares = np.ones(count)
+    factors = np.ones(count)
     edge = np.flatnonzero((centres < reach) | (centres > length - reach))
     taps = np.floor(centres[edge, None] - reach) + np.arange(math.ceil(2 * reach) + 1)
     weights = np.maximum(1 - np.abs(taps + 0.5 - centres[edge, None]) / reach, 0)
-    shares[edge] = weights.sum(axis=1) / np.where((taps >= 0) & (taps < length), weights, 0.0).sum(axis=1)
-    return shares
+    factors[edge] = weights.sum(axis=1) / np.where((taps >= 0) & (taps < length), weights, 0.0).sum(axis=1)
+    return factors
 
 
 def _operate(batch: ndd.Batch, record: Ops, rows: Rows) -> ndd.Batch:
-    for turn in range(record.codes.shape[1]):
-        codes = record.codes[:, turn]
+    for column in range(record.codes.shape[1]):
+        codes = record.codes[:, column]
         for code in np.unique(codes[codes != NOTHING]).tolist():
-            operation, unchanged = OPERATIONS[OPS[code]]
-            values = np.tile(np.array(unchanged), (batch.batch_size, 1))
-            values[rows] = np.where((codes == code)[:, None], record.values[:, turn, : len(unchanged)], unchanged)
+            operation, neutral = OPERATIONS[OPS[code]]
+            values = np.tile(np.array(neutral), (batch.batch_size, 1))
+            values[rows] = np.where((codes == code)[:, None], record.values[:, column, : len(neutral)], neutral)
             batch = operation(batch, values)
     return batch
 
 
 def _brightness(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """Multiply with a factor. DALI rounds floats to levels, and Pillow truncates them: half a level is subtracted."""
+    """Multiply by a factor. Subtract half a level, because DALI rounds to levels where Pillow truncates."""
     factor = ndd.as_batch(values[:, 0].astype(np.float32))
     shift = ndd.as_batch(np.full(len(values), (1e-5 - 0.5) / 255, np.float32))
     return ndd.brightness_contrast(batch, brightness=factor, brightness_shift=shift, dtype=ndd.uint8)
 
 
 def _blur(batch: ndd.Batch, values: np.ndarray) -> ndd.Batch:
-    """A Gaussian blur with mirrored borders: DALI's own, whose weights are not rounded."""
+    """Apply DALI's Gaussian blur, which mirrors at borders and does not round its weights."""
     sizes, sigmas = values[:, 1::-1].astype(np.int32), values[:, 3:1:-1].astype(np.float32)
     window_size, sigma = (ndd.as_batch(np.ascontiguousarray(part)) for part in (sizes, sigmas))
     return ndd.gaussian_blur(batch, window_size=window_size, sigma=sigma)
 
 
 Operation = Callable[[ndd.Batch, np.ndarray], ndd.Batch]
-# Of `gpuload.transforms.program.ops`, each with the values that change nothing; all others are in
-# `gpuload.stage.dali.backend.LACKING`.
+# Operations of `gpuload.transforms.program.ops`, each with its neutral values. `gpuload.stage.dali.backend.LACKING`
+# lists the unsupported ones.
 OPERATIONS: Final[dict[str, tuple[Operation, tuple[float, ...]]]] = {
     "identity": (lambda batch, values: batch, ()),
     "brightness": (_brightness, (1.0,)),

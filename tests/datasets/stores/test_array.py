@@ -122,13 +122,13 @@ def test_labels(tmp_path: Path) -> None:
 
 def test_a_pickle_in_an_npy_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, np.array([{}, []], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="holds Python objects, which are a pickle: loading one may run any code"):
+    with pytest.raises(ValueError, match="holds pickled Python objects, which are refused, since unpickling can run"):
         ArrayFile(path)
 
 
 def test_fortran_order_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, np.asfortranarray(PIXELS))
-    with pytest.raises(ValueError, match="is stored in Fortran order, where the numbers of one sample lie all over"):
+    with pytest.raises(ValueError, match="is stored in Fortran order, which scatters each sample over the file"):
         ArrayFile(path)
 
 
@@ -136,8 +136,8 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, PIXELS)
     os.truncate(path, 5000)
     message = (
-        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) takes 27,776 bytes with what stands before it, but "
-        "the file has 5,000; write or copy it again"
+        f"{str(path)!r} is cut off: uint8 of shape (12, 24, 32, 3) ends at byte 27,776, but "
+        "the file has 5,000 bytes; write or copy it again"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path)
@@ -170,17 +170,25 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
     [
         (b"\x93NUMPY\x01\0\x10\0nonsense", {}, "has the header of a .npy file that cannot be read: "),
         (b"\x93NUMPY", {}, "has the header of a .npy file that cannot be read: "),
-        (b"\x93NUMPY\x01\0", {"dtype": "u1", "shape": (1,)}, "which says its dtype and shape itself; leave dtype="),
-        (b"\x80\x04abc", {}, "is no .npy file: it begins with b'\\x80\\x04abc' (perhaps a pickle, which is never"),
+        (b"\x93NUMPY\x01\0", {"dtype": "u1", "shape": (1,)}, "whose header has the dtype and shape; omit dtype="),
+        (b"\x80\x04abc", {}, "is not a .npy file: it begins with b'\\x80\\x04abc' (perhaps a pickle, which is never"),
         (b"PK\x03\x04abc", {}, "an .npz or another zip; write the array itself, with numpy.save(path, array)"),
         (b"\x89HDF\r\n", {}, "(HDF5, which gpuload.HDF5 reads)"),
-        (b"abcdef", {}, "for plain numbers give dtype= and shape=(n, height, width, channels)"),
-        (b"abcdef", {"dtype": "u1"}, "for plain numbers give dtype= and shape="),
-        (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) from offset 0 on ends at 5"),
-        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) takes 7 bytes"),
-        (b"abcdef", {"dtype": "u2", "shape": (-1, 2)}, "has 6 bytes from offset 0 on, which are no whole number of"),
+        (b"abcdef", {}, "for a raw file pass dtype= and shape=(n, height, width, channels)"),
+        (b"abcdef", {"dtype": "u1"}, "for a raw file pass dtype= and shape="),
+        (b"abcdef", {"dtype": "u1", "shape": (5,)}, "has 6 bytes, but uint8 of shape (5,) at offset 0 ends at byte 5"),
+        (b"abcdef", {"dtype": "u1", "shape": (7,)}, "is cut off: uint8 of shape (7,) ends at byte 7"),
+        (
+            b"abcdef",
+            {"dtype": "u2", "shape": (-1, 2)},
+            "has 6 bytes after offset 0, not a multiple of the sample size of 4",
+        ),
         (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "holds an array of shape (6, 0), whose samples are empty"),
-        (b"abcdef", {"dtype": "u1", "shape": (-2, 3)}, "shape must be lengths, the first of them perhaps -1, got"),
+        (
+            b"abcdef",
+            {"dtype": "u1", "shape": (-2, 3)},
+            "shape must consist of lengths, of which the first may be -1, got",
+        ),
         (
             b"abcdef",
             {"dtype": "u1", "shape": (6,), "offset": -1},
@@ -188,7 +196,7 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
         ),
         (b"abcdef", {"dtype": "u1", "shape": ()}, "holds a single number; expected an array with an axis of samples"),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
-        (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds Python objects, which are a pickle"),
+        (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which are refused"),
     ],
 )
 def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
@@ -201,8 +209,8 @@ def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, me
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((100, 64, 100), {}, "A volume without channels is layout='DHW', and what is no image layout='data'"),
-        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, which has not the 3 axes of layout='HWC'"),
+        ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and 'data' for non-images"),
+        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, which lacks the 3 axes of layout='HWC'"),
         (
             (9, 9),
             {"layout": "WH"},
@@ -217,13 +225,13 @@ def test_layouts_that_do_not_fit(tmp_path: Path, shape: tuple[int, ...], options
 
 
 def test_images_of_other_dtypes_are_refused(tmp_path: Path) -> None:
-    message = "int16, but images are of uint8, uint16 or float32: as_dtype='float32' converts each, layout='data'"
+    message = "int16, but images are uint8, uint16 or float32: as_dtype='float32' converts them, layout='data'"
     with pytest.raises(ValueError, match=re.escape(message)):
         ArrayFile(saved(tmp_path, np.zeros((2, 9, 9), np.int16)), layout="HW")
 
 
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none.npy' does not exist; expected a .npy file, or plain numbers"):
+    with pytest.raises(FileNotFoundError, match=r"none.npy' does not exist; expected a .npy file, or a raw file"):
         ArrayFile(tmp_path / "none.npy")
     with pytest.raises(IsADirectoryError, match=r"is a folder; expected a .npy file"):
         ArrayFile(tmp_path)

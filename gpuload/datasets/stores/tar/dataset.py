@@ -1,6 +1,6 @@
-"""`TarShards`: the samples of tar archives by number, each read at its place.
+"""`TarShards`: random access to the samples of tar archives.
 
-The indexes are made or read in the main process, and mapped by all workers, which open the archives as they read them.
+The main process builds or loads the indexes, and all workers map them. Workers open archives on first use.
 """
 
 from __future__ import annotations
@@ -32,53 +32,53 @@ if TYPE_CHECKING:
 
 __all__ = ["TarShards"]
 
-MOST_MAPPED: Final = 16 << 30  # whose page tables take 32 MB in each worker
+MAX_MAPPED_BYTES: Final = 16 << 30  # the page tables of this many bytes take 32 MB in each worker
 
 
 class Plan(NamedTuple):
-    """What is read for one sample."""
+    """The members to read for one sample."""
 
     shard: int
     key: str
-    chosen: list[str]  # the fields that make it up
-    places: list[tuple[str, int, int]]  # of those in the archive: the name, the offset and the bytes
+    fields: list[str]
+    members: list[tuple[str, int, int]]  # field name, offset and size of each field in the archive
 
 
 class TarShards(Store):
-    """Samples in tar archives by WebDataset's convention: files side by side that share a name are the fields of one.
+    """Samples in tar archives in the WebDataset layout: adjacent files with the same base name form one sample.
 
-    The name up to its first dot, with its folder, is the sample's key; the rest is the field's name. By the end of that
-    name a field becomes: an image (``jpg png webp ppm …``) `Encoded`; one named ``seg.png`` or ``mask.png`` a `Mask`;
-    ``cls id index count`` int; ``json`` what it says; ``txt`` str; ``npy`` an array (one of objects is refused: it is a
-    pickle), and where no field is an image, the first one of uint8, H×W×C with one to four channels, is an `Image`;
-    anything else bytes.
+    A file's name up to its first dot, including the folder, is the sample's key; the remainder is the field name. The
+    extension determines the field's type: images (``jpg png webp ppm …``) become `Encoded`; ``seg.png`` and
+    ``mask.png`` a `Mask`; ``cls id index count`` int; ``json`` the decoded value; ``txt`` str; ``npy`` an array (object
+    arrays are refused, since they are pickles). In a sample without images, the first uint8 array H×W×C with one to
+    four channels becomes an `Image`. Any other field is returned as bytes.
 
-    An index of each archive is made once, from its headers, and kept beside it as ``….tar.gpuload-index``, or where
-    that cannot be written, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is made again if the
-    archive's size or time differ. Any sample is read at its place, so ``Loader(shuffle=True)`` shuffles all of them.
+    An index of each archive is built once from its headers and saved next to it as ``….tar.gpuload-index``, or if that
+    fails, in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``). It is rebuilt when the archive's size or
+    time changes. Access is random, so ``Loader(shuffle=True)`` shuffles the entire dataset.
 
     Args:
-        shards: a path, or several. ``{000..099}`` and ``{a,b}`` in it stand for several, as do ``*`` and ``?``.
-        fields: which make up a sample: ``("jpg", "cls")`` gives tuples of these; ``"jpg;png"`` is the first of the two
-            that is there, ``"__key__"`` the key. A str gives this one alone. None means a dict of all of them, with
+        shards: one or more paths, which may contain ``{000..099}``, ``{a,b}``, ``*`` and ``?``.
+        fields: the fields of a sample: ``("jpg", "cls")`` yields tuples; ``"jpg;png"`` selects the first field that
+            exists, and ``"__key__"`` is the key. A str yields that field itself. None yields a dict of all fields, with
             ``"__key__"``.
-        mode: what the pixels of images become, see `Encoded`.
+        mode: the pixel mode of images, see `Encoded`.
         stream: read the archives in one pass, as an iterable dataset: compressed ones (gzip, bzip2, xz, zstd), pipes,
-            and ``"-"``, the standard input. Without an index, and with a shuffle of limited reach.
-        shuffle_buffer: with `stream`: 0 for the order of the archives; else these are read in another order in each
-            epoch, and a sample is drawn from as many as this, in memory.
-        storage_options: of URLs, what fsspec takes, or a `Remote`.
-        workers: processes that make indexes; default: one for each CPU that this process may use, up to 16.
+            and ``"-"`` for standard input. A stream has no index, and only shuffles within a buffer.
+        shuffle_buffer: with `stream`: 0 keeps the order of the archives; otherwise each epoch reads the archives in a
+            different order and draws samples from a buffer of this many.
+        storage_options: for URLs, fsspec options or a `Remote`.
+        workers: number of processes that build indexes; by default one for each CPU available, up to 16.
 
     Attributes:
         shards: the paths.
-        keys: the key of each sample: a sequence that makes each str when it is asked for. It names a sample within its
-            shard; in another shard it may come again.
+        keys: the key of each sample, as a lazy sequence of str. Keys are unique within a shard, but may repeat across
+            shards.
 
     Raises:
         FileNotFoundError: no shard is found.
-        ValueError: a shard is cut off, damaged, compressed, or no tar; it has links, or two samples with one key; there
-            are no samples; an argument is not valid.
+        ValueError: a shard is truncated, damaged, compressed, or not a tar; it has links or duplicate keys; there are
+            no samples; an argument is not valid.
         LookupError: from ``dataset[i]``: the sample lacks a field.
 
     Example:
@@ -96,7 +96,7 @@ class TarShards(Store):
     """
 
     def __new__(cls, *arguments: Any, stream: bool = False, **options: Any) -> Any:
-        if stream:  # another kind of dataset: with __iter__, without __getitem__
+        if stream:  # an iterable dataset, which must not have __getitem__
             return TarStream(*arguments, **options)
         return super().__new__(cls)
 
@@ -125,8 +125,8 @@ class TarShards(Store):
         self._ends: list[int] = np.cumsum([shard.samples for shard in self._shards]).tolist()
         if not len(self):
             raise ValueError(
-                f"there are no samples in {len(self._shards)} shard(s), {self._shards[0].path!r} first: no file in "
-                "them has a name with an ending, such as 0001.jpg"
+                f"there are no samples in {len(self._shards)} shard(s), starting with {self._shards[0].path!r}: no "
+                "file in them has an extension, as in 0001.jpg"
             )
         self.path = self._shards[0].path
 
@@ -142,7 +142,7 @@ class TarShards(Store):
 
     @property
     def nbytes(self) -> int:
-        """How much memory the indexes take."""
+        """The memory used by the indexes."""
         return sum(shard.table.nbytes for shard in self._shards)
 
     def __len__(self) -> int:
@@ -152,26 +152,26 @@ class TarShards(Store):
         return OpenFiles(remote=self._remote, mapped=THIS_PROCESS.is_worker and self._fit_memory())
 
     def _fit_memory(self) -> bool:
-        """Whether memory has room for all: the kernel reads more around a place than a mapping is asked for."""
+        """Return whether all archives fit in memory: page faults read more of a mapped file than is accessed."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         total = sum(shard.size for shard in self._shards)
-        return len(self._shards) <= KEPT_OPEN and total <= min(MOST_MAPPED, memory // 2)
+        return len(self._shards) <= KEPT_OPEN and total <= min(MAX_MAPPED_BYTES, memory // 2)
 
     def _read(self, handle: OpenFiles, numbers: list[int]) -> list[Any]:
-        """Return these samples; those at URLs are read together, others in the order in which they lie."""
+        """Return the samples; URLs are read in one batch, local files in index order."""
         file_of = cache(partial(self._file, handle))
         if self._remote is None:
             samples = {row: self._read_one(file_of, numbers[row]) for row in np.argsort(numbers).tolist()}
             return [samples[row] for row in range(len(numbers))]
         plans = [self._plan(number) for number in numbers]
-        handle.look(self._shards[plan.shard].path for plan in plans if plan.places)
-        places = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.places]
-        contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in places]))
-        return [self._sample(plan, [next(contents) for _ in plan.places]) for plan in plans]
+        handle.look(self._shards[plan.shard].path for plan in plans if plan.members)
+        ranges = [(plan.shard, offset, nbytes) for plan in plans for _, offset, nbytes in plan.members]
+        contents = iter(handle.read([(file_of(shard), offset, nbytes) for shard, offset, nbytes in ranges]))
+        return [self._sample(plan, [next(contents) for _ in plan.members]) for plan in plans]
 
     def _each(self, indices: Iterable[SupportsIndex]) -> Callable[[int], Any] | None:
-        """Return a function that reads the sample of a row when it is asked for: nobody waits for those behind it, and
-        memory that is used again costs less than the copy. None at URLs, where all come at once."""
+        """Return a function that reads one row's sample on demand, so that no sample waits for later ones and memory
+        is reused. Return None for URLs, which are read in one batch."""
         if self._remote is not None:
             return None
         file_of, numbers = cache(partial(self._file, self._handle)), self._numbers(indices)
@@ -180,68 +180,66 @@ class TarShards(Store):
     def _read_one(self, file_of: Callable[[int], OpenFile], number: int) -> Any:
         plan = self._plan(number)
         contents = []
-        if plan.places:
+        if plan.members:
             file = file_of(plan.shard)
-            contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.places]
+            contents = [file.read_at(offset, nbytes) for _, offset, nbytes in plan.members]
         return self._sample(plan, contents)
 
     def _sample(self, plan: Plan, contents: list[bytes]) -> Any:
-        """Return a sample from the bytes of its fields."""
+        """Build a sample from the bytes of its fields."""
         path, data = self._shards[plan.shard].path, {}
-        for (name, offset, nbytes), content in zip(plan.places, contents, strict=True):
+        for (name, offset, nbytes), content in zip(plan.members, contents, strict=True):
             if len(content) < nbytes:
                 raise ValueError(
-                    f"{path!r} gave {len(content):,} bytes from offset {offset:,} on, where its index expects "
-                    f"{nbytes:,}: it was changed after it was opened; make the dataset again"
+                    f"{path!r} returned {len(content):,} bytes at offset {offset:,}, where its index expects "
+                    f"{nbytes:,}: it was changed after it was opened; create the dataset again"
                 )
             data[name] = content
-        return self._fields.sample(data, plan.chosen, path, plan.key)
+        return self._fields.sample(data, plan.fields, path, plan.key)
 
     def will_need(self, indices: Iterable[int]) -> None:
-        """Let the kernel read these samples, which are asked for soon."""
+        """Ask the kernel to prefetch the samples, which will be read soon."""
         if self._remote is not None:
             return
         indices = list(indices)
         if self._handle.mapped and len(indices) > 1 and all(after - index == 1 for index, after in pairwise(indices)):
-            return  # in order: what the kernel reads ahead of a mapping by itself is cheaper, and copied in less time
+            return  # the kernel's own sequential read-ahead of a mapping is cheaper, and faster to copy from
         for number in indices:
             plan = self._plan(from_start(number, len(self), repr(self)))
-            if plan.places:
-                begin = plan.places[0][1]
-                end = max(offset + nbytes for _, offset, nbytes in plan.places)
+            if plan.members:
+                begin = plan.members[0][1]
+                end = max(offset + nbytes for _, offset, nbytes in plan.members)
                 self._handle.get(self._shards[plan.shard].path).will_read(begin, end - begin)
 
-    def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a sample's shard, and its number in there."""
+    def _locate(self, number: int) -> tuple[int, int]:
+        """Return the number of a sample's shard, and the sample's number within that shard."""
         shard = bisect_right(self._ends, number)
         return shard, number - (self._ends[shard - 1] if shard else 0)
 
     def _plan(self, number: int) -> Plan:
-        shard, number = self._place(number)
+        shard, number = self._locate(number)
         source = self._shards[shard]
         columns, key = source.columns, source.key(number)
         blocks, sizes, first = columns.blocks, columns.sizes, columns.first[number]
         names = [columns.names[field] for field in columns.fields[first : columns.first[number + 1]]]
-        chosen = self._fields.choose(names, source.path, key)
-        places = [
-            (name, blocks[member] * BLOCK, sizes[member]) for member, name in enumerate(names, first) if name in chosen
-        ]
+        fields = self._fields.choose(names, source.path, key)
+        members = [(name, blocks[row] * BLOCK, sizes[row]) for row, name in enumerate(names, first) if name in fields]
         limit = byte_limit()
-        for name, _, nbytes in places:
+        for name, _, nbytes in members:
             if nbytes > limit:
                 check_size(nbytes, f"{source.path}:{key}.{name}")
-        return Plan(shard, key, chosen, places)
+        return Plan(shard, key, fields, members)
 
     def _file(self, handle: OpenFiles, shard: int) -> OpenFile:
-        """Return the file of a shard, which is still the one that was indexed."""
+        """Open a shard, and check that it has not changed since it was indexed."""
         source = self._shards[shard]
         file = handle.get(source.path)
         if (file.size, file.mtime_ns) != (source.size, source.mtime_ns):
-            was = f"of {file.size:,} bytes, is newer"
+            change = f"it still has {file.size:,} bytes, but a different modification time"
             if file.size != source.size:
-                was = f"{source.size:,} bytes, is {file.size:,}"
+                change = f"it had {source.size:,} bytes, and now has {file.size:,}"
             raise ValueError(
-                f"{source.path!r} was changed after its index was read (it was {was}); make the dataset again"
+                f"{source.path!r} was changed after its index was read ({change}); create the dataset again"
             )
         return file
 
@@ -254,7 +252,7 @@ setattr(TarShards.__new__, "__wrapped__", TarShards.__init__)  # noqa: B010  ins
 
 
 class _Keys(Lazy[str]):
-    """The keys of a dataset's samples, each made when it is asked for."""
+    """The keys of a dataset's samples, decoded lazily."""
 
     _entries = "keys"
 
@@ -265,5 +263,5 @@ class _Keys(Lazy[str]):
         return len(self._dataset)
 
     def _entry(self, number: int) -> str:
-        shard, number = self._dataset._place(number)
+        shard, number = self._dataset._locate(number)
         return self._dataset._shards[shard].key(number)

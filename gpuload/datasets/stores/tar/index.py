@@ -123,7 +123,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     numbers: dict[bytes, int] = {}  # of the fields' names
     keys, key, left_out = bytearray(), b"", LeftOut()
     count = lambda: f"; {len(first)} samples are in it"  # noqa: E731
-    archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, count=count)
+    archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, suffix=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
             first.append(len(blocks))

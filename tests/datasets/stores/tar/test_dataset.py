@@ -154,7 +154,7 @@ class InMemory:
 
     def __getitem__(self, index: int) -> bool:
         self.dataset[index]
-        shard = self.dataset.shards[self.dataset._place(index)[0]]
+        shard = self.dataset.shards[self.dataset._locate(index)[0]]
         return shard in Path("/proc/self/maps").read_text()
 
 
@@ -172,7 +172,7 @@ def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monke
     nbytes = sum(os.path.getsize(shard) for shard in dataset.shards)
     found = []
     for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
-        monkeypatch.setattr(dataset_module, "MOST_MAPPED", most)
+        monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
         monkeypatch.setattr(dataset_module, "KEPT_OPEN", count)
         found.append(dataset._fit_memory())
     assert found == [True, False, False]
@@ -187,7 +187,7 @@ def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_pat
         next(steps)
         os.truncate(dataset.shards[0], 9000)
         with pytest.raises(
-            gl.SampleError, match=r"train-000.tar' gave \d+ bytes from offset .*, where its index expects"
+            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, where its index expects"
         ):
             list(steps)
 
@@ -261,7 +261,7 @@ def test_a_name_with_dots_or_an_absolute_path_is_a_key_and_opens_nothing(tmp_pat
 def test_no_samples_at_all(tmp_path: Path) -> None:
     empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(
-        ValueError, match=r"^there are no samples in 1 shard\(s\), '.*empty.tar' first: no file in them"
+        ValueError, match=r"^there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"
     ):
         gl.TarShards(empty)
     assert len(gl.TarShards([empty, plain, empty])) == 1
@@ -272,20 +272,18 @@ def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
     dataset = gl.TarShards(path, fields="cls")
     os.utime(path, ns=(1, 1))
     with pytest.raises(
-        ValueError, match=r"x.tar' was changed after its index was read \(it was of 10,240 bytes, is new"
+        ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes, but a dif"
     ):
         dataset[0]
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1
     os.truncate(path, 1000)
-    with pytest.raises(
-        ValueError, match=r"x.tar' gave 0 bytes from offset 1,536 on, where its index expects 1: it was"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, where its index expects 1: it was"):
         dataset[1]
     assert dataset[0] == 1, "the file is open, and its beginning is there"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
-    with pytest.raises(ValueError, match=r"it was 10,240 bytes, is 600\); make the dataset again"):
+    with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
         copy[0]
 
 

@@ -101,7 +101,7 @@ def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
         file, told = open_file(str(tmp_path / "x.tar")), []
         names = [name for name, *_ in members(file.read_at, "x.tar", file.size, remark=told.append)]
         assert names == [b"a.jpg"]
-        assert [int(re.search("from offset ([0-9,]+) on", text)[1].replace(",", "")) for text in told] == where
+        assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in told] == where
     damaged = bytearray(data)
     damaged[0] ^= 1
     text = r"'x.tar': at offset 10,240 a member's header was expected, but its checksum is wrong"
@@ -135,8 +135,8 @@ def test_a_name_with_dots_or_an_absolute_path_is_a_name(tmp_path: Path) -> None:
 def test_links_and_other_kinds_are_refused_by_name(tmp_path: Path, kind: bytes, what: str) -> None:
     block = sealed(header("d/link.jpg", 0, kind, "/etc/passwd"))
     assert refusal(tmp_path / "x.tar", block + bytes(1024)) == (
-        f"'x.tar': the member 'd/link.jpg' at offset 0 is {what}; expected files that hold their own bytes. Make the "
-        "archive again, with links followed (tar --dereference, and without --sparse)"
+        f"'x.tar': the member 'd/link.jpg' at offset 0 is {what}; expected regular files only. Recreate the "
+        "archive with links followed (tar --dereference, and without --sparse)"
     )
 
 
@@ -152,7 +152,7 @@ def test_a_size_that_is_negative(tmp_path: Path) -> None:
     block[124:136] = (-5).to_bytes(12, "big", signed=True)
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
         "'x.tar': the member 'a.jpg' at offset 0 has a size of -5 bytes, which is negative; the archive is damaged, "
-        "make it again"
+        "recreate it"
     )
 
 
@@ -160,7 +160,7 @@ def test_a_size_that_is_huge(tmp_path: Path) -> None:
     block = header()
     block[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
     assert refusal(tmp_path / "x.tar", sealed(block) + bytes(1536)) == (
-        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the whole "
+        "'x.tar': the member 'a.jpg' at offset 0 has a size of 1,152,921,504,606,846,976 bytes, more than the entire "
         "archive (2,048): it is cut off, or its header is damaged"
     )
 
@@ -169,8 +169,8 @@ def test_one_that_is_cut_off_in_a_member_or_in_headers(tmp_path: Path) -> None:
     whole = archive(tmp_path / "x.tar", {"a.jpg": bytes(600), "b.jpg": bytes(600)}, format=tarfile.PAX_FORMAT)
     data = whole.read_bytes()
     assert refusal(whole, data[:2500]) == (
-        "'x.tar' is cut off at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes from 2,048 on, of which "
-        "452 are there"
+        "'x.tar' is cut off at 2,500 bytes: the member 'b.jpg' at offset 1,536 has 600 bytes starting at 2,048, of "
+        "which 452 are present"
     )
     assert refusal(whole, data[:1700]) == (
         "'x.tar' is cut off at 1,700 bytes, in the headers of a member at offset 1,536"
@@ -182,21 +182,21 @@ def test_a_checksum_that_is_wrong(tmp_path: Path) -> None:
     data[1024] ^= 1
     assert refusal(tmp_path / "x.tar", data) == (
         "'x.tar': at offset 1,024 a member's header was expected, but its checksum is wrong (it begins with "
-        "b'c.jpg\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'); the archive is damaged, make it again"
+        "b'c.jpg\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00'); the archive is damaged, recreate it"
     )
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "has 0 bytes; one without members has two blocks of zeros"),
+        (b"", "has 0 bytes; an empty archive has two blocks of zeros"),
         (b"\xff\xd8\xff" + bytes(99), "has 102 bytes that begin with b'\\xff\\xd8\\xff"),
         (b"\xff\xd8\xff" + bytes(9999), "begins with b'\\xff\\xd8\\xff"),
     ],
 )
 def test_what_is_no_tar(tmp_path: Path, data: bytes, text: str) -> None:
     said = refusal(tmp_path / "x.tar", data)
-    assert re.match(r"'x.tar' is no tar archive: it ", said)
+    assert re.match(r"'x.tar' is not a tar archive: ", said)
     assert text in said
 
 
@@ -206,7 +206,7 @@ def test_damaged_records_and_names_without_end(tmp_path: Path) -> None:
         data = sealed(header("p", len(content), tarfile.XHDTYPE)) + content + bytes(512 - len(content) + 1024)
         assert refusal(path, data) == "'x.tar': the pax records at offset 0 are damaged"
     data = sealed(header("p", 2 << 20, tarfile.GNUTYPE_LONGNAME)) + bytes(3 << 20)
-    assert refusal(path, data) == "'x.tar': a name or its records at offset 0 take 2,097,152 bytes"
+    assert refusal(path, data) == "'x.tar': the long name or pax records at offset 0 take 2,097,152 bytes"
 
 
 @pytest.mark.parametrize("size", [b"9" * 5000, b"--5", b"1_0", b"many", b""])
@@ -217,8 +217,8 @@ def test_a_size_in_pax_records_that_is_no_number_names_the_archive(tmp_path: Pat
     said = refusal(tmp_path / "x.tar", data)
     shown = size if len(size) < 40 else size[:40] + b"..."
     assert said == (
-        f"'x.tar': the pax records at offset 0 say that the next member has a size of {shown!r}, which is no number of "
-        "bytes; the archive is damaged, make it again"
+        f"'x.tar': the pax records at offset 0 give the next member a size of {shown!r}, which is not a number of "
+        "bytes; the archive is damaged, recreate it"
     )
 
 

@@ -218,7 +218,7 @@ def test_bytes_behind_the_end_are_remarked_on(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"a signature")
     assert build(str(path), remarks.append).samples == 1
     assert [remark.partition("' ")[2] for remark in remarks] == [
-        "has 11 bytes behind the end of the archive, from offset 10,240 on, that are no archive; they are not read"
+        "has 11 bytes after the end of the archive, at offset 10,240, that are not part of an archive; they are ignored"
     ]
 
 

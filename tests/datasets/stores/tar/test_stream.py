@@ -215,7 +215,7 @@ def test_other_damage_is_told_as_by_number(tmp_path: Path) -> None:
     found, told = errors(gl.TarShards(tmp_path / "*.tar", stream=True, fields="cls"))
     assert found == [7]
     assert "has two samples with the key 'a'" in told[0]
-    assert "is no tar archive" in told[1]
+    assert "is not a tar archive" in told[1]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -237,7 +237,7 @@ def test_bytes_behind_the_end_are_warned_of(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
     path.write_bytes(path.read_bytes() + b"a signature")
     with pytest.warns(
-        UserWarning, match=r"has bytes behind the end of the archive, from offset 10,240 on, that are no"
+        UserWarning, match=r"has bytes after the end of the archive, at offset 10,240, that are not part"
     ):
         assert list(gl.TarShards(path, stream=True, fields="cls")) == [1]
 
