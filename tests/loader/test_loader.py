@@ -448,7 +448,7 @@ def test_importing_gpuload_is_light():
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
-        ({"timeout": -1}, ValueError, "timeout must be seconds, 0 for none, got -1"),
+        ({"timeout": -1}, ValueError, "timeout must be a number of seconds, or 0 for none, got -1"),
         (
             {"device": "meta"},
             ValueError,
