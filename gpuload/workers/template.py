@@ -60,7 +60,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
             os.close(job_fd)
             reason = unfit_reason(descriptors)
         except BaseException as error:  # a separately started worker reports it again, with its traceback
-            reason = f"the dataset cannot be unpickled there ({one_line(f'{type(error).__name__}: {error}')})"
+            reason = f"the dataset cannot be unpickled in the template ({one_line(f'{type(error).__name__}: {error}')})"
         if reason:
             control.send(TEMPLATE_UNFIT + reason.encode(errors="replace")[:MAX_INLINE_BYTES])
             return
@@ -152,8 +152,8 @@ def _describe_unshareable(fd: int) -> str:
 def _mapped_paths() -> set[str]:
     """Return the paths of memory-mapped files; the descriptors of their mappings are not used for reading."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
-        columns = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return {line[5] for line in columns if len(line) > 5}
+        rows = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return {row[5] for row in rows if len(row) > 5}
 
 
 def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
