@@ -241,7 +241,7 @@ def find_fault(decoder: Any, device: Any) -> str:
 
 
 def _pictures() -> list[tuple[bytes, bool]]:
-    """Make JPEGs, each with whether it is grey."""
+    """Make test JPEGs as pairs: the file's bytes, and whether the picture is grey."""
     import numpy as np
     from PIL import Image
 

@@ -356,8 +356,8 @@ class Options:
         stage = compile_stage(self.chain, device=device, cpu_threads=self.cpu_threads, **self._stage_arguments)
         if self.workers.decode.scale != "exact":
             reason = self.chain.resizes_late
-            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
-            text = fast if reason is None else f"all images as they are, since {reason}"
+            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
+            text = fast if reason is None else f"all images at full size, since {reason}"
             stage.plan = replace(stage.plan, decode=f"decode scale='fast': {text}")
         return stage
 

@@ -127,7 +127,7 @@ class RestartingEngine(Engine):
         if self._closed or self._halted:
             raise RuntimeError("this Loader's workers are closed")
         if self.broken is not None:
-            raise WorkerError(f"this epoch is over: {self.broken}")
+            raise WorkerError(f"this epoch has failed: {self.broken}")
 
     def _warn_once(self, about: str, text: str) -> None:
         if about not in self._warned_topics:

@@ -761,7 +761,7 @@ def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
 
         with pytest.raises(gl.WorkerError, match="more than max_restarts=10 allows"):
             until_the_end()
-        with pytest.raises(gl.WorkerError, match="this epoch is over"):
+        with pytest.raises(gl.WorkerError, match="this epoch has failed"):
             next(iterator)
         mark.touch()
         assert torch.cat(list(loader)).tolist() == list(range(64))
