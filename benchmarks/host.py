@@ -283,7 +283,7 @@ def _wait_for_workers(own: Any) -> None:
 
 def _is_idle(engine: Any, worker: int) -> bool:
     note = engine._board.read(worker)
-    return (engine._team[worker].ready and note.chunk not in engine._flying) or note.chunk < 0
+    return (engine._team[worker].ready and note.chunk not in engine._in_flight) or note.chunk < 0
 
 
 def report(results: dict[str, dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""``python -m gpuload`` is the command ``gpuload``."""
+"""Run the ``gpuload`` command for ``python -m gpuload``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from gpuload import __version__
 from gpuload.cli.console import count_of, make_console, progress, say, write_json
-from gpuload.cli.trial import ALONE, LOCKED_BYTES, STEPS, sample_jpeg, try_in_process
+from gpuload.cli.trial import ISOLATED, LOCKED_BYTES, STEPS, sample_jpeg, try_in_process
 from gpuload.errors import LimitError
 from gpuload.loader import limits
 from gpuload.workers.process import check_platform
@@ -135,11 +135,11 @@ def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list
     except Exception:  # Pillow is broken: its own trial says how
         jpeg = b""
     steps = [step for step in STEPS if step not in OPTIONAL or any(map(_version, OPTIONAL[step]))]
-    together = [step for step in steps if step not in ALONE]
+    together = [step for step in steps if step not in ISOLATED]
     results: dict[str, Trial] = {}
     tell(0, len(steps))
     with ThreadPoolExecutor() as threads:
-        groups = [*([step] for step in steps if step in ALONE), together]
+        groups = [*([step] for step in steps if step in ISOLATED), together]
         for trial in as_completed([threads.submit(try_in_process, group, jpeg) for group in groups]):
             results |= trial.result()
             tell(len(results), len(steps))

@@ -1,5 +1,5 @@
-"""Trying what can crash, hang or take seconds, in processes of their own, for ``gpuload doctor``. The doctor's process
-runs `try_in_process`; the others run `main`, which prints what came of each step when it is done.
+"""Checks for ``gpuload doctor`` that can crash, hang or take seconds, and so run in separate processes. The doctor
+calls `try_in_process`; each separate process runs `main`, which prints the result of each step as it ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 
-__all__ = ["ALONE", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
+__all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
 LIMIT_S: Final = 120.0
 LOCKED_BYTES: Final = 64 << 20
-NEAR: Final = 3  # levels that decoders may differ by
+TOLERANCE_LEVELS: Final = 3  # by which decoders may differ
 SIZE_WH: Final = (96, 64)
 REGION_TLHW: Final = (16, 8, 32, 40)
 
-# The trial of regions: the size of its pictures, and the regions as (top, left, height, width): within, at each edge
-# and corner, thin, and on the borders of 4:2:0's blocks of 16×16.
+# For checking regions: the size of the pictures, and the regions as (top, left, height, width): inside the picture, at
+# each edge and corner, one pixel thin, and aligned to the 16×16 blocks of 4:2:0.
 HEIGHT, WIDTH = 165, 221
 REGIONS: Final = (
     (0, 0, HEIGHT, WIDTH), (37, 51, 90, 101), (0, 0, 33, 47), (HEIGHT - 31, WIDTH - 45, 31, 45), (16, 32, 64, 80),
@@ -34,14 +34,14 @@ REGIONS: Final = (
 
 
 def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Try some of `STEPS`. Return what came of each: ``ok``, ``why`` it failed, and its own values."""
+    """Run some of the `STEPS`. Return a dict for each: ``ok``, ``why`` it failed, and values specific to the step."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from gpuload.cli.trial import main; main({list(steps)})"
     try:
-        ended = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
-        output, why = ended.stdout, _describe_end(ended.returncode, ended.stderr.decode(errors="replace"))
+        completed = subprocess.run([sys.executable, "-P", "-c", code], input=jpeg, capture_output=True, timeout=limit_s)
+        output, why = completed.stdout, _describe_end(completed.returncode, completed.stderr.decode(errors="replace"))
     except subprocess.TimeoutExpired as error:
-        output, why = error.stdout or b"", f"it was not done after {limit_s:.0f} seconds"
-    lines = [line for line in output.splitlines() if line.startswith(b"{")]  # others are a library's own output
+        output, why = error.stdout or b"", f"it did not finish within {limit_s:.0f} seconds"
+    lines = [line for line in output.splitlines() if line.startswith(b"{")]  # libraries may print too
     results = {step: json.loads(line) for step, line in zip(steps, lines, strict=False)}
     for step in steps[len(results) :]:
         results[step] = {"ok": False, "why": why}
@@ -52,23 +52,23 @@ def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIM
 def _describe_end(status: int, errors: str) -> str:
     if status < 0:
         return f"the process crashed ({signal.Signals(-status).name})"
-    last = next((f": {line}" for line in reversed(errors.splitlines()) if line.strip()), "")
-    return one_line(f"the process ended with status {status}{last}")
+    last_line = next((f": {line}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    return one_line(f"the process ended with status {status}{last_line}")
 
 
 def main(steps: Sequence[str]) -> None:
-    """Do the steps, in their process, and print a line of JSON for each."""
+    """Run the steps in this process, and print the result of each as a line of JSON."""
     jpeg = sys.stdin.buffer.read()
     for step in steps:
         try:
             result = {"ok": True, "why": "", **(STEPS[step](jpeg) or {})}
-        except BaseException as error:  # whatever a broken installation raises, a SystemExit too
+        except BaseException as error:  # a broken installation may raise anything, even SystemExit
             result = {"ok": False, "why": one_line(f"{type(error).__name__}: {error}")}
         print(f"\n{json.dumps(result)}", flush=True)
 
 
 def sample_jpeg() -> bytes:
-    """Make a small 4:2:0 JPEG, whose pixels are known."""
+    """Make a small 4:2:0 JPEG with known pixels."""
     from PIL import Image
 
     width, height = SIZE_WH
@@ -80,7 +80,7 @@ def sample_jpeg() -> bytes:
 
 
 def _decode(name: str) -> Callable[[bytes], None]:
-    """Return a step: decode a region of the JPEG by one of gpuload's decoders, and compare it."""
+    """Return a step that decodes a region of the JPEG with one of gpuload's decoders and checks the pixels."""
 
     def step(jpeg: bytes) -> None:
         from gpuload.decode import Decode
@@ -95,7 +95,7 @@ def _decode(name: str) -> Callable[[bytes], None]:
     return step
 
 
-def _by_pillow(jpeg: bytes) -> None:
+def _pillow(jpeg: bytes) -> None:
     import numpy as np
     from PIL import Image
 
@@ -108,9 +108,9 @@ def _compare(pixels: Any) -> None:
 
     top, left, height, width = REGION_TLHW
     ys, xs = np.mgrid[top : top + height, left : left + width]
-    off = float(np.abs(np.stack([2 * xs, 3 * ys, xs + ys], axis=2) - pixels.astype(np.int64)).mean())
-    if off > NEAR:
-        raise RuntimeError(f"it decodes wrong pixels: {off:.0f} levels off on average")
+    error = float(np.abs(np.stack([2 * xs, 3 * ys, xs + ys], axis=2) - pixels.astype(np.int64)).mean())
+    if error > TOLERANCE_LEVELS:
+        raise RuntimeError(f"it decodes wrong pixels: {error:.0f} levels off on average")
 
 
 def _torch(jpeg: bytes) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _torch(jpeg: bytes) -> dict[str, Any]:
         result["other"] = "XPU"
     try:
         if torch.version.cuda and not torch.cuda.is_available():
-            torch.cuda.init()  # says why
+            torch.cuda.init()  # its error says why
         for number in range(torch.accelerator.device_count() if torch.accelerator.is_available() else 0):
             properties = torch.get_device_module().get_device_properties(number)
             result["devices"].append({"name": properties.name, "bytes": properties.total_memory})
@@ -155,12 +155,12 @@ def _workers(jpeg: bytes) -> dict[str, Any]:
     import gpuload as gl
 
     dataset = [(np.full((8, 8, 3), number, np.uint8), number) for number in range(4)]
-    began_s = time.perf_counter()
+    start_s = time.perf_counter()
     with gl.Loader(dataset, 4, num_workers=1, device="cpu") as loader:
         images, numbers = next(iter(loader))
-        seconds = time.perf_counter() - began_s
+        seconds = time.perf_counter() - start_s
     if numbers.tolist() != [0, 1, 2, 3] or images[:, 0, 0, 0].tolist() != [0, 1, 2, 3]:
-        raise RuntimeError("a worker gave other samples than it was asked for")
+        raise RuntimeError("a worker returned the wrong samples")
     return {"seconds": seconds}
 
 
@@ -184,17 +184,17 @@ def _dali(jpeg: bytes) -> None:
 
 
 def _regions(jpeg: bytes) -> dict[str, Any]:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may crash
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump if the decoder crashes
     return try_regions()
 
 
 def try_regions() -> dict[str, Any]:
-    """Try whether the decoders of this machine's GPU, or of its CPU, decode a region to the bits of that part of the
-    whole image. A version gets into `REGIONS_RIGHT` once this found no fault on several kinds of GPUs.
+    """Check whether the decoders of this machine's GPU (or its CPU) decode a region to exactly the same bits as the
+    entire image. A version is added to `REGIONS_RIGHT` once this check has passed on several kinds of GPUs.
 
     Returns:
-        The ``version``, the ``device``, the ``faults`` of each decoder ("" for none), and the names of those that
-        gpuload decodes regions with, ``used``.
+        The ``version``, the ``device``, the ``faults`` by decoder ("" for none), and ``used``, the names of the
+        decoders that gpuload uses for regions.
     """
     import torch
 
@@ -215,8 +215,8 @@ def try_regions() -> dict[str, Any]:
 
 
 def find_fault(decoder: Any, device: Any) -> str:
-    """Return what is wrong with the regions of a decoder; "" if nothing is. Each must have the bits of that part of the
-    whole picture, many in one call. Pictures that it refuses as a whole do not count."""
+    """Return a description of a fault in a decoder's regions, or "". Regions, many in one call, must be identical to
+    the same parts of the entire picture. Pictures that the decoder refuses to decode entirely do not count."""
     import numpy as np
 
     from gpuload.stage.decode.backend import Refused, Source, fetch
@@ -229,19 +229,19 @@ def find_fault(decoder: Any, device: Any) -> str:
         if isinstance(image, Refused):
             continue
         compared += 1
-        whole = fetch(image, sources[0], device).astype(np.int64)
-        for source, part in zip(sources, decoder.decode(sources), strict=True):
-            if isinstance(part, Refused):
-                return f"it refuses a region: {part.why}"
+        entire = fetch(image, sources[0], device).astype(np.int64)
+        for source, region in zip(sources, decoder.decode(sources), strict=True):
+            if isinstance(region, Refused):
+                return f"it refuses a region: {region.why}"
             top, left, height, width = source.region_tlhw
-            levels = np.abs(fetch(part, source, device) - whole[top : top + height, left : left + width]).max()
+            levels = np.abs(fetch(region, source, device) - entire[top : top + height, left : left + width]).max()
             if levels:
-                return f"the region {source.region_tlhw} is up to {levels} levels away from that part of the whole one"
-    return "" if compared else "it refuses each picture of the trial"
+                return f"the region {source.region_tlhw} differs from the entire picture by up to {levels} levels"
+    return "" if compared else "it refuses all test pictures"
 
 
 def _pictures() -> list[tuple[bytes, bool]]:
-    """Make JPEGs, and say whether they are grey."""
+    """Make test JPEGs as pairs: the file's bytes, and whether the picture is grey."""
     import numpy as np
     from PIL import Image
 
@@ -250,18 +250,18 @@ def _pictures() -> list[tuple[bytes, bool]]:
     options: list[dict[str, Any]] = [{"subsampling": 2}, {"subsampling": 1}, {"subsampling": 0}]
     options.append({"subsampling": 2, "restart_marker_blocks": 4})
     pictures = []
-    for grey, how in [*((False, one) for one in options), (True, {})]:
+    for grey, save_options in [*((False, color_options) for color_options in options), (True, {})]:
         file = io.BytesIO()
-        (picture.convert("L") if grey else picture).save(file, "JPEG", quality=90, **how)
+        (picture.convert("L") if grey else picture).save(file, "JPEG", quality=90, **save_options)
         pictures.append((file.getvalue(), grey))
     return pictures
 
 
-ALONE: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # in a process each; all others import torch
+ISOLATED: Final = ("nvImageCodec", "simplejpeg", "Pillow", "regions")  # one process each; all other steps share one
 STEPS: Final[dict[str, Callable[[bytes], dict[str, Any] | None]]] = {
     "nvImageCodec": _decode("NvImageCodec"),
     "simplejpeg": _decode("SimpleJpeg"),
-    "Pillow": _by_pillow,
+    "Pillow": _pillow,
     "regions": _regions,
     "torch": _torch,
     "page-locked memory": _page_locking,

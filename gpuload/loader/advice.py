@@ -15,7 +15,7 @@ from typing import Final
 
 from gpuload.loader.autotune import LEAP
 from gpuload.loader.limits import lockable_bytes
-from gpuload.loader.options import LEAST_CHUNK
+from gpuload.loader.options import MIN_CHUNK
 from gpuload.loader.stats import NOTHING, Part, Stats
 
 __all__ = ["advice", "better_setting"]
@@ -156,7 +156,7 @@ class _View:
         batch, chunk = self.stats.images / self.stats.batches, self.stats.chunk_size
         if chunk >= batch:  # then each worker has a batch
             return self.stats.prefetch_factor
-        chunk = min(chunk, max(LEAST_CHUNK, math.ceil(batch / workers)))
+        chunk = min(chunk, max(MIN_CHUNK, math.ceil(batch / workers)))
         return max(self.stats.prefetch_factor, math.ceil(workers / math.ceil(batch / chunk)))
 
     @property

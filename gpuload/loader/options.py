@@ -1,8 +1,8 @@
 """A `Loader`'s options, checked when the loader is made, not in epoch 3. Runs in the main process.
 
 Each argument of `Loader` is a field of one of four groups: `OrderOptions`, `StageOptions`, `BatchOptions`, or
-`WorkerOptions`, here. `Options` are the four together, and whatever needs two of them. `loader_arguments` knows what
-arguments of other libraries' loaders are called here: for the error that `Loader` does not have one.
+`WorkerOptions`, which is defined here. `Options` combines the four and checks them against each other.
+`loader_arguments` maps argument names of other libraries' loaders to gpuload's, for the error about unknown arguments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gpuload.workers.ray import CHUNKS_PER_WORKER, RayWorkers
 __all__ = [
     "ARGUMENTS",
     "DEFAULT_PREFETCH",
-    "LEAST_CHUNK",
+    "MIN_CHUNK",
     "Options",
     "WorkerOptions",
     "loader_arguments",
@@ -54,20 +54,20 @@ __all__ = [
 ]
 
 DEFAULT_PREFETCH = 2
-# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); a first batch comes sooner
-# if each worker has a part of it. Each chunk costs the main process some 50 µs: where a batch has two of
-# `LARGE_CHUNK` for each worker, it has no smaller ones.
-LEAST_CHUNK, MOST_CHUNK, LARGE_CHUNK = 8, 32, 64
-# Copying a decoded image takes 20 µs: with chunks of 64 in place of 32 `next()` took a quarter less time. But a batch
-# is in four parts, for as many workers; and samples may be volumes.
+# Chunks of 32 cost 2% less CPU than chunks of 16, and 8% less than chunks of 8 (2 workers); but the first batch comes
+# sooner if every worker gets a part of it. Each chunk costs the main process about 50 µs, so batches that are large
+# enough for two chunks of `LARGE_CHUNK` per worker are not split further.
+MIN_CHUNK, MAX_DEFAULT_CHUNK, LARGE_CHUNK = 8, 32, 64
+# Copying a decoded image takes 20 µs: with chunks of 64 instead of 32, `next()` took a quarter less time. But a batch
+# is still split into four parts, so that four workers can share it, and the bytes are limited: samples may be volumes.
 ROW_CHUNK_BYTES, ROW_PARTS = 16 << 20, 4
-MAX_CHUNK = 4096  # a request has to fit the socket
-MANY_WORKERS = 8  # so many may always be asked for
-# "auto" begins with few, as each takes 0.3 s of a CPU to start; and it never has more than these for each CPU, or in
-# all if the CPUs are not more: for workers that wait, for a disk or for other machines.
-FIRST_WORKERS, MOST_FOR_A_CPU, MOST_WAITING = 8, 16, 64
-AUTO_CHUNK = 16  # with any number of workers: few need large chunks less than many need small ones
-START_CPU_S = 0.3  # of one worker, until it is ready, beside others (2 busy hyperthreads)
+MAX_CHUNK = 4096  # a request must fit into one socket message
+ALWAYS_ALLOWED_WORKERS = 8  # no warning up to this number
+# "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
+# other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
+FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
+AUTO_CHUNK = 16  # for any number of workers: many workers gain more from small chunks than few gain from large ones
+START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")
 
@@ -80,14 +80,14 @@ class WorkerOptions:
         num_workers, prefetch_factor, …: as for `Loader`.
 
     Attributes:
-        num_workers: with `workers`, how many those are.
-        count: how many workers there are at first; `most`: how many there may be.
-        prefetch: what `prefetch_factor` is at first.
-        faults: with the value of `on_error`, which becomes None.
-        chunk_size: None means a size that `Options.chunk_size` chooses.
+        num_workers: if `workers` is given, the number of those workers.
+        count: the initial number of workers; `most`: the maximum number.
+        prefetch: the initial `prefetch_factor`.
+        faults: includes the value of `on_error`; `on_error` itself becomes None.
+        chunk_size: None means `Options.chunk_size` computes it.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
+        TypeError, ValueError: an argument is invalid.
         RuntimeError: worker processes cannot be started on this platform.
     """
 
@@ -110,12 +110,12 @@ class WorkerOptions:
         if workers is not None and not isinstance(workers, RayWorkers):
             raise TypeError(
                 f"workers must be a gpuload.RayWorkers or None, got {type(workers).__name__}: {workers!r}; num_workers "
-                "says how many processes work on this machine"
+                "sets the number of processes on this machine"
             )
         num_workers = _number("num_workers", self.num_workers, 0)
         if self._context_name not in (None, "spawn", "forkserver", "fork"):
             raise ValueError(
-                "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or such a context, got "
+                "multiprocessing_context must be None, 'spawn', 'forkserver', 'fork' or one of these contexts, got "
                 f"{self.multiprocessing_context!r}; it has no effect, since gpuload never forks this process: "
                 "leave it out"
             )
@@ -124,16 +124,16 @@ class WorkerOptions:
             raise TypeError(f"worker_init_fn must be callable or None, got {type(function).__name__}: {function!r}")
         if workers is not None and self.prefetch_factor == "auto":
             raise ValueError(
-                "prefetch_factor='auto' needs workers on this machine, whose waiting can be seen: with workers="
-                f"{workers!r} give a number, or leave it out"
+                "prefetch_factor='auto' needs workers on this machine, whose waiting time can be measured; with "
+                f"workers={workers!r} give a number, or leave it out"
             )
         if num_workers:
             check_platform()
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < float("inf"):
-            raise ValueError(f"timeout must be seconds, 0 for none, got {self.timeout!r}")
+            raise ValueError(f"timeout must be a number of seconds, or 0 for none, got {self.timeout!r}")
         if self.affinity not in ("auto", "none"):
             raise ValueError(
-                "affinity must be 'auto' (workers near the GPU, where that leaves them enough CPUs) or 'none', got "
+                "affinity must be 'auto' (workers near the GPU, if enough CPUs are there) or 'none', got "
                 f"{self.affinity!r}"
             )
         decode: Any = self.decode
@@ -170,7 +170,7 @@ class WorkerOptions:
     def most(self) -> int:
         if self.num_workers != "auto":
             return self.num_workers
-        return max(self.cpus, min(MOST_FOR_A_CPU * self.cpus, MOST_WAITING))
+        return max(self.cpus, min(MAX_WORKERS_PER_CPU * self.cpus, MAX_WAITING_WORKERS))
 
     @property
     def prefetch(self) -> int:
@@ -178,7 +178,7 @@ class WorkerOptions:
 
     @property
     def processes(self) -> int:
-        """The number of workers that are processes of this machine."""
+        """Return the number of worker processes on this machine."""
         return 0 if self.workers is not None else self.count
 
     @property
@@ -187,28 +187,28 @@ class WorkerOptions:
         return context if context is None or isinstance(context, str) else getattr(context, "_name", context)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what to warn of when a loader is made."""
+        """Yield the texts of warnings to give when a loader is created."""
         if self.processes and self._context_name == "fork":
             yield (
-                f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are no "
-                "forks of this process. They get the dataset by pickle (lambdas and notebook classes too), and do "
-                "not see what this program has set in modules; leave the argument out, or pass 'spawn'"
+                f"multiprocessing_context={self.multiprocessing_context!r} has no effect: gpuload's workers are not "
+                "forks of this process. The dataset is pickled for them (even lambdas and notebook classes), and they "
+                "do not see values that this program has set in modules; leave the argument out, or pass 'spawn'"
             )
         cpus, workers = usable_cpus(), self.processes
-        if workers > max(MANY_WORKERS, cpus):
+        if workers > max(ALWAYS_ALLOWED_WORKERS, cpus):
             yield (
-                f"num_workers={workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: until the first batch, "
-                f"starting so many takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
-                "the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
+                f"num_workers={workers}, but this process may use {cpus} CPU{'s' * (cpus > 1)}: starting them before "
+                f"the first batch takes about {START_CPU_S * workers / cpus:.0f} s of all CPUs (many times that if "
+                "the dataset imports torch: 40 on two CPUs took 23 s), and then they use about "
                 f"{workers * WORKER_BYTES / 1e9:.1f} GB of memory. The default is "
-                f"{default_workers(cpus, local_ranks())}; more than there are CPUs help only where reading is slow, "
-                "and num_workers='auto' finds out"
+                f"{default_workers(cpus, local_ranks())}; more workers than CPUs help only if reading is slow; "
+                "num_workers='auto' finds the best number"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The four groups of options; ValueError if two of them exclude each other."""
+    """The four groups of options. Raises a ValueError if two of them contradict each other."""
 
     order: OrderOptions
     stage: StageOptions
@@ -219,38 +219,37 @@ class Options:
         decode = self.workers.decode
         if self.device_cached is not None and (decode.where, decode.scale) != ("cpu", "exact"):
             raise ValueError(
-                "a DeviceCached keeps whole images, which workers decode once: it needs decode=Decode(where='cpu', "
+                "a DeviceCached keeps entire images, which workers decode once: it needs decode=Decode(where='cpu', "
                 f"scale='exact'), got where={decode.where!r}, scale={decode.scale!r}"
             )
         if self.order.iterable and self.workers.faults.on_error == "replace":
             raise ValueError(
-                "on_error='replace' does not apply to an iterable dataset: there is no other sample to ask for; "
+                "on_error='replace' does not apply to an iterable dataset: it has no other samples to choose from; "
                 "use 'skip'"
             )
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Options:
-        """Make the groups from the arguments of a `Loader`, by name, with defaults that depend on other groups."""
+        """Make the groups from a `Loader`'s arguments by name, filling in defaults that depend on other groups."""
         stage = _group(StageOptions, arguments)
         chain = stage.transforms
         mixes, neighbours = chain.group
         order = _group(OrderOptions, arguments, mixes=mixes, group=neighbours)
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
-        if isinstance(elsewhere := arguments["workers"], RayWorkers):
+        if isinstance(ray_workers := arguments["workers"], RayWorkers):
             if num_workers is not None:
                 raise ValueError(
-                    f"num_workers={num_workers!r} and workers={elsewhere!r} are both given: leave num_workers out, or "
-                    "the workers of the cluster"
+                    f"num_workers={num_workers!r} and workers={ray_workers!r} are both given; leave one of them out"
                 )
-            num_workers = elsewhere.count
+            num_workers = ray_workers.count
         elif isinstance(num_workers, str) and num_workers == "auto" and order.iterable:
             raise ValueError(
-                "num_workers='auto' needs a map-style dataset: each worker of an iterable one reads a share of its "
-                "own, so another number would change the data; give a number"
+                "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
+                "so changing the number of workers would change the data; give a number"
             )
         elif num_workers is None or (sys.platform != "linux" and num_workers == "auto"):
-            alone = sys.platform != "linux" or order.iterable
-            num_workers = 0 if alone else default_workers(usable_cpus(), local_ranks())
+            in_process = sys.platform != "linux" or order.iterable
+            num_workers = 0 if in_process else default_workers(usable_cpus(), local_ranks())
         workers = _group(WorkerOptions, arguments, num_workers=num_workers)
         if collate_fn is None and callable(get := getattr(order.dataset, "_get_collate_fn", None)):
             collate_fn = get()
@@ -273,18 +272,18 @@ class Options:
 
     @property
     def chain(self) -> Chain:
-        """The transforms."""
+        """Return the chain of transforms."""
         return self.stage.transforms
 
     @property
     def device_cached(self) -> DeviceCached | None:
-        """The `DeviceCached` that is read; None if there is none."""
+        """Return the dataset's `DeviceCached`, or None if it has none."""
         return find_resident(self.order.dataset)
 
     @property
     def sent_dataset(self) -> Any:
-        """Return what workers are sent at this moment: the dataset, or a copy that needs no torch; but the dataset if
-        there is a `worker_init_fn`, which may look at it."""
+        """Return the dataset to send to workers now: a copy that needs no torch if possible, but the original if there
+        is a `worker_init_fn`, which may inspect it."""
         workers = self.workers
         if not workers.count or workers.worker_init_fn is not None:
             return self.order.dataset
@@ -292,42 +291,42 @@ class Options:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is applied to images, not even a module."""
+        """Whether images get neither transforms nor a module."""
         return not len(self.chain) and self.chain.module is None
 
     @property
     def cpu_threads(self) -> int:
-        """The number of threads that the stage may use on the CPU: those that workers leave."""
+        """Return the number of CPU threads for the stage: the CPUs that workers do not use."""
         return max(1, usable_cpus() - (0 if self.device_cached is not None else self.workers.processes))
 
     @property
     def chunk_size(self) -> int:
-        """The most samples that a worker does at a time."""
+        """Return the maximum number of samples in a request to a worker."""
         size, workers = self.order.size, self.workers
         if self.device_cached is not None:
-            return size  # cut out of a memory by this process
+            return size  # this process crops the cached images itself
         if workers.chunk_size is not None:
             return min(workers.chunk_size, size)
         if self.order.iterable or (self.batches.collate_fn is not None and not len(self.chain)):
-            return min(size, MAX_CHUNK)  # one worker makes the batch
-        if workers.workers is not None:  # each costs this process a message, however small it is
-            return min(MOST_CHUNK, size)
+            return min(size, MAX_CHUNK)  # a single worker makes the entire batch
+        if workers.workers is not None:  # every chunk costs this process a message, however small the chunk is
+            return min(MAX_DEFAULT_CHUNK, size)
         row = row_bytes(self.order.dataset)
-        minimum = max(LEAST_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
-        if workers.num_workers == "auto":  # whatever their number becomes
+        minimum = max(MIN_CHUNK, min(LARGE_CHUNK, ROW_CHUNK_BYTES // row, -(-size // ROW_PARTS)) if row else 0)
+        if workers.num_workers == "auto":  # independent of the number of workers, which changes
             return min(max(min(-(-size // workers.cpus), AUTO_CHUNK), minimum), size)
         share = -(-size // max(1, workers.count))
-        most = max(MOST_CHUNK, min(share // 2, LARGE_CHUNK))
-        return min(max(min(share, most), minimum), size)
+        maximum = max(MAX_DEFAULT_CHUNK, min(share // 2, LARGE_CHUNK))
+        return min(max(min(share, maximum), minimum), size)
 
     @property
     def plain_chunk_size(self) -> int:
-        """`chunk_size` once samples turn out to be plain arrays."""
+        """Return the `chunk_size` to use once samples turn out to be plain arrays."""
         return 1 if self.workers.chunk_size is not None else min(self.order.size, MAX_CHUNK)
 
     def ahead_for(self, count: int, prefetch: int) -> int:
-        """Return how many batches are in work besides the one in use, with this many workers, where `prefetch` were
-        asked for."""
+        """Return the number of batches to prepare ahead of the one in use, for `count` workers and the requested
+        `prefetch`."""
         workers = self.workers
         if not count:
             return 1
@@ -336,14 +335,14 @@ class Options:
         chunks = -(-self.order.size // self.chunk_size)
         if workers.workers is not None:
             return max(prefetch, -(-CHUNKS_PER_WORKER * count // chunks))
-        # Work for each, beside a batch that is nearly done: or those that were added would have nothing to do.
+        # Enough chunks for every worker while one batch is nearly done; otherwise added workers would be idle.
         return max(prefetch, 1 - (-2 * count // chunks)) if workers.num_workers == "auto" else prefetch
 
-    # -- what they come to, here and now
+    # -- what the options mean on this machine
 
     def resolve_device(self) -> torch.device:
-        """Return where batches go, a GPU with its index. None means the current GPU (by LOCAL_RANK if none was chosen),
-        or the CPU."""
+        """Return the device for batches, a GPU with its index. The default is the current GPU (by LOCAL_RANK if the
+        program has not chosen one), or the CPU."""
         device = self.stage.device or torch.device(devices.usual_type())
         if device.type == "cpu" or device.index is not None:
             return device
@@ -357,14 +356,14 @@ class Options:
         stage = compile_stage(self.chain, device=device, cpu_threads=self.cpu_threads, **self._stage_arguments)
         if self.workers.decode.scale != "exact":
             reason = self.chain.resizes_late
-            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
-            text = fast if reason is None else f"all images as they are, since {reason}"
+            fast = "JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
+            text = fast if reason is None else f"all images at full size, since {reason}"
             stage.plan = replace(stage.plan, decode=f"decode scale='fast': {text}")
         return stage
 
     @property
     def _stage_arguments(self) -> dict[str, Any]:
-        """The arguments that `compile_stage` and `check_stage` share."""
+        """Return the arguments that `compile_stage` and `check_stage` share."""
         return {
             "backend": self.stage.backend,
             "dtype": self.stage.dtype,
@@ -374,11 +373,11 @@ class Options:
         }
 
     def choose_decoder(self, device: torch.device) -> Choice:
-        """Decide who decodes."""
+        """Choose the decoder."""
         return choose(self.workers.decode, device, self.cpu_threads)
 
     def find_placement(self, device: torch.device) -> Placement:
-        """Decide where workers and ring go; workers of a cluster have other machines' CPUs."""
+        """Decide where to place workers and ring; workers of a cluster run on other machines and are not placed."""
         address = devices.pci_address(device)
         if address is None or self.workers.workers is not None or sys.platform != "linux":
             return Placement()
@@ -387,35 +386,35 @@ class Options:
         return find_placement(address, device=str(device), ranks=local_ranks())
 
     def plan(self) -> Plan:
-        """Return what runs where, and who decodes."""
+        """Return the plan: where each transform runs, the placement of workers, and the decoder."""
         device = self.resolve_device()
         choice = self.choose_decoder(device)
         if choice.decoder is not None:
             choice.decoder.close()
-        placed = self.find_placement(device).describe(self.workers.processes)
-        return replace(self.compile(device).plan, placement=placed or None, decoder=choice.text)
+        placement = self.find_placement(device).describe(self.workers.processes)
+        return replace(self.compile(device).plan, placement=placement or None, decoder=choice.text)
 
     def check_machine(self) -> None:
-        """Check, before anything is made, that the stage can run here, and that this many workers can be started."""
+        """Check, before anything is created, that the stage can run and this number of workers can start here."""
         check_workers(self.workers.processes)
         check_stage(self.chain, self.stage.device, **self._stage_arguments)
 
     def check_limits(self, device: torch.device, count: int) -> None:
-        """Raise a LimitError if this machine allows too few open files or too little memory for this many workers."""
+        """Raise a LimitError if this machine allows too few open files or too little memory for `count` workers."""
         workers, samples = count if self.workers.processes else 0, self.order.samples
         if workers:
             check_descriptors(workers)
         rows = self.order.size if samples is None else min(self.order.size, samples)
         size = self.chain.at(0).output_size_hw
-        pixel_bytes = 3 * (2 if any(transform.makes for transform in self.chain) else 1)  # floats may be of 16 bits
+        pixel_bytes = 3 * (2 if any(transform.makes for transform in self.chain) else 1)  # floats may have 16 bits
         output_bytes = 0 if size is None or device.type != "cpu" else rows * size[0] * size[1] * pixel_bytes
         check_memory(workers=workers, output_bytes=output_bytes)
 
 
-def _group(kind: type[Group], arguments: Mapping[str, Any], **more: Any) -> Group:
-    """Make a group from the arguments that are its fields."""
-    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{**{name: value for name, value in arguments.items() if name in names}, **more})
+def _group(group_type: type[Group], arguments: Mapping[str, Any], **extra_arguments: Any) -> Group:
+    """Make a group from those of the arguments that are its fields."""
+    names = {field.name for field in fields(group_type)}  # pyright: ignore[reportArgumentType]
+    return group_type(**{**{name: value for name, value in arguments.items() if name in names}, **extra_arguments})
 
 
 def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
@@ -429,7 +428,7 @@ def _faults(on_error: OnError | None, faults: Faults | None) -> Faults:
 
 
 def local_ranks() -> int:
-    """Return how many ranks this machine has."""
+    """Return the number of ranks on this machine."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
@@ -441,14 +440,14 @@ def _number(name: str, value: Any, minimum: int) -> int | Literal["auto"]:
     return check_integer(name, value, minimum)
 
 
-# -- what other libraries' loaders call their arguments: the table of docs/howto/moving.md ----------------------------
+# -- argument names of other libraries' loaders: the table of docs/howto/moving.md ------------------------------------
 
-# Names of arguments, and what to write in their place.
+# Argument names, and the advice that replaces each.
 ANSWERS: Final = {
     "pin_memory_device": "leave it out: device=… says where batches go",
     "snapshot_every_n_steps": "leave it out: every state is exact",
     "nodesplitter workersplitter distributed stick_to_shard": (
-        "leave it out: samples are divided among ranks and workers, as torch.distributed or torchrun say"
+        "leave it out: samples are divided among ranks and workers, as set by torch.distributed or torchrun"
     ),
     "resampled": "write weights=np.ones(len(dataset)) to draw with replacement",
     "shardshuffle buffer_size": "write shuffle=True, which is the full shuffle, or shuffle='block'",
@@ -459,7 +458,7 @@ ANSWERS: Final = {
     "batch bs": "write batch_size=…",
     "n_workers num_processes num_threads py_num_workers": "write num_workers=…",
     "prefetch prefetch_queue_depth batches_ahead": (
-        "write prefetch_factor=…, the number of batches in work besides the one in use"
+        "write prefetch_factor=…, the number of batches prepared ahead of the one in use"
     ),
     "random_state rng": "write seed=…",
     "batch_size_choices input_size_choices": (
@@ -467,22 +466,22 @@ ANSWERS: Final = {
     ),
     "fp16": "write dtype='float16'",
     "img_dtype": "write dtype=…",
-    "input_size": "write transforms=T.from_timm(config, is_training=…), whose config has it",
+    "input_size": "write transforms=T.from_timm(config, is_training=…); the config contains it",
     "is_training": "write transforms=T.from_timm(config, is_training=…), and shuffle=True, drop_last=True for training",
     "mean std": "write transforms=[…, T.Normalize(mean, std)]",
     "num_aug_repeats": "write repeats=…",
-    "num_aug_splits": "write transforms=[T.MultiView([…, …])], with a chain for each",
+    "num_aug_splits": "write transforms=[T.MultiView([…, …])], with a chain for each split",
     "num_batches auto_reset reader_name size": (
-        "leave it out: an epoch is as long as the dataset, and each loop begins the next"
+        "leave it out: an epoch is as long as the dataset, and each loop over the loader starts a new one"
     ),
     "tf_preprocessing": "leave it out: TensorFlow's preprocessing is not in gpuload",
     "use_multi_epochs_loader": "leave it out: workers stay from epoch to epoch",
-    "use_prefetcher": "leave it out: batches come on the device",
-    "worker_seeding": "leave it out: what is drawn depends on seed, epoch and position alone",
+    "use_prefetcher": "leave it out: batches arrive on the device",
+    "worker_seeding": "leave it out: random draws depend only on seed, epoch and position",
     "device_id": "write device=…, such as 0 or 'cuda:0'",
     "dynamic_shape": "write ragged='list' or ragged='pad'",
     "pad_size_divisor size_divisible size_divisibility size_divisor": "write ragged='pad' and pad_to=…, such as 32",
-    "exec_async exec_dynamic exec_pipelined prepare_first_batch": "leave it out: gpuload.Loader does so by itself",
+    "exec_async exec_dynamic exec_pipelined prepare_first_batch": "leave it out: gpuload.Loader does so automatically",
     "file_list": "write gpuload.Loader(gpuload.FileList(manifest), …)",
     "file_root": "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset",
     "fill_last_batch last_batch_padded last_batch_policy pad_last_batch": (
@@ -492,17 +491,16 @@ ANSWERS: Final = {
     "num_shards": "write world_size=…, or leave it out under torchrun",
     "output_map": "leave it out: a batch has the structure of a sample, so let the dataset return dicts",
     "pipelines": (
-        "write transforms=[…], a list from gpuload.transforms; images are decoded, and labels put together, "
-        "without being declared"
+        "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated automatically"
     ),
     "py_start_method": "leave it out: workers are forked from a fresh interpreter",
     "random_shuffle": "write shuffle=True",
     "set_affinity": "leave it out, or write affinity='none'",
     "shard_id": "write rank=…, or leave it out under torchrun",
-    "custom_fields": "leave it out: a dataset returns what it likes",
+    "custom_fields": "leave it out: a dataset may return any fields",
     "fname": (
-        "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset; a .beton file is not read, "
-        "gpuload.pack makes sets of the same use"
+        "write gpuload.Loader(gpuload.ImageFolder(root), …), or another dataset; gpuload does not read .beton "
+        "files, but gpuload.pack writes similar ones"
     ),
     "indices": "write gpuload.Loader(torch.utils.data.Subset(dataset, indices), …)",
     "order": "write shuffle=True for OrderOption.RANDOM, shuffle='block' for QUASI_RANDOM, nothing for SEQUENTIAL",
@@ -512,7 +510,7 @@ ANSWERS: Final = {
 ARGUMENTS: Final = {name: answer for names, answer in ANSWERS.items() for name in names.split()}
 
 
-def _instead(argument: str) -> str | None:
+def _replacement(argument: str) -> str | None:
     if argument in ARGUMENTS:
         return ARGUMENTS[argument]
     if argument in inspect.signature(transforms.from_timm).parameters:
@@ -520,5 +518,5 @@ def _instead(argument: str) -> str | None:
     return None
 
 
-loader_arguments = knows_arguments(_instead)
-"""Decorates the ``__init__`` of `Loader`: the error for an argument of another library's loader says what to write."""
+loader_arguments = knows_arguments(_replacement)
+"""A decorator for `Loader.__init__`: the error for another library's argument names gpuload's equivalent."""

@@ -1,8 +1,8 @@
-"""`pack`: a dataset becomes a packed set. Runs in the main process: plans, takes up what is done, has the rest made.
+"""`pack`: write a dataset as a packed set. Runs in the main process: plans, reuses finished parts, makes missing ones.
 
-Everything unfinished is in ``.gpuload-pack`` within the set's folder: the plan, the records of parts, drafts. The
-manifest is written last, and then that folder is removed. So at any moment that a process may be killed, what is there
-says what is done.
+Work in progress (the plan, the records of parts, drafts) is in ``.gpuload-pack`` inside the set's folder. The manifest
+is written last, and then ``.gpuload-pack`` is removed. So whenever a process is killed, the files on disk show which
+parts are done.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from gpuload.packing.stores import append_to_lmdb, array_layout, committed_parts
 __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 
 PLAN: Final = "plan.json"
-MOST_WORKERS: Final = 16
-SHOWN: Final = 20
+MAX_WORKERS: Final = 16
+MAX_LISTED: Final = 20
 STORES: Final = ("tar", "lmdb", "parquet", "array")
-NOTED: Final = ("file", "first", "samples", "bytes", "sha256")  # of a part, in the manifest
+PART_FIELDS: Final = ("file", "first", "samples", "bytes", "sha256")  # the manifest's fields for each part
 
 Progress = Callable[[int, int, int], None]
-"""Called with how many samples are done, of how many, and how many bytes were written."""
+"""A callback that gets the number of samples done, the total number of samples, and the number of bytes written."""
 
 
 class BadSamples(GpuloadError):
-    """Samples are damaged, so the set is not finished.
+    """The error for damaged samples, because of which the set is not finished.
 
     Attributes:
-        bad: for each its ``index`` in the dataset, its ``source``, and the ``cause``.
+        bad: a dict for each damaged sample: its ``index`` in the dataset, its ``source``, and the ``cause``.
     """
 
     def __init__(self, bad: list[dict[str, Any]], total: int, folder: str) -> None:
         self.bad = bad
-        shown = "".join(f"\n  {_line(one)}" for one in bad[:SHOWN])
-        more = f"\n  and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+        listed = "".join(f"\n  {_describe_bad(sample)}" for sample in bad[:MAX_LISTED])
+        more = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
         super().__init__(
-            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{shown}{more}\n"
-            "Repair them and run the same again (what is done is kept), or leave them out with --on-error skip (in "
-            "Python skip_bad=True)"
+            f"{len(bad):,} of {total:,} samples are damaged, so {folder!r} is not finished:{listed}{more}\n"
+            "Repair them and run the same command again (finished parts are kept), or skip them with --on-error skip "
+            "(skip_bad=True in Python)"
         )
 
 
@@ -69,12 +69,12 @@ class Packed:
     """The set that `pack` has written.
 
     Attributes:
-        folder: where the set is, an absolute path.
-        samples: how many are in it; files: how many shards or other files hold them; nbytes: of these files.
-        left_out: the damaged samples, each with its ``index`` in the dataset, its ``source``, and the ``cause``.
-        kept: of images that stayed as they were though something was asked for, how many, by why.
-        taken_up: how many samples were there already, from a run before.
-        read: the line of Python that reads it.
+        folder: the absolute path of the set.
+        samples, files, nbytes: the number of samples, the number of files that hold them, and the size of these files.
+        left_out: the skipped damaged samples, each with its ``index`` in the dataset, ``source`` and ``cause``.
+        kept: the number of images that could not be changed as requested and were copied unchanged, by reason.
+        taken_up: the number of samples that an earlier run had already packed.
+        read: a line of Python that opens the set.
     """
 
     folder: str
@@ -103,43 +103,43 @@ def pack(
     ray: str | None = None,
     progress: Progress | None = None,
 ) -> Packed:
-    """Write a dataset to few large files, from which the same samples are read in the same order.
+    """Write a dataset to a few large files, from which the same samples are read in the same order.
 
-    It may be killed at any time: called again with the same arguments, it continues. The bytes depend on the samples
-    and the options alone, not on `workers`, nor on how often it was stopped (but for the indexes beside tar shards, and
+    A run may be killed at any time: call `pack` again with the same arguments to continue. The bytes depend only on the
+    samples and the options, not on `workers` or interruptions (except for the indexes of tar shards and
     ``manifest-sources.json``, which hold times).
 
     Args:
-        dataset: any map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts with these; for an array
-            also `Image`.
-        folder: where the set goes; it is made. It may hold nothing else.
-        to: ``"tar"`` (shards by WebDataset's convention), ``"parquet"``, ``"lmdb"``, or ``"array"``, one ``.npy`` of
-            decoded images.
-        short_side: resize larger images so that their shorter side has this length. JPEG and PNG of 8 bits keep format,
-            ICC profile and EXIF (pixels are resized as they are stored); others are kept as they are, and counted. For
-            an array: the middle square of each image, resized to this side.
-        quality: of JPEGs that are resized, 1 to 100. All others keep their bytes.
-        cuttable: put an index into JPEGs, so that crops are cut before they are decoded (progressive ones need
-            jpegtran). What cannot be made cuttable is kept as it is, and counted.
-        shard_bytes: about how large a shard may be. Where images are stored as they are, none is larger.
-        workers: processes; 0 for none but this one. Default: the CPUs that this process may use, up to 16; for a single
-            shard none.
-        skip_bad: leave out damaged samples. Else they end in an error, when all others are done.
-        check: decode every image, to find all damage. Else headers and ends of files are looked at, and what is
-            resized.
-        exif: for an array, turn images upright, as ``Decode(exif=True)`` does.
+        dataset: any map-style dataset that yields `Encoded`, ``(Encoded, target)``, or dicts that contain `Encoded`;
+            with ``to="array"``, `Image` works too.
+        folder: the folder to write, created if it does not exist. It must not contain other files.
+        to: ``"tar"`` (shards that follow WebDataset's convention), ``"parquet"``, ``"lmdb"``, or ``"array"``, a single
+            ``.npy`` file of decoded images.
+        short_side: resize larger images so that their shorter side has this length. 8-bit JPEG and PNG files keep their
+            format, ICC profile and EXIF (the orientation is not applied); other images are copied unchanged, and
+            counted. With ``to="array"``: cut out the middle square of each image and resize it to this length.
+        quality: the JPEG quality of resized JPEGs, 1 to 100. All other images keep their bytes.
+        cuttable: add an index to JPEGs, so that crops are cut before decoding (progressive JPEGs need jpegtran).
+            Images that cannot be made cuttable are copied unchanged, and counted.
+        shard_bytes: the approximate maximum size of a shard; an exact limit if images are stored unchanged.
+        workers: the number of worker processes; 0 packs in this process. Default: the number of CPUs that this process
+            may use, up to 16; 0 for a single shard.
+        skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
+        check: decode every image to find all damage. Otherwise only headers, the ends of files, and resized images are
+            checked.
+        exif: with ``to="array"``, turn images upright, as ``Decode(exif=True)`` does.
         ray: the address of a Ray cluster that makes the parts (``pip install 'gpuload[ray]'``), ``"auto"`` for the
-            cluster of this machine. All its machines see the source and the folder under the same paths. `workers` are
-            then those of the whole cluster; default: its CPUs.
-        progress: called with samples done, samples in all, and bytes written, a few times a second.
+            cluster of this machine. All machines must see the source and the folder under the same paths. `workers`
+            then counts the workers of the whole cluster; default: the number of its CPUs.
+        progress: called a few times per second with samples done, total samples, and bytes written.
 
     Raises:
-        BadSamples: samples are damaged; it lists them.
-        FileExistsError: the folder holds something else, another set, or the same set of files that have changed since.
-        GpuloadError: the dataset yields what the store has no form for; jpegtran is missing; another process packs to
-            the same folder; the disk is full.
+        BadSamples: samples are damaged; the error lists them.
+        FileExistsError: the folder holds other files, another set, or this set made from files that have since changed.
+        GpuloadError: the store cannot hold the dataset's samples; jpegtran is missing; another process packs to the
+            same folder; the disk is full.
         TypeError, ValueError: an argument is not valid.
-        OSError: something cannot be written.
+        OSError: a file cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -150,16 +150,16 @@ def pack(
         ...         path = pathlib.Path(root, "images", name)
         ...         path.parent.mkdir(parents=True)
         ...         Image.new("RGB", (20, 30)).save(path)
-        ...     made = pack(ImageFolder(f"{root}/images"), f"{root}/packed", to="tar", workers=0)
+        ...     packed = pack(ImageFolder(f"{root}/images"), f"{root}/packed", to="tar", workers=0)
         ...     image, label = TarShards(f"{root}/packed/*.tar", fields=("jpg", "cls"))[1]
-        >>> made.samples, made.files, label
+        >>> packed.samples, packed.files, label
         (2, 1, 1)
     """
     options = ImageOptions(short_side, quality, cuttable, check, exif)
     _check(dataset, to, options, shard_bytes, workers)
     full = full_path(folder)
     work = os.path.join(full, WORK)
-    _refuse_others(full, work)
+    _check_folder(full, work)
     plan = {
         "format": manifest.FORMAT,
         "to": to,
@@ -171,17 +171,17 @@ def pack(
         os.makedirs(work, exist_ok=True)
         with _locked(work, full):
             if os.path.exists(os.path.join(full, MANIFEST)):
-                return _finished(dataset, full, plan)
-            job = _taken_up(planned(dataset, full, to, options, shard_bytes), plan)
-            records, taken_up = _records(job, workers, ray, skip_bad, progress)
+                return _reopen_finished(dataset, full, plan)
+            job = _resume_job(planned(dataset, full, to, options, shard_bytes), plan)
+            records, taken_up = _make_records(job, workers, ray, skip_bad, progress)
             return _finish(job, plan, records, taken_up)
 
 
-def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
-    """Return what is there already, if it is the set that was asked for."""
+def _reopen_finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
+    """Return the set that the folder already holds, if it was made from the same plan and unchanged files."""
     shutil.rmtree(os.path.join(folder, WORK))
     written = manifest.read_manifest(folder)
-    _refuse_other_plan(written["plan"], plan, folder, "holds a finished set")
+    _refuse_different_plan(written["plan"], plan, folder, "holds a finished set")
     bounds = [*(part["first"] for part in written["parts"]), len(dataset)]
     stamps = manifest.source_stamps(folder, len(bounds) - 1)
     changed = [
@@ -191,11 +191,11 @@ def _finished(dataset: Any, folder: str, plan: dict[str, Any]) -> Packed:
     ]
     if changed:
         first, stop = changed[0]
-        more = f", and others in {len(changed) - 1:,} more parts" if len(changed) > 1 else ""
+        more = f", and in {len(changed) - 1:,} more parts" if len(changed) > 1 else ""
         raise FileExistsError(
-            f"{folder!r} holds a finished set of files that have other sizes or times now: among the samples {first:,} "
-            f"to {stop - 1:,}{more}. To pack them as they are now, use another folder, or remove this one; if they "
-            "were only copied or touched, the set is complete as it is"
+            f"{folder!r} holds a finished set, but source files have changed in size or time since: among samples "
+            f"{first:,} to {stop - 1:,}{more}. To pack the changed files, use another folder or remove this one; if "
+            "they were only copied or touched, keep the set: it is complete"
         )
     return _summary(folder, written, written["samples"])
 
@@ -205,8 +205,8 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
         raise ValueError(f"to must be one of {', '.join(map(repr, STORES))}, got {to!r}")
     if is_iterable(dataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"pack() takes map-style datasets, with a length and dataset[i], got {type(dataset).__name__}; a stream "
-            "cannot be read from its middle, so no job on it can be taken up"
+            f"pack() needs a map-style dataset, with a length and dataset[i], got {type(dataset).__name__}; a stream "
+            "cannot be read from the middle, so an interrupted job could not be resumed"
         )
     if not len(dataset):
         raise ValueError(f"{dataset!r} has no samples to pack")
@@ -220,86 +220,86 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
             raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
     if options.exif and to != "array":
         raise ValueError(
-            f"exif=True is for to='array': in a {to} the orientation stays in the files, for Decode(exif=True)"
+            f"exif=True needs to='array', got {to!r}: packed files keep their orientation; read with Decode(exif=True)"
         )
     if options.cuttable and to == "array":
-        raise ValueError("cuttable=True is for JPEGs, and an array holds pixels")
+        raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; leave one of them out")
 
 
-def _refuse_others(folder: str, work: str) -> None:
-    """Refuse a folder with something else in it, and one whose unfinished work is elsewhere."""
+def _check_folder(folder: str, work: str) -> None:
+    """Raise a FileExistsError if the folder contains other files, or its work folder is a link."""
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
             raise FileExistsError(f"{folder!r} is a file; expected a folder that is new or empty")
         return
     if os.path.islink(work):
-        raise FileExistsError(f"{work!r} is a link, and files where it leads to would be removed; remove the link")
+        raise FileExistsError(f"{work!r} is a link, so files at its target would be removed; remove the link")
     names = sorted(os.listdir(folder))
     if names and WORK not in names and MANIFEST not in names:
         raise FileExistsError(
             f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is new or "
-            "empty, or that the same pack has begun"
+            "empty, or holds the beginning of the same pack"
         )
 
 
-def _refuse_other_plan(theirs: dict[str, Any], plan: dict[str, Any], folder: str, what: str) -> None:
-    flat, wanted = ({**one, **one["options"], "options": None} for one in (theirs, plan))
-    differing = [name for name in wanted if flat.get(name) != wanted[name]]
+def _refuse_different_plan(previous: dict[str, Any], plan: dict[str, Any], folder: str, state: str) -> None:
+    before, now = ({**fields, **fields["options"], "options": None} for fields in (previous, plan))
+    differing = [name for name in now if before.get(name) != now[name]]
     if differing:
-        shown = ", ".join(
-            "other data" if name == "dataset" else f"{name}={flat.get(name)!r} instead of {wanted[name]!r}"
+        differences = ", ".join(
+            "different data" if name == "dataset" else f"{name}={before.get(name)!r} instead of {now[name]!r}"
             for name in differing
         )
         raise FileExistsError(
-            f"{folder!r} {what} that was asked for otherwise: {shown}. Use the same arguments, another folder, or "
-            "remove this one"
+            f"{folder!r} {state} packed with other arguments: {differences}. Use the same arguments, another folder, "
+            "or remove this one"
         )
 
 
 @contextlib.contextmanager
 def _locked(work: str, folder: str) -> Iterator[None]:
-    """Let no two processes pack to one folder; the kernel frees the lock with the process."""
+    """Keep other processes from packing to the same folder; the kernel releases the lock when the process ends."""
     with open(os.path.join(work, "lock"), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise GpuloadError(f"another process is packing to {folder!r}; wait for it, or end it") from None
+            raise GpuloadError(f"another process is packing to {folder!r}; wait for it to finish, or stop it") from None
         yield
 
 
-def _taken_up(job: Job, plan: dict[str, Any]) -> Job:
-    """Return the job as it was begun, if it was; write its plan if it was not."""
+def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
+    """Resume an interrupted job with its saved bounds, or save the plan of a new one. Return the job."""
     path, like = os.path.join(job.work, PLAN), str(job.like)
-    begun = begun_plan(path, job.folder)
+    saved_plan = begun_plan(path, job.folder)
     for name in os.listdir(job.work):
-        if name.endswith(".part") or (begun is None and name != "lock"):  # of a run that was killed
+        if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left by a killed run
             os.unlink(os.path.join(job.work, name))
-    if begun is None:
+    if saved_plan is None:
         write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work, lasting=False)
     else:
-        _refuse_other_plan(begun, plan, job.folder, "holds the beginning of a set")
-        if begun["like"] != like:
+        _refuse_different_plan(saved_plan, plan, job.folder, "holds the beginning of a set")
+        if saved_plan["like"] != like:
             raise FileExistsError(
-                f"{job.folder!r} was begun with samples like {begun['like']}, now they are like {like}; remove it"
+                f"{job.folder!r} was begun with samples of {saved_plan['like']}, but they are now {like}; remove it"
             )
-        job = replace(job, bounds=begun["bounds"])
-    for name in (ARRAY, DATABASE):  # of a run that was killed as it put things in their places
+        job = replace(job, bounds=saved_plan["bounds"])
+    for name in (ARRAY, DATABASE):  # moved by a run that was killed in `_finish`
         with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(os.path.join(job.work, name)):
                 os.replace(os.path.join(job.folder, name), os.path.join(job.work, name))
     array = os.path.join(job.work, ARRAY)
     if job.to == "array" and not os.path.exists(array):
-        header, each = array_layout(job, job.bounds[-1])
+        header, sample_bytes = array_layout(job, job.bounds[-1])
         with durable.draft(array, job.work) as file:
             file.write(header)
-            file.truncate(len(header) + job.bounds[-1] * each)
+            file.truncate(len(header) + job.bounds[-1] * sample_bytes)
     return job
 
 
-def _records(
+def _make_records(
     job: Job, workers: int | None, ray: str | None, skip_bad: bool, progress: Progress | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Make the parts that are missing. Return the records of all, and how many samples were there already."""
+    """Make the missing parts. Return the records of all parts, and the number of samples that were already packed."""
     count, total, committed = len(job.bounds) - 1, job.bounds[-1], committed_parts(job)
     records: dict[int, dict[str, Any]] = {}
     for number in range(count):
@@ -307,18 +307,18 @@ def _records(
         if not difference(record, manifest.record_like(job.to, number)) and _is_done(job, record, skip_bad, committed):
             records[number] = record
     taken_up = sum(record["samples"] for record in records.values())
-    done, written = sum(len(job.span(number)) for number in records), 0
+    samples_done, bytes_written = sum(len(job.span(number)) for number in records), 0
 
     def report(samples: int, nbytes: int) -> None:
-        nonlocal done, written
-        done, written = done + samples, written + nbytes
+        nonlocal samples_done, bytes_written
+        samples_done, bytes_written = samples_done + samples, bytes_written + nbytes
         if progress is not None:
-            progress(done, total, written)
+            progress(samples_done, total, bytes_written)
 
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
-    if workers is None and ray is None:  # to start a worker takes as long as to copy a thousand photographs
-        workers = min(MOST_WORKERS, usable_cpus()) if len(missing) > 1 else 0
+    if workers is None and ray is None:  # starting a worker takes as long as copying 1,000 photos
+        workers = min(MAX_WORKERS, usable_cpus()) if len(missing) > 1 else 0
     with contextlib.closing(make_parts(job, missing, workers, report, ray)) as results:
         while True:
             while job.to == "lmdb" and committed in records and (skip_bad or not records[committed]["bad"]):
@@ -329,16 +329,16 @@ def _records(
                 break
             records[record["part"]] = record
     ordered = [records[number] for number in range(count)]
-    bad = [one for record in ordered for one in record["bad"]]
+    bad = [sample for record in ordered for sample in record["bad"]]
     if bad and not skip_bad:
         raise BadSamples(bad, total, job.folder)
     if len(bad) == total:
-        raise GpuloadError(f"all {total:,} samples are damaged; the first: {_line(bad[0])}")
+        raise GpuloadError(f"all {total:,} samples are damaged; the first is {_describe_bad(bad[0])}")
     return ordered, taken_up
 
 
 def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -> bool:
-    """Return whether the part of a record is there, and was made of the files as they are now."""
+    """Return whether the part exists and its source files have not changed since it was made."""
     number = record["part"]
     if (record["bad"] and not skip_bad) or record["sources"] != source_stamp(job.dataset, job.span(number)):
         return False
@@ -349,7 +349,7 @@ def _is_done(job: Job, record: dict[str, Any], skip_bad: bool, committed: int) -
 
 
 def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken_up: int) -> Packed:
-    """Move what is done to its place, and write the manifest beside it, last."""
+    """Move the finished files into the set's folder and write the manifest last."""
     sums = np.frombuffer(bytes.fromhex("".join(record["crc32"] for record in records)), "<u4")
     files = {manifest.SUMS: _npy(sums)}
     classes = getattr(job.dataset, "classes", None)
@@ -376,9 +376,9 @@ def _finish(job: Job, plan: dict[str, Any], records: list[dict[str, Any]], taken
             "digits": job.digits,
             "samples": len(sums),
             "read": manifest.how_to_read(job.to, job.form, records, job.like),
-            "parts": [{name: record[name] for name in NOTED} for record in records],
+            "parts": [{name: record[name] for name in PART_FIELDS} for record in records],
             "files": hashes,
-            "left_out": [one for record in records for one in record["bad"]],
+            "left_out": [sample for record in records for sample in record["bad"]],
             "kept": dict(sum((Counter(record["kept"]) for record in records), Counter())),
             "plan": plan,
         }
@@ -402,5 +402,5 @@ def _npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _line(one: dict[str, Any]) -> str:
-    return f"{one['source'] or 'sample ' + str(one['index'])}: {one['cause']}"
+def _describe_bad(sample: dict[str, Any]) -> str:
+    return f"{sample['source'] or 'sample ' + str(sample['index'])}: {sample['cause']}"

@@ -25,7 +25,7 @@ from gpuload.errors import one_line
 from gpuload.rng.philox import Key
 from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvisions, name_of
 from gpuload.transforms.base import Standing, Transform
-from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrapped
+from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line, numbered
 from gpuload.transforms.program.draws import Program
@@ -88,7 +88,7 @@ class Chain:
         for number, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
                 raise TypeError(_no_transform(entry, number))
-        entries: list[Any] = flat(wrapped(entries))
+        entries: list[Any] = flat(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":
             self.module = entries.pop().fn
         self.transforms = tuple(entries)
@@ -394,7 +394,7 @@ def _name(entry: Any) -> str:
 
 def _no_transform(entry: Any, number: int) -> str:
     kind = type(entry) if not isinstance(entry, type) else entry
-    text = f"transforms[{number}] is no transform of gpuload: got {one_line(' '.join(repr(entry).split()))}"
+    text = f"transforms[{number}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
     if isinstance(entry, list | tuple):
         return f"{text}, a {kind.__name__} in the list; unpack it with *, as in transforms=[*T.from_torchvision(…), …]"
     if isinstance(entry, type) and issubclass(entry, Transform):

@@ -1,8 +1,8 @@
-"""Transforms that hold others: all of them, some of them, in any order, as drawn for each sample, or one for each view.
+"""Transforms that contain other transforms: apply all, none or one of them, in random order, or once for each view.
 
-The records are those of each way through the children, for the rows that take it. Children have counter lanes of their
-own, so the draws of one sample never depend on another. `gpuload.transforms.chain` turns a chain with a `MultiView`
-into a line of transforms for each view.
+A branching transform draws a path through its children for each sample and returns records for each path. Every child
+has its own counter lanes, so the draws of one sample never depend on the draws of another. `gpuload.transforms.chain`
+turns a chain with a `MultiView` into one `Line` of transforms per view.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "R
 
 @declaration
 class Identity(Transform):
-    """Leave images as they are: one of several choices, as torch's and torchvision's ``Identity``."""
+    """Leave images unchanged, like torch's and torchvision's ``Identity``; a neutral choice in a `RandomChoice`."""
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
 
 @declaration
-class _Holding(Transform):
+class _Container(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "transforms", held(type(self).__name__, self.transforms))
+        object.__setattr__(self, "transforms", checked_children(type(self).__name__, self.transforms))
 
     @property
     def children(self) -> tuple[Transform, ...]:
@@ -46,16 +46,16 @@ class _Holding(Transform):
 
 
 @declaration
-class Compose(_Holding):
-    """Transforms, one after the other; in a chain the same as writing them there.
+class Compose(_Container):
+    """Transforms applied in sequence. In a chain, equivalent to listing its transforms directly.
 
-    It is taken wherever a list of transforms is: `Loader(transforms=Compose([…]))`, `RandomApply(Compose([…]))`.
+    Accepted wherever a list of transforms is accepted: `Loader(transforms=Compose([…]))`, `RandomApply(Compose([…]))`.
 
     Args:
         transforms: a list of transforms.
 
     Raises:
-        TypeError: it is not a list of transforms.
+        TypeError: `transforms` is not a list of transforms.
 
     Example:
         >>> from gpuload import transforms as T
@@ -66,77 +66,77 @@ class Compose(_Holding):
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
-        raise NotImplementedError("a chain takes the transforms out of a Compose")
+        raise NotImplementedError("a chain replaces a Compose with its transforms before it draws")
 
 
-def _of_any(name: str) -> Any:
-    """A property: whether an attribute is true of any transform inside."""
-    return property(lambda self: any(getattr(inner, name) for inner in flat(self.transforms)))
+def _true_of_any(name: str) -> Any:
+    """Return a property that is true if the attribute is true for any nested transform."""
+    return property(lambda self: any(getattr(leaf, name) for leaf in flat(self.transforms)))
 
 
 @declaration
-class _Branching(_Holding):
-    """Base of these: children are drawn for the samples whose way they are on.
+class _Branching(_Container):
+    """Base class of transforms that draw each child only for the samples whose path contains that child.
 
-    They must not turn levels into floats, since all images of a batch have one dtype.
+    Children must not turn levels into floats, since all images of a batch have one dtype.
     """
 
-    crops: ClassVar[bool] = _of_any("crops")
-    needs_whole: ClassVar[bool] = _of_any("needs_whole")
-    may_refuse: ClassVar[bool] = _of_any("may_refuse")
-    image_only: ClassVar[bool] = _of_any("image_only")
-    reads_boxes: ClassVar[bool] = _of_any("reads_boxes")
-    mixes: ClassVar[bool] = _of_any("mixes")
-    on_finished: ClassVar[bool] = _of_any("on_finished")
+    crops: ClassVar[bool] = _true_of_any("crops")
+    needs_whole: ClassVar[bool] = _true_of_any("needs_whole")
+    may_refuse: ClassVar[bool] = _true_of_any("may_refuse")
+    image_only: ClassVar[bool] = _true_of_any("image_only")
+    reads_boxes: ClassVar[bool] = _true_of_any("reads_boxes")
+    mixes: ClassVar[bool] = _true_of_any("mixes")
+    on_finished: ClassVar[bool] = _true_of_any("on_finished")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        holder = type(self).__name__
+        container = type(self).__name__
         for child in self.transforms:
-            inside = flat([child])
-            if any(inner.makes for inner in inside):
+            leaves = flat([child])
+            if any(leaf.makes for leaf in leaves):
                 raise ValueError(
-                    f"{holder} cannot hold {type(child).__name__}, which turns levels into floats: it would do so for "
-                    "some images of a batch only; put it after"
+                    f"{container} cannot hold {type(child).__name__}, which would turn levels into floats for only "
+                    f"some images of a batch; put it after {container}"
                 )
-            if clips := [type(inner).__name__ for inner in inside if isinstance(inner, UniformTemporalSubsample)]:
+            if clips := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, UniformTemporalSubsample)]:
                 raise ValueError(
-                    f"{holder} cannot hold {clips[0]}, since all clips of a batch have as many frames; put it outside"
+                    f"{container} cannot hold {clips[0]}: all clips of a batch need equal frame counts; put it outside"
                 )
-            if gathering := [type(inner).__name__ for inner in inside if inner.gathers > 1]:
+            if multi_image := [type(leaf).__name__ for leaf in leaves if leaf.gathers > 1]:
                 raise ValueError(
-                    f"{holder} cannot hold {gathering[0]}, which takes in images of other samples once all have "
-                    "come as far; write it in the chain, with a probability of its own: p=…"
+                    f"{container} cannot hold {multi_image[0]}, which combines images of several samples and so must "
+                    "run for the whole batch at once; put it directly in the chain, with its own probability: p=…"
                 )
-            if any(inner.output_channels(3) != 3 for inner in inside):
+            if any(leaf.output_channels(3) != 3 for leaf in leaves):
                 raise ValueError(
-                    f"{holder} cannot hold {child!r}, which would make one channel of three for some images of a batch "
-                    "only; use Grayscale(3), whose three channels are equal, or put it outside"
+                    f"{container} cannot hold {child!r}, which would reduce three channels to one for only some images "
+                    f"of a batch; use Grayscale(3), whose three channels are equal, or put it outside {container}"
                 )
 
     @property
     def works_on(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple(state for state in EVERYWHERE if all(state in inner.works_on for inner in flat(self.transforms)))
+        return tuple(state for state in EVERYWHERE if all(state in leaf.works_on for leaf in flat(self.transforms)))
 
     def branches(
-        self, uniforms: Uniforms, sizes_hw: np.ndarray, ways: Iterable[tuple[np.ndarray, Sequence[int]]]
+        self, uniforms: Uniforms, sizes_hw: np.ndarray, paths: Iterable[tuple[np.ndarray, Sequence[int]]]
     ) -> list[Record]:
-        """Draw for ways through the children: (rows, the numbers of the children in order)."""
+        """Draw the children on each path, given as (rows of the batch, child indices in order of application)."""
         offsets = np.cumsum([1, *(child.lanes for child in self.transforms)]).tolist()
         records: list[Record] = []
-        for rows, order in ways:
+        for rows, order in paths:
             if not len(rows):
                 continue
             transforms, lanes = [], []
             for child, offset in ((self.transforms[number], offsets[number]) for number in order):
-                inside = flat([child])
-                transforms += inside
-                lanes += numbered(inside, uniforms.lane + offset + isinstance(child, Compose))[0]
+                leaves = flat([child])
+                transforms += leaves
+                lanes += numbered(leaves, uniforms.lane + offset + isinstance(child, Compose))[0]
             records += draw_some(transforms, lanes, uniforms, sizes_hw, rows)
         return [self._mixed(records, sizes_hw)] if self.mixes else records
 
     def _mixed(self, records: Sequence[Record], sizes_hw: np.ndarray) -> Mix:
-        """Join records into one for all samples; samples whose branch has no mixing transform are not mixed."""
+        """Merge the mixing records into one record for all samples; a sample without one is left unmixed."""
         count = len(sizes_hw)
         share, boxes, names = np.ones(count), np.zeros((count, 4), np.int64), np.full(count, "", object)
         for record in records:
@@ -146,16 +146,16 @@ class _Branching(_Holding):
         return Mix(share, boxes, names, sizes_hw=sizes_hw, name=type(self).__name__)
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size_hw if all(inner.output_size(size_hw) == size_hw for inner in flat(self.transforms)) else None
+        return size_hw if all(leaf.output_size(size_hw) == size_hw for leaf in flat(self.transforms)) else None
 
 
 @declaration
 class RandomApply(_Branching):
-    """Apply transforms, all of them or none, with a probability.
+    """Apply either all of the transforms, with probability `p`, or none.
 
     Args:
         transforms: a list of transforms.
-        p: the probability.
+        p: the probability of applying them.
 
     Raises:
         TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
@@ -174,7 +174,7 @@ class RandomChoice(_Branching):
 
     Args:
         transforms: a list of transforms.
-        p: the probability of each, scaled to a sum of 1; None means all the same.
+        p: the probability of each transform, scaled to sum to 1; None means equal probabilities.
 
     Raises:
         TypeError, ValueError: an argument is invalid; a transform turns levels into floats.
@@ -201,8 +201,8 @@ class RandomChoice(_Branching):
         ends = np.cumsum(share / share.sum())
         ends[-1] = 1.0
         chosen = np.searchsorted(ends, uniforms(1)[:, 0], side="right")
-        ways = [(np.flatnonzero(chosen == number), [number]) for number in range(len(self.transforms))]
-        return self.branches(uniforms, sizes_hw, ways)
+        paths = [(np.flatnonzero(chosen == number), [number]) for number in range(len(self.transforms))]
+        return self.branches(uniforms, sizes_hw, paths)
 
 
 @declaration
@@ -218,65 +218,65 @@ class RandomOrder(_Branching):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> list[Record]:
         orders = np.argsort(uniforms(len(self.transforms)), axis=1, kind="stable")
-        kinds, which = np.unique(orders, axis=0, return_inverse=True)
-        which = which.ravel()
-        ways = [(np.flatnonzero(which == number), order.tolist()) for number, order in enumerate(kinds)]
-        return self.branches(uniforms, sizes_hw, ways)
+        distinct_orders, order_numbers = np.unique(orders, axis=0, return_inverse=True)
+        order_numbers = order_numbers.ravel()
+        paths = [(np.flatnonzero(order_numbers == n), order.tolist()) for n, order in enumerate(distinct_orders)]
+        return self.branches(uniforms, sizes_hw, paths)
 
 
 def flat(transforms: Iterable[Transform]) -> list[Transform]:
-    """The transforms, with those that a `Compose` holds in its place."""
+    """Return the transforms with each `Compose` replaced by its contents."""
     flattened = []
     for transform in transforms:
         flattened += flat(transform.transforms) if isinstance(transform, Compose) else [transform]
     return flattened
 
 
-def wrapped(transforms: Iterable[Any]) -> list[Any]:
-    """The transforms, with torch modules among them in a `Lambda`."""
-    wrapped_transforms = list(transforms)
-    for number, entry in enumerate(wrapped_transforms):
+def wrap_modules(transforms: Iterable[Any]) -> list[Any]:
+    """Return the transforms with each torch module wrapped in a `Lambda`."""
+    entries = list(transforms)
+    for number, entry in enumerate(entries):
         if is_module(entry) and not is_torchvisions(entry):
-            from gpuload.transforms.custom import Lambda  # few chains have one
+            from gpuload.transforms.custom import Lambda  # few chains need it
 
-            wrapped_transforms[number] = Lambda(entry)
-    return wrapped_transforms
+            entries[number] = Lambda(entry)
+    return entries
 
 
-def held(holder: str, transforms: Any) -> tuple[Transform, ...]:
-    """The transforms that a transform is given to hold, checked."""
+def checked_children(owner: str, transforms: Any) -> tuple[Transform, ...]:
+    """Check the `transforms` argument of the class named `owner` and return its transforms."""
     if isinstance(transforms, Compose):
-        return held(holder, transforms.transforms)
+        return checked_children(owner, transforms.transforms)
     if isinstance(transforms, Transform) or not is_sequence(transforms):
-        raise TypeError(f"{holder}(transforms=…) must be a list of transforms, got {transforms!r}")
-    children = tuple(wrapped(transforms))
+        raise TypeError(f"{owner}(transforms=…) must be a list of transforms, got {transforms!r}")
+    children = tuple(wrap_modules(transforms))
     if not children:
-        raise ValueError(f"{holder}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
+        raise ValueError(f"{owner}(transforms=…) is empty; give at least one transform (Identity() does nothing)")
     for number, child in enumerate(children):
         if not isinstance(child, Transform):
             raise TypeError(
-                f"{holder}(transforms=…)[{number}] is no transform of gpuload: got {child!r} ({type(child).__name__})"
+                f"{owner}(transforms=…)[{number}] is not a gpuload transform: got {child!r} ({type(child).__name__})"
             )
-        if holder != "Compose" and any(isinstance(inner, MultiView) for inner in flat([child])):
+        if owner != "Compose" and any(isinstance(leaf, MultiView) for leaf in flat([child])):
             raise ValueError(
-                f"{holder} cannot hold a MultiView, which makes several images of one; write it in the chain"
+                f"{owner} cannot hold a MultiView, which makes several images from one; put it directly in the chain"
             )
     return children
 
 
 @declaration
 class MultiView(Transform):
-    """Make several views of each image, each by transforms of its own, with draws of its own.
+    """Make several views of each image, each with its own transforms and its own random draws.
 
-    Instead of the image a batch has a list of tensors N×C×H×W, one for each view in this order. The file is read once,
-    and the region that covers all views is decoded once. Transforms before it in the chain are drawn once for all
-    views; those after it are applied to each view, with draws of its own.
+    A batch then has a list of N×C×H×W tensors, one per view in the order of `chains`. The file is read once, and the
+    region that covers all views is decoded once. Transforms before the `MultiView` in the chain are drawn once for all
+    views; transforms after it are drawn separately for each view.
 
     Args:
-        chains: for each view a list of transforms, or one transform.
+        chains: a list of transforms, or a single transform, for each view.
 
     Raises:
-        TypeError, ValueError: it is not a list of these, or a list is empty.
+        TypeError, ValueError: `chains` is not a list of such entries, or a list is empty.
 
     Example:
         >>> from gpuload import transforms as T
@@ -294,7 +294,7 @@ class MultiView(Transform):
         chains = []
         for number, chain in enumerate(self.chains):
             chain = [chain] if isinstance(chain, Transform) else chain
-            chains.append(tuple(flat(held(f"MultiView(chains=…)[{number}]", chain))))
+            chains.append(tuple(flat(checked_children(f"MultiView(chains=…)[{number}]", chain))))
         object.__setattr__(self, "chains", tuple(chains))
         for child in self.children:
             if isinstance(child, UniformTemporalSubsample):
@@ -308,4 +308,4 @@ class MultiView(Transform):
         return tuple(transform for chain in self.chains for transform in chain)  # pyright: ignore
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
-        raise NotImplementedError("a chain makes a line of transforms for each view")
+        raise NotImplementedError("a chain replaces a MultiView with one line of transforms per view before it draws")

@@ -1,8 +1,8 @@
-"""Whether code of the user's own refers to what training may change: then it is called only behind what the training
-loop has issued. What is missed here is read too early, or while it is being written; what is taken for state in vain
-costs only that no batch is made ahead.
+"""Detection of user code that refers to state that training may change, so that it must run after the training steps
+issued before it. Missed state would be read too early, or while it is being written. A false alarm only costs the
+preparation of batches ahead of time.
 
-Runs in the main process, once for a chain. Torch is not imported: before somebody else has, there are no modules.
+Runs in the main process, once per chain. Does not import torch: modules cannot exist before other code has imported it.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from gpuload.transforms.arguments import is_module
 
 __all__ = ["has_state"]
 
-MOST_REFERRED: Final = 10_000  # objects of the user's own, which are searched for modules
-PLAIN: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # refer to no modules
-LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # their globals are not the user's
-CLOSED: Final = ("gpuload", "logging", "numpy")  # nor are the attributes of their objects, which are many
+MAX_OBJECTS: Final = 10_000  # user objects to search for modules
+LEAF_TYPES: Final = (str, bytes, int, float, complex, type(None), np.ndarray, type, ModuleType)  # hold no modules
+LIBRARIES: Final = ("gpuload", "kornia", "numpy", "timm", "torch", "torchvision")  # do not search their globals
+OPAQUE: Final = ("gpuload", "logging", "numpy")  # do not search the attributes of their objects either; there are many
 
 
 def has_state(entry: Any) -> bool:
-    """Whether it is, or refers to, a torch module with parameters or buffers, or a tensor that wants gradients, which
-    training may change at any time: in attributes, in collections, and in what a function closes over, is bound to or
-    names as a global. So is taken whatever refers to more than `MOST_REFERRED` objects."""
-    seen: dict[int, Any] = {}  # keeps what it finds, so that no number comes twice
+    """Return whether an object is or refers to a torch module with parameters or buffers, or to a tensor that requires
+    gradients; training may change these at any time. References are attributes, items of collections, and a function's
+    closure, bound object and globals. Anything that refers to more than `MAX_OBJECTS` objects counts too."""
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
     waiting = [entry]
     while waiting:
         current = waiting.pop()
-        if isinstance(current, PLAIN) or id(current) in seen:
+        if isinstance(current, LEAF_TYPES) or id(current) in seen:
             continue
         seen[id(current)] = current
-        if is_module(current) and any(True for held in (current.parameters, current.buffers) for _ in held()):
+        if is_module(current) and any(True for tensors in (current.parameters, current.buffers) for _ in tensors()):
             return True
-        if getattr(current, "requires_grad", False) is True or len(seen) > MOST_REFERRED:
+        if getattr(current, "requires_grad", False) is True or len(seen) > MAX_OBJECTS:
             return True
-        waiting += _referred(current)
+        waiting += _referents(current)
     return False
 
 
-def _referred(entry: Any) -> Iterable[Any]:
-    """Return the objects that an object refers to by its own code."""
-    if isinstance(entry, dict):  # other mappings may read files for their values
+def _referents(entry: Any) -> Iterable[Any]:
+    """Return the objects that an object refers to directly."""
+    if isinstance(entry, dict):  # the values of other mappings may be read from files
         return list(entry.values())
     if isinstance(entry, list | tuple | set | frozenset):
         return list(entry)
     if isinstance(entry, FunctionType):
         cells = [cell.cell_contents for cell in entry.__closure__ or () if cell != CellType()]
-        inside = [*cells, *(entry.__defaults__ or ()), *(entry.__kwdefaults__ or {}).values(), entry.__dict__]
-        return inside if _package(entry) in LIBRARIES else [*inside, *_globals(entry.__code__, entry.__globals__)]
+        referents = [*cells, *(entry.__defaults__ or ()), *(entry.__kwdefaults__ or {}).values(), entry.__dict__]
+        return referents if _package(entry) in LIBRARIES else [*referents, *_globals(entry.__code__, entry.__globals__)]
     if isinstance(entry, MethodType | BuiltinMethodType):
         return [entry.__self__, getattr(entry, "__func__", None)]
     if isinstance(entry, partial):
         return [entry.func, *entry.args, *entry.keywords.values()]
-    return [] if _package(type(entry)) in CLOSED else _attributes(entry)
+    return [] if _package(type(entry)) in OPAQUE else _attributes(entry)
 
 
 def _globals(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """The globals that a function, or one within it, names. (An attribute of such a name is taken for one.)"""
+    """Yield the globals used by a function or its nested functions. (Attributes with a global's name count too.)"""
     yield from (names[name] for name in code.co_names if name in names)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -69,7 +69,7 @@ def _globals(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _attributes(entry: Any) -> Iterator[Any]:
-    """The attributes of an object, and what is called when it is called."""
+    """Yield the attributes of an object, including slots, and its class's ``__call__``."""
     yield from list(getattr(entry, "__dict__", {}).values())
     kinds = type(entry).__mro__
     for slots in (vars(kind).get("__slots__", ()) for kind in kinds):
@@ -78,5 +78,5 @@ def _attributes(entry: Any) -> Iterator[Any]:
 
 
 def _package(entry: Any) -> str:
-    """The package of a function or a class."""
+    """Return the top-level package of a function or a class."""
     return str(entry.__module__).partition(".")[0]

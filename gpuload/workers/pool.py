@@ -1,42 +1,42 @@
-"""The parent's side of the worker processes: starts, feeds, watches and ends them.
+"""The parent's side of the worker processes: it starts workers, sends them requests, watches them, and ends them.
 
-Runs in the main process, in whichever thread iterates the loader; it starts no thread. It owns the processes and the
-descriptors between them and the parent. The caller submits chunks, each with a slot of the ring, and gets one event for
-each: a `Reply`, whose slot is the caller's again, or `Lost`, whose slot goes back to the ring from here.
+Runs in the main process, in whichever thread iterates the loader; it starts no thread. The pool owns the processes and
+the descriptors that connect them to the parent. The caller submits chunks, each with a slot of the ring, and gets one
+event per chunk: a `Reply`, which returns the slot to the caller, or `Lost`, whose slot the pool returns to the ring.
 
-All workers take their chunks off one queue. Workers of an iterable dataset have a queue each, since each is asked for
-its own samples; one that died is restarted where the request says: if the dataset repeats itself, nothing is lost.
+All workers take chunks from one shared queue. Workers of an iterable dataset have one queue each, since each reads its
+own share of the samples; a worker that died is restarted at the position in the request, so that nothing is lost if
+the dataset yields the same samples again.
 
-The failure model. A worker notes a chunk on the board once it has taken it off its queue, and notes that it is idle
-once it has replied. If it dies with a chunk noted, that chunk is lost, and its slot free: nobody else writes there. But
-it can die between taking and noting. So after a death, what is still on its queue is taken back, and the other chunks
-that were sent there and are neither noted nor done are lost too. That may be wrong in one case: a living worker has
-just taken such a chunk. It will write to the slot (or, if it is to plan a batch, read it), and reply. So the slot is
-*written off*, which is kept apart from slots in work, until no worker that was ready at that moment can have the chunk.
-A worker cannot have it once it has replied to another chunk (it has one at a time, and the lost one is on no queue),
-once it has replied to this one (a second result, which is dropped), or once it has ended. Idle workers say nothing, so
-in a small ring all slots may be written off, and none is left for a chunk that would make them speak. Then
-`recover_slots` closes their queue: they leave at its end, and others take their places on a new one.
+The failure model. A worker records a chunk on the board after it has taken the chunk from its queue, and records that
+it is idle after it has replied. If a worker dies with a recorded chunk, that chunk is lost, and its slot is free: no
+other process writes there. But a worker can also die after taking a chunk and before recording it. So after a death,
+all chunks still on its queue are withdrawn, and other unfinished chunks that were sent there are declared lost unless
+the board has them. This is wrong in one case: a living worker has just taken such a chunk, and will still write to the
+slot (or read it, to plan a batch) and reply. So the slot is *written off*: it is not reused until no worker that was
+ready at that moment can have the chunk. A worker cannot have it once it has replied to another chunk (it has only one
+at a time, and the lost chunk is on no queue), once it has replied to this chunk (the second result is dropped), or once
+it has ended. Idle workers send nothing, so in a small ring all slots may be written off, with none free for a chunk to
+which they would reply. Then `recover_slots` closes their queue: they exit at its end, and new workers use a new queue.
 
-These are all the races there are: a request is on one queue or with one worker, and a worker touches a slot only
-between taking its request and replying. So a slot never has two writers, each chunk ends once, and no slot is away for
-longer than the workers that were there when it was written off.
+There are no other races: a request is on one queue or with one worker, and a worker touches a slot only between taking
+the request and replying. So a slot never has two writers, each chunk ends exactly once, and a written-off slot is freed
+at the latest when all workers that were running when it was written off have ended.
 
-What was taken back is sent again behind what has to be done again: where many samples hang, one of them is known to be
-bad before each of the others has cost a worker.
+Withdrawn chunks are sent again after the chunks that must be repeated: if many samples hang, one of them is identified
+as bad before each of the others has killed a worker.
 
-The number of workers can change at any time (`resize`): one that is not needed is asked to leave, does so between two
-chunks, and notes on the board that it has `LEFT`. Nothing is lost by that, and it does not count as a death.
+The number of workers can change at any time (`resize`). A surplus worker is asked to leave, exits between two chunks,
+and records `LEFT` on the board. No chunk is lost, and the exit does not count as a death.
 
-Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and has imported what
-the dataset needs; until it is ready, workers are *due*. Where it says that it cannot be forked, or ends by itself
-before it is ready, each worker is an interpreter of its own. One that dies later is replaced, which counts as a death;
-its workers go on, and those that it was not yet forked for are due again. If it dies before it can tell of a worker
-that it has forked, that worker is in no team, but may have taken a chunk: it is waited for until it has ended, and then
-its queue is looked through as after a death.
+Workers are forked from a *template* (`gpuload.workers.template`), a process that is started first and imports what the
+dataset needs; until it is ready, workers are *due*. If it cannot be forked, or exits by itself before it is ready, each
+worker is started as a separate interpreter. A template that dies later is replaced, which counts as a death; its
+workers continue, and workers not yet forked are due again. If it dies before it has reported a worker that it forked,
+that worker is not in the team but may have taken a chunk: the pool waits until it has ended, then audits its queue.
 
-Lifetime: `close` ends all workers, and so does the death of this process. A forked child never ends its parent's
-workers: it closes its copies of the descriptors.
+Lifetime: `close` ends all workers, and so does the death of this process. A forked child of this process never ends the
+workers; it only closes its copies of the descriptors.
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class RestartingEngine(Engine):
-    """Base of engines whose workers can die: the count of deaths, and warnings to give.
+    """Base class of engines whose workers can die: counts deaths and collects warnings.
 
     Attributes:
-        pending_warnings: given by the next `gather`, before it has events that a warning which raises would lose.
+        pending_warnings: issued by the next `gather` before it collects events, which a warning that raises would lose.
     """
 
     def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
         self.deaths = Deaths()
         self.pending_warnings: list[str] = []
-        self._warned_of: set[str] = set()
+        self._warned_topics: set[str] = set()
         self._closed = False
 
     def gather(self, timeout_s: float) -> list[Event]:
@@ -120,33 +120,33 @@ class RestartingEngine(Engine):
                 return events
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
-        """Take in what has happened; wait up to `wait_s` for something, or less."""
+        """Process what has happened since the last call; wait up to `wait_s` seconds if nothing has."""
         raise NotImplementedError
 
     def _check_usable(self) -> None:
         if self._closed or self._halted:
             raise RuntimeError("this Loader's workers are closed")
         if self.broken is not None:
-            raise WorkerError(f"this epoch is over: {self.broken}")
+            raise WorkerError(f"this epoch has failed: {self.broken}")
 
     def _warn_once(self, about: str, text: str) -> None:
-        if about not in self._warned_of:
-            self._warned_of.add(about)
+        if about not in self._warned_topics:
+            self._warned_topics.add(about)
             self.pending_warnings.append(text)
 
 
 class WorkerPool(RestartingEngine):
-    """`workers` processes that do chunks of one job.
+    """A pool of worker processes that process the chunks of one job.
 
     Args:
-        job: dataset, transforms and options; sent once. A `Parcel` is one from another machine.
-        workers: how many processes, at least 1.
-        ring: where the slots lie.
-        timeout_s: a worker that stays at one sample longer is killed, and its chunk lost; 0: never.
-        own_queues: a queue for each worker; `Request.iterable` says which worker is asked.
-        first, total: the number of the first of these workers, and how many there are in other pools too.
-        most: how many there may be after `resize`; as an attribute fewer, once a worker could not be added.
-        cpus_for: the CPUs for this many workers; none: those of this process.
+        job: dataset, transforms and options; sent once. A `Parcel` is a job from another machine.
+        workers: the number of processes, at least 1.
+        ring: the ring that holds the slots.
+        timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
+        own_queues: one queue per worker; `Request.iterable` selects the worker.
+        first, total: the number of this pool's first worker, and the number of workers in all pools.
+        most: the maximum for `resize`; the attribute decreases once a worker could not be added.
+        cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
 
     Raises:
         RuntimeError: this platform or interpreter cannot start workers; use ``num_workers=0``.
@@ -168,22 +168,22 @@ class WorkerPool(RestartingEngine):
     ) -> None:
         check_platform()
         super().__init__(ring)
-        self._flying: dict[int, Request] = {}  # sent, and neither replied to nor lost
-        # Lost chunks, each with the workers that may have it all the same.
+        self._in_flight: dict[int, Request] = {}  # sent, but neither replied to nor lost
+        # Lost chunks, each with the workers that may still have it.
         self._written_off: dict[int, tuple[Request, set[WorkerProcess]]] = {}
-        self._taken_back: list[Request] = []  # in flight, and on no queue
-        self._to_audit: list[Queue] = []  # a worker that was never in the team may have taken a chunk there
+        self._to_resend: list[Request] = []  # in flight, but withdrawn from their queue
+        self._to_audit: list[Queue] = []  # queues from which a worker outside the team may have taken a chunk
         self._team: dict[int, WorkerProcess] = {}
-        self._template: Template | None = None  # none: workers have interpreters of their own
-        self._due: dict[int, bool] = {}  # workers to be started once the template is ready, and whether these are added
+        self._template: Template | None = None  # None: workers are separate interpreters
+        self._due: dict[int, bool] = {}  # workers to start once the template is ready; True if added by `resize`
         self.most = most = most or workers
         self._wanted, self._cpus_for = workers, cpus_for
         self._numbers = range(first, first + most)
         self._memory = memoryview(bytearray(MESSAGE_BYTES))
-        self._by_fd: dict[int, WorkerProcess | Template] = {}  # of the descriptors that epoll watches
+        self._by_fd: dict[int, WorkerProcess | Template] = {}  # the processes whose descriptors epoll watches
         self._timeout_s = timeout_s
-        self._look_every_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
-        self._looked_at = time.monotonic()
+        self._check_interval_s = min(WATCH_INTERVAL_S, timeout_s / 4) if timeout_s else WATCH_INTERVAL_S
+        self._checked_at = time.monotonic()
         settings = {
             "path": import_path(),
             "argv": [str(word) for word in sys.argv],
@@ -192,7 +192,7 @@ class WorkerPool(RestartingEngine):
             "total": total or most,
             "ring_bytes": ring.ring_bytes,
         }
-        with signals_enabled(), standard_streams_taken():  # pickling may take long, and can be interrupted
+        with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
         if copies := warning_of_copies(self._job_fds[0], job, workers):
             self.pending_warnings.append(copies)
@@ -203,7 +203,7 @@ class WorkerPool(RestartingEngine):
             undo.callback(self._board.close)
             self._epoll = select.epoll()
             undo.callback(self._epoll.close)
-            self._queues: list[Queue] = []  # worker w reads number w % len
+            self._queues: list[Queue] = []  # worker w reads queue w % len
             undo.callback(self._close_queues)
             for _ in range(workers if own_queues else 1):
                 self._queues.append(Queue())
@@ -223,7 +223,7 @@ class WorkerPool(RestartingEngine):
 
     @property
     def ready(self) -> bool:
-        """Whether each worker has said hello, without those that were added later."""
+        """Whether all initial workers have said hello."""
         return all(self._due.values()) and all(worker.ready or worker.added for worker in self._team.values())
 
     @property
@@ -236,65 +236,65 @@ class WorkerPool(RestartingEngine):
 
     @property
     def size(self) -> int:
-        """How many workers there are or are being added, without those that leave."""
+        """The number of workers that are running or being added, without those that are leaving."""
         return len(self._staying) + len(self._due)
 
     @property
     def is_steady(self) -> bool:
-        """Whether there are as many workers as were asked for, each ready; without those that leave, idle ones late."""
+        """Whether the requested number of workers is ready; idle workers may still be leaving."""
         return self.size == self._wanted and not self._due and all(worker.ready for worker in self._staying)
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers, from 1 to `most`, on one queue. Never waits: `gather` starts those that are added,
-        one at a time. If one cannot start, `gather` warns, and no more are added."""
+        """Set the number of workers of a shared queue, from 1 to `most`. Never waits: `gather` starts added workers one
+        at a time. If a worker cannot start, `gather` warns, and the pool stops adding workers."""
         before, self._wanted = self._wanted, max(1, min(workers, self.most))
         if (cpus := self._cpus_for(self._wanted)) != self._cpus_for(before):
             move(self.pids, cpus)
-        by_number = [worker for _, worker in sorted(self._team.items())]
-        staying, leaving = ([worker for worker in by_number if worker.leaving is leaves] for leaves in (False, True))
+        team = [worker for _, worker in sorted(self._team.items())]
+        staying, leaving = ([worker for worker in team if worker.leaving is flag] for flag in (False, True))
         for number in sorted(self._due)[max(0, self._wanted - len(staying)) :]:
             del self._due[number]
             self._board.counters.close_worker(number, died=False)
-        leaving_now = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
-        for worker in leaving_now:  # where one that is to stay after all has left already, another one is started
+        changing = staying[self._wanted :] or leaving[: max(0, self._wanted - len(staying))]
+        for worker in changing:  # if a worker asked to stay has already left, another is started
             worker.leaving = not worker.leaving
             self._board.ask_to_leave(worker.number, worker.leaving)
 
     def wanted_cpu_s(self) -> dict[int, float]:
-        """The processor time of each worker so far, and the time that it waited for a processor, by process."""
+        """Return, by process ID, the CPU time that each worker has used or waited for so far."""
         return {worker.pid: worker.wanted_cpu_s() for worker in self._team.values()}
 
     def busy_s(self) -> float:
-        """How long workers have been at chunks, all together, since the pool was made."""
+        """Return the total time that all workers have spent on chunks since the pool was created."""
         return self.counted()[:, place_of["busy_ns"]].sum() / 1e9
 
     def fileno(self) -> int:
-        """A descriptor that can be read when `gather` has something to take in."""
+        """Return a descriptor that becomes readable when `gather` has something to process."""
         return self._epoll.fileno()
 
     def _submit(self, request: Request) -> bool:
         self._check_usable()
         if not self._queue_of(request).send(request):
             return False
-        self._flying[request.chunk] = request
-        self._send_again()
+        self._in_flight[request.chunk] = request
+        self._resend()
         return True
 
-    def _send_again(self) -> None:
-        while self._taken_back and self._queue_of(self._taken_back[0]).send(self._taken_back[0]):
-            self._taken_back.pop(0)
+    def _resend(self) -> None:
+        while self._to_resend and self._queue_of(self._to_resend[0]).send(self._to_resend[0]):
+            self._to_resend.pop(0)
 
     def cancel_before(self, chunk: int) -> None:
         self._board.cancel_before(chunk)
 
     def counted(self) -> np.ndarray:
-        return self._board.counters.read()  # after `close`, until then
+        return self._board.counters.read()  # after `close`: the final counts
 
     def recover_slots(self) -> bool:
         """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
 
-        To be called when nothing is in work, and again until the slots are free: see the module's docstring. Workers
-        leave at the end of their queue, those that wait there at once.
+        Call this when nothing is in progress, and again until the slots are free: see the module's docstring. Workers
+        exit when they reach the end of their queue; workers already waiting there exit at once.
         """
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
         for place, queue in enumerate(self._queues):
@@ -309,7 +309,7 @@ class WorkerPool(RestartingEngine):
     def close(self) -> None:
         if self._closed:
             return
-        # Every step, even if another fails; the last of the stack comes first.
+        # Run every step even if another one fails, in reverse order of the calls below.
         with self._resources, contextlib.ExitStack() as stack:
             self.halt()
             self._closed = True
@@ -323,10 +323,10 @@ class WorkerPool(RestartingEngine):
             for worker in self._team.values():
                 stack.callback(worker.end, deadline)
             stack.callback(self._close_queues)
-            self._flying.clear()
+            self._in_flight.clear()
 
     def _close_queues(self) -> None:
-        """Let idle workers see the end of their queue, and leave."""
+        """Close the queues, so that idle workers reach the end of their queue and exit."""
         for queue in self._queues:
             queue.close()
 
@@ -350,11 +350,11 @@ class WorkerPool(RestartingEngine):
             number, added = next(iter(self._due.items()))
             queue = self._queues[number % len(self._queues)]
             shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
-            # Else a ctrl-C may come before a process that was started is in the team.
+            # Otherwise ctrl-C could arrive between the start of a process and its entry in the team.
             with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
                 try:
                     worker = WorkerProcess(number, shared, self._template)
-                except TemplateLost:  # it is due until there is another
+                except TemplateLost:  # the worker stays due until there is a new template
                     self._note_lost_fork(number, queue)
                     return
                 except (WorkerError, OSError) as error:
@@ -362,7 +362,7 @@ class WorkerPool(RestartingEngine):
                     del self._due[number]
                     if not added:
                         raise
-                    self._do_without(number, str(error))
+                    self._stop_adding(number, str(error))
                     continue
                 del self._due[number]
                 self._team[number] = worker
@@ -370,7 +370,7 @@ class WorkerPool(RestartingEngine):
                 self._register(worker)
 
     def _note_lost_fork(self, number: int, queue: Queue) -> None:
-        """A worker may have been forked, and may have taken a chunk, of which nobody was told before it ended."""
+        """Note that a worker may have been forked without being reported, and may have taken a chunk."""
         self._board.clear(number)
         self._to_audit.append(queue)
 
@@ -379,9 +379,9 @@ class WorkerPool(RestartingEngine):
             self._by_fd[fd] = process
             self._epoll.register(fd, select.EPOLLIN)
 
-    def _hear(self, template: Template) -> None:
-        """Take in what the template says: once, whether it can be forked."""
-        if template.was_ready or not template.hear():  # it has ended, of which its pidfd tells
+    def _read_template(self, template: Template) -> None:
+        """Read the template's only message: whether it can be forked."""
+        if template.was_ready or not template.hear():  # the template has ended; its pidfd reports that
             with contextlib.suppress(OSError):
                 self._epoll.unregister(template.replies.fileno())
             return
@@ -390,11 +390,11 @@ class WorkerPool(RestartingEngine):
             logger.info("workers are forked from a template (process %d)", template.pid)
         else:
             self._end_template()
-            logger.info("each worker is an interpreter of its own, since no template can be forked: %s", template.unfit)
+            logger.info("each worker is a separate interpreter, since no template can be forked: %s", template.unfit)
         self._start_due()
 
     def _replace_template(self, template: Template) -> None:
-        """Replace a template that has ended, unless another would end as this one did."""
+        """Replace a template that has ended, unless a new one would fail in the same way."""
         ending = template.wait()
         self._end_template()
         if template.was_ready or ending.outside:
@@ -411,42 +411,42 @@ class WorkerPool(RestartingEngine):
             template.end(time.monotonic() + CLOSE_GRACE_S)
 
     def _add(self) -> None:
-        """Start one more; if that fails, the others go on alone."""
+        """Start one more worker; if it cannot start, the pool continues without it."""
         free = (number for number in self._numbers if number not in self._team and number not in self._due)
-        if (number := next(free, None)) is not None:  # else once one that was asked to has left
+        if (number := next(free, None)) is not None:  # otherwise wait until a leaving worker has left
             self._start(number, added=True)
 
-    def _do_without(self, number: int, why: str) -> None:
-        """A worker could not be added: no more are."""
+    def _stop_adding(self, number: int, reason: str) -> None:
+        """Stop adding workers, since worker `number` could not be added."""
         self._board.counters.close_worker(number, died=False)
         if self._wanted > self.size:
             self.most = max(1, self.size)
             self.resize(self.most)
-        text = f"a worker could not be added: {why}. {self.size} go on with the work, and no more come"
+        text = f"a worker could not be added: {reason}. {self.size} continue, and no more are added"
         self._warn_once("a worker that was added", text)
 
     # -- listening --------------------------------------------------------------------------------------------------
 
     def _step(self, wait_s: float, events: list[Event]) -> None:
-        self._send_again()
+        self._resend()
         if self.size < self._wanted:
             self._add()
         start = time.perf_counter()
-        ready = self._epoll.poll(min(wait_s, self._look_every_s))
+        ready = self._epoll.poll(min(wait_s, self._check_interval_s))
         if wait_s:
             self.waited_s += time.perf_counter() - start
-        # Looked up now: below, descriptors are closed, and their numbers given to others.
-        ended = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
-        for process, has_ended in sorted(ended, key=itemgetter(1)):
+        # Look up all processes first: the loop below closes descriptors, and their numbers are reused.
+        events_by_process = [(p, fd == p.pidfd) for fd, _ in ready if (p := self._by_fd.get(fd)) is not None]
+        for process, has_ended in sorted(events_by_process, key=itemgetter(1)):
             if not isinstance(process, Template):
                 (self._replace if has_ended else self._drain)(process, events)
             elif process is self._template:
-                (self._replace_template if has_ended else self._hear)(process)
+                (self._replace_template if has_ended else self._read_template)(process)
         while self._to_audit:
             self._audit(self._to_audit.pop(), events)
-        if time.monotonic() - self._looked_at > self._look_every_s:
-            self._looked_at = time.monotonic()
-            self._look()
+        if time.monotonic() - self._checked_at > self._check_interval_s:
+            self._checked_at = time.monotonic()
+            self._check_progress()
 
     def _drain(self, worker: WorkerProcess, events: list[Event]) -> None:
         while True:
@@ -454,7 +454,7 @@ class WorkerPool(RestartingEngine):
                 message, file = read_with_file(worker.replies, self._memory)
             except (BlockingIOError, ConnectionResetError):
                 return
-            if not message:  # its end is closed; the pidfd tells of the death
+            if not message:  # the worker closed its end; the pidfd reports the death
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(worker.replies.fileno())
                 return
@@ -462,34 +462,34 @@ class WorkerPool(RestartingEngine):
                 self._greet(worker, message)
                 continue
             reply = Reply.unpack(message, file)
-            if self._flying.pop(reply.chunk, None) is not None:
+            if self._in_flight.pop(reply.chunk, None) is not None:
                 events.append(reply)
             elif reply.chunk in self._written_off:
                 self._written_off[reply.chunk][1].clear()
             if self._written_off:
-                self._acquit(worker)
+                self._clear_suspect(worker)
 
     def _greet(self, worker: WorkerProcess, message: memoryview) -> None:
-        """Take in the first message of a worker."""
+        """Process the first message of a worker."""
         if message[: len(HELLO)] != HELLO:
             text = str(message[len(HELLO_FAILED) :], errors="replace")
-            kinds, _, text = text.partition("\n")
+            error_types, _, text = text.partition("\n")
             if not worker.added:
-                raise WorkerError(f"worker {worker.number} {text}", kinds.split())
+                raise WorkerError(f"worker {worker.number} {text}", error_types.split())
             worker.refusal = f"it {text.rstrip()}\n"
             return
         worker.ready = True
-        packed, differences = marshal.loads(message[len(HELLO) :])  # of this session's own process
+        packed, differences = marshal.loads(message[len(HELLO) :])  # sent by our own worker
         self._take_start(Start.unpack(packed, worker.started_at) if packed else self.start)
         if differences:
             self._warn_once(
                 "modules",
-                f"{differences}. Workers import modules again, so they do not see what was set since: keep such "
-                "values on the dataset, or set them in worker_init_fn",
+                f"{differences}. Workers import modules again, so they do not see values set after the import: store "
+                "such values on the dataset, or set them in worker_init_fn",
             )
 
     def _take_start(self, start: Start) -> None:
-        """Take in what the template or a worker took to start, until each worker is ready: the slowest is told."""
+        """Record the start time of the template or a worker, until all workers are ready; the slowest is logged."""
         if self.start.seconds:
             return
         if start.before_workers_s > self.start.before_workers_s:
@@ -503,27 +503,27 @@ class WorkerPool(RestartingEngine):
     # -- deaths -----------------------------------------------------------------------------------------------------
 
     def _replace(self, worker: WorkerProcess, events: list[Event]) -> None:
-        """Take in that a worker's process has ended: report its chunk as lost, count the death, and start another
-        worker in its place unless fewer are wanted."""
+        """Handle the end of a worker's process: report its chunk as lost, count the death, and start a replacement
+        unless fewer workers are wanted."""
         self._drain(worker, events)
         note, ending = self._board.read(worker.number), worker.wait()
-        with deferred_signals():  # a worker whose descriptors are free must not stay in the team
+        with deferred_signals():  # a worker with closed descriptors must not stay in the team
             self._unregister(worker)
             del self._team[worker.number]
             worker.forget()
         if worker.added and not worker.ready:
-            self._do_without(worker.number, worker.refusal or f"it was {ending.cause}")
+            self._stop_adding(worker.number, worker.refusal or f"it was {ending.cause}")
             return
-        if not worker.ready and ending.status > 0:  # it exited by itself, and would do so again
+        if not worker.ready and ending.status > 0:  # it exited by itself, so a new one would exit again
             raise WorkerError(
-                f"worker {worker.number} could not start: {ending.cause}. Its standard error says more; "
-                "num_workers=0 does the same work in this process, where it can be debugged"
+                f"worker {worker.number} could not start: {ending.cause}. See its standard error for details, or use "
+                "num_workers=0 to do the same work in this process, where it can be debugged"
             )
-        self._acquit(worker)
+        self._clear_suspect(worker)
         if note.chunk != LEFT:
             where = ""
-            if (request := self._flying.get(note.chunk)) is not None:
-                where = _at_sample(request, note.row)
+            if (request := self._in_flight.get(note.chunk)) is not None:
+                where = _describe_sample(request, note.row)
                 events.append(self._lose(Lost(note.chunk, note.row, ending.cause, ending.outside, ending.stack)))
             self._audit(worker.queue, events)
             self._board.counters.close_worker(worker.number)
@@ -538,69 +538,69 @@ class WorkerPool(RestartingEngine):
         return [worker for worker in self._team.values() if worker.queue is queue]
 
     def _audit(self, queue: Queue, events: list[Event]) -> None:
-        """Declare lost what a dead worker of this queue may have taken, and not noted: see the module's docstring."""
+        """Declare lost the chunks that a dead worker may have taken from this queue without recording them."""
         if queue not in self._queues:
-            return  # all that was on it was lost before others took its place
-        self._taken_back += queue.take_back()
+            return  # its chunks were declared lost before it was replaced
+        self._to_resend += queue.take_back()
         team = self._team_of(queue)
         for worker in team:
             self._drain(worker, events)
-        known = {request.chunk for request in self._taken_back}
+        known = {request.chunk for request in self._to_resend}
         known |= {self._board.read(worker.number).chunk for worker in team}
-        # A worker says hello before it takes a chunk: others cannot have one.
+        # A worker says hello before it takes a chunk, so workers that are not ready cannot have one.
         suspects = [worker for worker in team if worker.ready]
-        for chunk, request in list(self._flying.items()):
+        for chunk, request in list(self._in_flight.items()):
             if self._queue_of(request) is queue and chunk not in known:
-                events.append(self._lose(Lost(chunk, None, "its worker died before it began"), suspects))
+                events.append(self._lose(Lost(chunk, None, "its worker died before it started"), suspects))
 
     def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:
-        """Give back the slot of a lost chunk; write it off as long as one of these workers may have the chunk."""
-        self._written_off[lost.chunk] = self._flying.pop(lost.chunk), set(suspects)
-        self._acquit()
+        """Free the slot of a lost chunk, or write it off for as long as one of the suspects may have the chunk."""
+        self._written_off[lost.chunk] = self._in_flight.pop(lost.chunk), set(suspects)
+        self._clear_suspect()
         return lost
 
-    def _acquit(self, worker: WorkerProcess | None = None) -> None:
-        """Free the slots of lost chunks that nobody can have any more: `worker` has ended, or replied."""
+    def _clear_suspect(self, worker: WorkerProcess | None = None) -> None:
+        """Free the slots of lost chunks that no worker can have any more, now that `worker` has ended or replied."""
         for chunk, (request, suspects) in list(self._written_off.items()):
             suspects -= {worker}
             if not suspects:
                 del self._written_off[chunk]
                 self._ring.release_at(request.slot_offset)
 
-    # -- workers that stay at one sample ----------------------------------------------------------------------------
+    # -- workers that hang on a sample ------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Kill workers that stay at one sample for longer than the timeout; without one, warn of slow ones."""
+    def _check_progress(self) -> None:
+        """Kill workers that exceed the timeout on one sample; if there is no timeout, warn about slow workers."""
         now_ns = time.monotonic_ns()
         for process in self._processes:
             if not process.ready:
-                self._look_at_start(process)
+                self._check_start(process)
         for worker in self._team.values():
             note = self._board.read(worker.number)
-            request, _ = self._written_off.get(note.chunk, (self._flying.get(note.chunk), None))
+            request, _ = self._written_off.get(note.chunk, (self._in_flight.get(note.chunk), None))
             if not worker.ready or worker.was_killed or request is None or note.row >= len(request.positions):
-                continue  # time counts only while it has a chunk
+                continue  # the clock runs only while the worker has a chunk
             seconds = (now_ns - note.since_ns) / 1e9
             if seconds <= (self._timeout_s or SLOW_SAMPLE_S) or worker.warned_at == note:
                 continue
             stack = worker.stack()
             if self._board.read(worker.number) != note:
-                continue  # it has gone on
+                continue  # the worker has moved on
             if self._timeout_s:
                 worker.kill(f"no progress for timeout={self._timeout_s:g} seconds", stack)
             else:
                 worker.warned_at = note
                 self.pending_warnings.append(
-                    f"worker {worker.number} (process {worker.pid}) has been{_at_sample(request, note.row)} for "
-                    f"{seconds:.0f} seconds; timeout=… would end it. Where it is:\n{stack}"
+                    f"worker {worker.number} (process {worker.pid}) has been{_describe_sample(request, note.row)} for "
+                    f"{seconds:.0f} seconds; set timeout=… to end such workers. Its stack:\n{stack}"
                 )
 
-    def _look_at_start(self, process: Process) -> None:
+    def _check_start(self, process: Process) -> None:
         if time.monotonic() - process.started_at > SLOW_SAMPLE_S and not process.warned_at:
             process.warned_at = True
             self.pending_warnings.append(
-                f"{process.name} (process {process.pid}) has not been ready for {SLOW_SAMPLE_S:.0f} seconds: it "
-                f"imports and unpacks the dataset. Where it is:\n{process.stack()}"
+                f"{process.name} (process {process.pid}) has been starting for {SLOW_SAMPLE_S:.0f} seconds: it "
+                f"imports and unpickles the dataset. Its stack:\n{process.stack()}"
             )
 
     # -- ending -----------------------------------------------------------------------------------------------------
@@ -612,15 +612,15 @@ class WorkerPool(RestartingEngine):
                 self._epoll.unregister(fd)
 
     def _leave_to_parent(self) -> None:
-        """Close the copies in a forked child, so that the workers still die with their parent."""
+        """Close this forked child's copies of the descriptors, so that the workers still die with their parent."""
         self._closed = True
         with self._resources:
             for process in self._processes:
                 process.leave_to_parent()
 
 
-def _at_sample(request: Request, row: int) -> str:
-    """Say where a worker is, as a part of a sentence; empty if at no sample."""
+def _describe_sample(request: Request, row: int) -> str:
+    """Return a worker's current sample as a part of a sentence, or "" if it is not working on one."""
     if row >= len(request.positions):
         return ""
     return f" at sample {visible(str(request.indices[row]))} (position {request.positions[row]})"

@@ -1,15 +1,15 @@
-"""The template of a session's workers: a process that is forked for each of them. Runs only in that process.
+"""The template process of a session, from which the session's workers are forked. Runs only in the template process.
 
-It is a fresh interpreter, started as a worker would be, that imports what the dataset needs and unpickles it once. Then
-it waits for its parent to ask for a worker, forks itself, and reports the child's exit status when that has ended. It
-does nothing else, so its memory stays as it was, and workers share with it what they do not write to.
+The template is a fresh interpreter, started like a worker. It imports the modules that the dataset needs and unpickles
+the dataset once. Then it waits for requests from its parent; for each it forks a worker, and it reports the worker's
+exit status later. It does nothing else, so its memory does not change, and workers share the pages they do not write.
 
-A process with several threads must not be forked, and what holds a position or a lock in the kernel must not be shared:
-`unfit` finds threads, sockets, pipes, open files that are not mapped, and databases. If there is any, the template says
-so and leaves, and each worker is an interpreter of its own.
+A process with several threads must not be forked, and objects with a position or a lock in the kernel must not be
+shared: `unfit_reason` finds threads, sockets, pipes, open files that are not mapped, and databases. If it finds any,
+the template reports the reason and exits, and each worker is started as a separate interpreter.
 
-Lifetime: the kernel kills it with its parent, as a worker (`gpuload.workers.main`); it leaves when the parent closes
-the control socket. It holds no write end of a worker's lifeline, and a worker holds nothing of the template's.
+Lifetime: the kernel kills it with its parent, like a worker (`gpuload.workers.main`); it exits when its parent
+closes the control socket. It holds no write end of a worker's lifeline; workers hold none of its own descriptors.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gpuload.workers.main import be_a_child, end, run
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
-__all__ = ["serve", "unfit"]
+__all__ = ["serve", "unfit_reason"]
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_DESCRIPTORS: Final = 16
-DATABASES: Final = {  # how their files begin: offset and bytes
+DATABASES: Final = {  # the signatures of their files: offset and bytes
     "an SQLite database": (0, b"SQLite format 3\0"),
     "an HDF5 file": (0, b"\x89HDF\r\n\x1a\n"),
     "an LMDB environment": (16, b"\xde\xc0\xef\xbe"),
@@ -46,31 +46,31 @@ DATABASES: Final = {  # how their files begin: offset and bytes
 
 
 def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
-    """Import and unpickle what workers need, then fork one whenever the parent asks, until it closes the socket."""
+    """Unpickle the job, then fork a worker for each request of the parent, until the parent closes the socket."""
     stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
     be_a_child(lifeline_fd, stacks_fd, descriptors)
-    of_programs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a child's status would be lost
-    # An error: the parent has closed its end.
+    inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
+    # These errors mean that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         try:
             with stopwatch.running():
                 job: Job = receive(job_fd)
                 _finish_imports()
             os.close(job_fd)
-            why = unfit(descriptors)
-        except BaseException as error:  # a worker of its own will tell it, with its traceback
-            why = f"the dataset cannot be unpickled in it ({one_line(f'{type(error).__name__}: {error}')})"
-        if why:
-            control.send(TEMPLATE_UNFIT + why.encode(errors="replace")[:MAX_INLINE_BYTES])
+            reason = unfit_reason(descriptors)
+        except BaseException as error:  # a separately started worker reports it again, with its traceback
+            reason = f"the dataset cannot be unpickled in the template ({one_line(f'{type(error).__name__}: {error}')})"
+        if reason:
+            control.send(TEMPLATE_UNFIT + reason.encode(errors="replace")[:MAX_INLINE_BYTES])
             return
-        for stream in (sys.stdout, sys.stderr):  # else each worker would print again what waits there
+        for stream in (sys.stdout, sys.stderr):  # otherwise every worker would print the buffered text again
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         gc.collect()
-        gc.freeze()  # a collection in a worker would write to each object's head
+        gc.freeze()  # otherwise a garbage collection in a worker would write to the header of every object
         control.send(TEMPLATE_READY + stopwatch.pack())
-        children: dict[int, tuple[int, int]] = {}  # by pidfd: the process, and the pipe for its status
+        children: dict[int, tuple[int, int]] = {}  # by pidfd: the process ID, and the pipe for its exit status
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while True:
@@ -79,28 +79,28 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
                     poll.unregister(fd)
                     _report_end(fd, *children.pop(fd))
                     continue
-                message, ends, _, _ = socket.recv_fds(
+                message, fds, _, _ = socket.recv_fds(
                     control, MAX_REQUEST_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
                 )
                 if not message:
                     return
-                status_fd = ends.pop(0)
+                status_fd = fds.pop(0)
                 try:
                     pid = os.fork()
                 except OSError as error:  # too many processes, or no memory
-                    for descriptor in (status_fd, *ends):
+                    for descriptor in (status_fd, *fds):
                         os.close(descriptor)
                     control.send(str(error).encode())
                     continue
                 if pid == 0:
-                    signal.signal(signal.SIGCHLD, of_programs)
+                    signal.signal(signal.SIGCHLD, inherited_handler)
                     for pidfd, (_, pipe) in children.items():
                         os.close(pidfd)
                         os.close(pipe)
                     os.close(status_fd)
-                    _be_a_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, ends)
-                pidfd = os.pidfd_open(pid)  # before it may be waited for
-                for descriptor in ends:
+                    _run_worker(control, (lifeline_fd, stacks_fd), settings, job, (ring_fd, board_fd), message, fds)
+                pidfd = os.pidfd_open(pid)  # must precede any wait for the process
+                for descriptor in fds:
                     os.close(descriptor)
                 children[pidfd] = pid, status_fd
                 poll.register(pidfd, select.POLLIN)
@@ -108,82 +108,82 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _finish_imports() -> None:
-    """Import what Pillow would import with its first image: in each worker that takes 3 MB."""
+    """Import the plugins that Pillow imports when it opens its first image; they would take 3 MB in each worker."""
     if "PIL.Image" in sys.modules:
-        with contextlib.suppress(Exception):  # told where an image is opened
+        with contextlib.suppress(Exception):  # raised again when an image is opened
             sys.modules["PIL.Image"].preinit()
 
 
-def unfit(known: list[int]) -> str:
-    """Why this process must not be forked; "" if it may be. `known` are descriptors that gpuload made."""
+def unfit_reason(gpuload_fds: list[int]) -> str:
+    """Return why this process must not be forked, or "" if it may be. `gpuload_fds` are gpuload's own descriptors."""
     if len(os.listdir("/proc/self/task")) > 1:
-        return "a library started threads when it was imported, or the dataset when it was unpickled"
+        return "a library started threads when imported, or the dataset did when unpickled"
     for name in os.listdir("/proc/self/fd"):
-        if (fd := int(name)) > 2 and fd not in known and (what := _not_to_be_shared(fd)):
-            return f"the dataset, or a library, holds {what}"
+        if (fd := int(name)) > 2 and fd not in gpuload_fds and (description := _describe_unshareable(fd)):
+            return f"the dataset, or a library, holds {description}"
     return ""
 
 
-def _not_to_be_shared(fd: int) -> str:
-    """Return what a descriptor is, if its copies in several processes would disturb each other; else ""."""
+def _describe_unshareable(fd: int) -> str:
+    """Return a description of the descriptor if processes that share it would interfere with each other, else ""."""
     try:
         path, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
         with open(f"/proc/self/fdinfo/{fd}") as file:
             info = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return ""  # that of the folder's own listing
+        return ""  # closed since: it belonged to `listdir`
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
         return f"an open {path.removeprefix('anon_inode:').split(':')[0].strip('[]')}"
     if not stat.S_ISREG(mode) or path.startswith("/memfd:gpuload"):
         return ""
-    for what, (offset, head) in DATABASES.items():
-        with contextlib.suppress(OSError):  # it cannot be read
-            if os.pread(fd, len(head), offset) == head:
-                return f"{what}, {path}"
+    for kind, (offset, signature) in DATABASES.items():
+        with contextlib.suppress(OSError):  # the file cannot be read
+            if os.pread(fd, len(signature), offset) == signature:
+                return f"{kind}, {path}"
     if path in _mapped_paths():
         return ""
     if int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY:
         return f"{path} open for writing"
-    # At byte 0, too: a dataset may open its file in __setstate__, then seek and read for each sample. Two workers that
-    # share the position did so: one sample in a hundred was another one's.
+    # Even at byte 0: a dataset may open its file in __setstate__, then seek and read for each sample. When two workers
+    # shared the file position, one sample in a hundred had the data of another sample.
     return f"{path} open, at byte {int(info['pos'])}"
 
 
 def _mapped_paths() -> set[str]:
-    """Return the paths of the files that are mapped. A mapping keeps a descriptor, by which nobody reads."""
+    """Return the paths of memory-mapped files; the descriptors of their mappings are not used for reading."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
-        columns = [line.rstrip("\n").split(maxsplit=5) for line in file]
-    return {each[5] for each in columns if len(each) > 5}
+        rows = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return {row[5] for row in rows if len(row) > 5}
 
 
 def _report_end(pidfd: int, pid: int, status_fd: int) -> None:
-    """Write a dead worker's status to its pipe: as `subprocess` has it, negative for a signal."""
+    """Write the exit status of an ended worker to its pipe; negative for a signal, as in `subprocess`."""
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the reader is gone
         os.write(status_fd, os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
     os.close(status_fd)
 
 
-def _be_a_worker(
+def _run_worker(
     control: socket.socket,
-    inherited: tuple[int, int],
+    own_fds: tuple[int, int],
     settings: dict[str, Any],
     job: Job,
-    shared: tuple[int, int],
+    shared_fds: tuple[int, int],
     message: bytes,
-    ends: list[int],
+    received_fds: list[int],
 ) -> None:
-    """Do a worker's work in the child, and end. `ends` are the descriptors that came with the message."""
+    """Run a worker in the forked child, then exit. `own_fds` are the template's; `received_fds` came with `message`."""
     try:
         control.close()
-        for fd in inherited:
+        for fd in own_fds:
             os.close(fd)
         number, changes = marshal.loads(message)  # written by the parent
-        reply_fd, lifeline_fd, stacks_fd, queue_fd, *others = ends
-        _take_over(changes, others)
-        _forget_ends_of_the_template()
-        run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared, queue_fd], job)
+        reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
+        _apply_changes(changes, changed_fds)
+        _clear_exit_handlers()
+        run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -191,34 +191,34 @@ def _be_a_worker(
     end()
 
 
-def _take_over(changes: dict[str, Any], files: list[int]) -> None:
-    """Take over what has changed in the parent since the template started; a new process would inherit it."""
+def _apply_changes(changes: dict[str, Any], files: list[int]) -> None:
+    """Apply what changed in the parent since the template started, so that the worker is like a new child process."""
     import resource
 
     os.environ.update(changes["set"])
     for name in changes["removed"]:
         os.environ.pop(name, None)
     for number, limit in changes["limits"]:
-        with contextlib.suppress(ValueError, OSError):  # a hard limit that was raised since
+        with contextlib.suppress(ValueError, OSError):  # the parent has raised a hard limit
             resource.setrlimit(number, limit)
     if changes["cpus"]:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, changes["cpus"])
     if changes["blocked"] is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, changes["blocked"])
-    for what, fd in zip(changes["files"], files, strict=True):
-        if what == ".":
+    for target, fd in zip(changes["files"], files, strict=True):
+        if target == ".":
             os.fchdir(fd)
         else:
-            os.dup2(fd, what)
+            os.dup2(fd, target)
         os.close(fd)
 
 
-def _forget_ends_of_the_template() -> None:
-    """Leave to the template what was to be done at its end: the first worker that leaves would remove a temporary
-    folder that all use. What a worker registers itself is done at its own end."""
+def _clear_exit_handlers() -> None:
+    """Clear the exit handlers that were registered in the template: the first worker to exit would remove a temporary
+    folder that all workers use. Handlers that a worker registers itself run when that worker exits."""
     atexit._clear()
-    # The standard library registers these once in a process, for all that comes later.
+    # The standard library registers these only once per process, for everything that is registered later.
     atexit.register(_run_finalizers, from_index=next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
     if "logging" in sys.modules:
         atexit.register(sys.modules["logging"].shutdown)
@@ -229,8 +229,8 @@ def _forget_ends_of_the_template() -> None:
 
 
 def _run_finalizers(from_index: int) -> None:
-    """Run what was registered with `weakref.finalize` from a number on. Only at the worker's end others are marked to
-    be left alone: it writes to memory that the worker shared until then."""
+    """Run the `weakref.finalize` callbacks registered from this index on. The earlier ones are disabled only here, at
+    the worker's end, because that writes to memory that the worker shared until then."""
     for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         if info.index < from_index:
             info.atexit = False

@@ -61,7 +61,7 @@ def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "torch.py").write_text("import signal; signal.pause()")
     monkeypatch.syspath_prepend(tmp_path)
     results = try_in_process(["torch"], limit_s=0.1)
-    assert results == {"torch": {"ok": False, "why": "it was not done after 0 seconds"}}
+    assert results == {"torch": {"ok": False, "why": "it did not finish within 0 seconds"}}
 
 
 @pytest.mark.processes
@@ -97,9 +97,9 @@ def small_ones_alone(codes: list[Any]) -> list[Any]:
     ("works", "text"),
     [
         (pictures, ""),
-        (shifted, "the region (37, 51, 90, 101) is up to "),
+        (shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
         (no_regions, "it refuses a region: it gave no image and no reason"),
-        (small_ones_alone, "it refuses each picture of the trial"),
+        (small_ones_alone, "it refuses all test pictures"),
     ],
 )
 def test_regions_are_held_against_the_whole_picture(works, text):

@@ -140,7 +140,7 @@ def test_what_has_no_meaning_for_a_stream_is_refused_as_dataloader_does(options)
 
 
 def test_replacing_samples_is_refused():
-    with pytest.raises(ValueError, match="there is no other sample to ask for"):
+    with pytest.raises(ValueError, match="it has no other samples to choose from"):
         gl.Loader(Numbers(), on_error="replace")
 
 

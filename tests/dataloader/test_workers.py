@@ -163,7 +163,7 @@ def test_contexts_of_fresh_processes_are_taken(context):
 @pytest.mark.parametrize("context", ["fork", multiprocessing.get_context("fork")])
 def test_a_fork_is_taken_and_warned_of(context):
     """So that a program which says so runs; without workers there is nothing to say."""
-    text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are no forks of this process"
+    text = r"multiprocessing_context=.*[Ff]ork.* has no effect: gpuload's workers are not forks of this process"
     with pytest.warns(RuntimeWarning, match=text) as said:
         loader = gl.Loader(Made(samples=2), 2, num_workers=1, device="cpu", multiprocessing_context=context)
     with loader:

@@ -163,13 +163,13 @@ def test_a_slow_consumer_is_no_slow_worker(tmp_path, monkeypatch):
             seen += labels.tolist()
             feed, pool = loader_._session.feed, loader_._session.engine
             feed.await_engine()  # a worker that is slow to start is another matter
-            wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._flying, "workers wait for chunks")
+            wait_until(lambda feed=feed, pool=pool: feed.pump(0.01) or not pool._in_flight, "workers wait for chunks")
             with monkeypatch.context() as patch:
                 patch.setattr(pool_module, "time", Later)
-                looks = pool._looked_at
+                looks = pool._checked_at
                 pool.gather(0.0)
-                assert pool._looked_at > looks + 3500
-                pool._looked_at = looks
+                assert pool._checked_at > looks + 3500
+                pool._checked_at = looks
         assert seen == list(range(64))
         assert not loader_._session.engine.deaths.causes
 

@@ -356,7 +356,7 @@ def test_a_slow_consumer_does_not_let_memory_grow():
                 time.sleep(0.002)  # a training step; the workers run ahead of it
                 if step % 50 == 20:  # as far as they can, however slow they are
                     feed, pool = loader._session.feed, loader._session.engine
-                    while feed.pump(0.01) or pool._flying:
+                    while feed.pump(0.01) or pool._in_flight:
                         pass
                 most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
                 if step % 50 == 49:

@@ -364,6 +364,6 @@ class Data:
             assert torch.cat(list(loader)).tolist() == list(range(40))
             assert templates() == []
             assert len(workers()) == 2
-        [text] = [text for text in logged if "interpreter of its own" in text]
+        [text] = [text for text in logged if "separate interpreter" in text]
         assert {told!r} in text, text
     """)

@@ -266,7 +266,7 @@ def test_keys_are_numbers(key, told):
 
 @pytest.mark.parametrize("given", [{"where": "device"}, {"where": "both", "device_share": 0.5}, {"scale": "fast"}])
 def test_images_that_would_be_decoded_in_another_way_are_refused(given):
-    with pytest.raises(ValueError, match=r"a DeviceCached keeps whole images.*needs decode=Decode\(where='cpu'"):
+    with pytest.raises(ValueError, match=r"a DeviceCached keeps entire images.*needs decode=Decode\(where='cpu'"):
         gl.Loader(gl.DeviceCached(Counted()), **OPTIONS, decode=gl.Decode(**given))
 
 

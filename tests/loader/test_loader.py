@@ -448,7 +448,7 @@ def test_importing_gpuload_is_light():
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be at least 1, got 0"),
-        ({"timeout": -1}, ValueError, "timeout must be seconds, 0 for none, got -1"),
+        ({"timeout": -1}, ValueError, "timeout must be a number of seconds, or 0 for none, got -1"),
         (
             {"device": "meta"},
             ValueError,
@@ -761,7 +761,7 @@ def test_after_workers_died_too_often_the_next_epoch_starts_anew(tmp_path):
 
         with pytest.raises(gl.WorkerError, match="more than max_restarts=10 allows"):
             until_the_end()
-        with pytest.raises(gl.WorkerError, match="this epoch is over"):
+        with pytest.raises(gl.WorkerError, match="this epoch has failed"):
             next(iterator)
         mark.touch()
         assert torch.cat(list(loader)).tolist() == list(range(64))

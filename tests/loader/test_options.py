@@ -57,7 +57,7 @@ def test_each_group_is_frozen():
         ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
         ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
         ("batches", {"pad_to": 32}, "pad_to=32 goes with ragged='pad'"),
-        ("workers", {"timeout": -1}, "timeout must be seconds, 0 for none, got -1"),
+        ("workers", {"timeout": -1}, "timeout must be a number of seconds, or 0 for none, got -1"),
         ("workers", {"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
     ],
 )
@@ -106,10 +106,10 @@ def test_the_warning_says_what_so_many_workers_cost(monkeypatch):
     with pytest.warns(RuntimeWarning) as warned:
         gl.Loader([1, 2], num_workers=40)
     assert str(warned[0].message) == (
-        "num_workers=40, but this process may use 2 CPUs: until the first batch, starting so many takes about 6 s of "
-        "all CPUs (many times that if the dataset imports torch: 40 on two CPUs took 23 s), and then they take about "
-        "1.8 GB of memory. The default is 1; more than there are CPUs help only where reading is slow, and "
-        "num_workers='auto' finds out"
+        "num_workers=40, but this process may use 2 CPUs: starting them before the first batch takes about 6 s of all "
+        "CPUs (many times that if the dataset imports torch: 40 on two CPUs took 23 s), and then they use about "
+        "1.8 GB of memory. The default is 1; more workers than CPUs help only if reading is slow; "
+        "num_workers='auto' finds the best number"
     )
 
 
@@ -146,8 +146,8 @@ def test_with_auto_there_is_work_ahead_for_each_worker(monkeypatch):
     [
         (
             {"num_workers": "auto", "dataset": {1, 2}},
-            "num_workers='auto' needs a map-style dataset: each worker of an iterable one reads a share of its own, so "
-            "another number would change the data; give a number",
+            "num_workers='auto' needs a map-style dataset: each worker reads its own share of an iterable dataset, "
+            "so changing the number of workers would change the data; give a number",
         ),
         ({"num_workers": "many"}, "num_workers must be an integer of at least 0 or 'auto', got 'many'"),
         ({"prefetch_factor": "x"}, "prefetch_factor must be an integer of at least 1 or 'auto', got 'x'"),
@@ -215,11 +215,11 @@ def refusal(**arguments) -> str:
         ),
         (
             "pipelines",
-            "write transforms=[…], a list from gpuload.transforms; images are decoded, and labels put together, "
-            "without being declared",
+            "write transforms=[…], a list from gpuload.transforms; images are decoded and labels collated "
+            "automatically",
         ),
         ("batch", "write batch_size=…"),
-        ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches in work besides the one in use"),
+        ("prefetch_queue_depth", "write prefetch_factor=…, the number of batches prepared ahead of the one in use"),
         ("pin_memory_device", "leave it out: device=… says where batches go"),
         ("pad_size_divisor", "write ragged='pad' and pad_to=…, such as 32"),
         ("hflip", "write transforms=T.from_timm(config, hflip=…)"),

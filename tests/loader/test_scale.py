@@ -189,7 +189,7 @@ def test_other_images_of_a_batch_are_decoded_as_they_are():
 )
 def test_chains_that_do_not_begin_with_a_resize(chain, reason):
     made = loader(Photographs(), chain, FAST)
-    assert str(made.plan()).splitlines()[-1] == f"decode scale='fast': all images as they are, since {reason}"
+    assert str(made.plan()).splitlines()[-1] == f"decode scale='fast': all images at full size, since {reason}"
     if "no transform" not in reason and "put together" not in reason:
         batches = []
         for decode in (EXACT, FAST):
@@ -200,12 +200,12 @@ def test_chains_that_do_not_begin_with_a_resize(chain, reason):
 
 
 def test_the_plan_says_so_where_images_may_be_decoded_smaller():
-    fast = "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else as they are"
+    fast = "decode scale='fast': JPEGs at 1/2, 1/4 or 1/8 of their size where that costs less, else at full size"
     chain = [T.RandomResizedCrop(32), T.Normalize([0.5], [0.5])]
     plan = loader(Photographs(), chain, FAST).plan()
     assert str(plan).splitlines()[-1] == fast
     assert plan._repr_html_().endswith("<p>decode scale=&#x27;fast&#x27;: JPEGs at 1/2, 1/4 or 1/8 of their size "
-                                       "where that costs less, else as they are</p>")  # fmt: skip
+                                       "where that costs less, else at full size</p>")  # fmt: skip
     assert "scale" not in str(loader(Photographs(), chain, EXACT).plan())
 
 

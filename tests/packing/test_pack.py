@@ -278,9 +278,9 @@ def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, pa
     (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # that file is no. 5
     changed.write_bytes(jpeg_bytes(smooth_image(8, 8, 5)))
     message = (
-        r"set' holds a finished set of files that have other sizes or times now: among the samples "
-        rf"{part['first']} to {part['first'] + part['samples'] - 1}\. To pack them as they are now, use another "
-        r"folder, or remove this one; if they were only copied or touched, the set is complete as it is$"
+        r"set' holds a finished set, but source files have changed in size or time since: among samples "
+        rf"{part['first']} to {part['first'] + part['samples'] - 1}\. To pack the changed files, use another "
+        r"folder or remove this one; if they were only copied or touched, keep the set: it is complete$"
     )
     with pytest.raises(FileExistsError, match=message):
         packed("tar")
@@ -290,7 +290,7 @@ def test_a_finished_set_over_files_that_have_changed_is_noticed(folder: Path, pa
     assert packed("tar") == path
     for other in folder.rglob("*.jpg"):
         os.utime(other, ns=(5, 5))
-    with pytest.raises(FileExistsError, match=r"among the samples 0 to \d+, and others in \d+ more parts\. To pack"):
+    with pytest.raises(FileExistsError, match=r"among samples 0 to \d+, and in \d+ more parts\. To pack"):
         packed("tar")
     for text in ("[5]", "[]", "no JSON"):  # it may be anybody's
         (path / "manifest-sources.json").write_text(text)
@@ -325,7 +325,7 @@ def test_what_was_asked_for_otherwise_is_not_mixed(folder: Path, packed: Packing
     with pytest.raises(FileExistsError, match=f"holds the beginning of a set .*: quality=90 instead of 80{end}"):
         packed("tar", quality=80)
     (folder / "ant" / "another.jpg").write_bytes(jpeg_bytes(smooth_image(8, 8, 0)))
-    with pytest.raises(FileExistsError, match=f"asked for otherwise: other data{end}"):
+    with pytest.raises(FileExistsError, match=f"packed with other arguments: different data{end}"):
         packed("tar")
 
 
@@ -370,11 +370,11 @@ def image(number: int = 0) -> gl.Encoded:
     ("dataset", "arguments", "error", "message"),
     [
         (Samples(), {}, ValueError, "has no samples to pack"),
-        (iter([1]), {}, TypeError, "takes map-style datasets"),
+        (iter([1]), {}, TypeError, "needs a map-style dataset"),
         (Samples(image()), {"to": "zip"}, ValueError, "to must be one of 'tar', 'lmdb', 'parquet', 'array', got 'zip'"),
         (Samples(image()), {"quality": 0}, ValueError, "quality must be a whole number from 1 to 100, got 0"),
-        (Samples(image()), {"exif": True}, ValueError, "exif=True is for to='array'"),
-        (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True is for JPEGs"),
+        (Samples(image()), {"exif": True}, ValueError, "exif=True needs to='array', got 'tar'"),
+        (Samples(image()), {"to": "array", "cuttable": True}, ValueError, "cuttable=True needs JPEG files"),
         (Samples("a.jpg"), {}, gl.GpuloadError, r"sample 0 .* a tar takes samples of Encoded, .*, got a str$"),
         (Samples((gl.Image(np.zeros((4, 4, 3), np.uint8)), 1)), {}, gl.GpuloadError, r"to an array \(to='array'\)"),
         (Samples({"image": image(), "boxes": gl.Boxes([])}), {}, gl.GpuloadError, "a Boxes has no form in a tar"),

@@ -67,12 +67,12 @@ def test_impossible_order(transforms, text):
         ([T.CenterCrop], "transforms[0] is the class CenterCrop; write CenterCrop(…)"),
         (
             [T.CenterCrop(8), len],
-            "transforms[1] is no transform of gpuload: got <built-in function len> (builtin_function_or_method); write "
+            "transforms[1] is not a gpuload transform: got <built-in function len> (builtin_function_or_method); write "
             "one of gpuload.transforms, or a torch nn.Module, or T.Lambda(len) to call it with a batch",
         ),
         (
             [[T.CenterCrop(8)], T.Resize(8)],
-            "transforms[0] is no transform of gpuload: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
+            "transforms[0] is not a gpuload transform: got [CenterCrop(size=(8, 8))], a list in the list; unpack it "
             "with *, as in transforms=[*T.from_torchvision(…), …]",
         ),
     ],

@@ -56,7 +56,7 @@ def draw(transform, n: int = N, seed: int = 8):
         (
             lambda: T.RandomApply([T.Grayscale()]),
             ValueError,
-            "RandomApply cannot hold Grayscale(), which would make one channel of three for some images of a batch",
+            "RandomApply cannot hold Grayscale(), which would reduce three channels to one for only some",
         ),
     ],
 )  # fmt: skip

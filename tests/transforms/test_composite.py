@@ -133,7 +133,7 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.RandomOrder([len]),
             TypeError,
-            "RandomOrder(transforms=…)[0] is no transform of gpuload: got",
+            "RandomOrder(transforms=…)[0] is not a gpuload transform: got",
         ),
         (lambda: T.RandomChoice([T.Identity()], p=[1, 2]), ValueError, "must have one number for each of the 1 transf"),
         (
@@ -149,12 +149,12 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.RandomApply([NORMALIZE]),
             ValueError,
-            "RandomApply cannot hold Normalize, which turns levels into",
+            "RandomApply cannot hold Normalize, which would turn levels into",
         ),
         (
             lambda: T.RandomChoice([T.Compose([T.ToDtype("float32")])]),
             ValueError,
-            "RandomChoice cannot hold Compose, which turns levels",
+            "RandomChoice cannot hold Compose, which would turn levels",
         ),
         (lambda: T.RandomApply([T.MultiView([[T.Identity()]])]), ValueError, "RandomApply cannot hold a MultiView"),
         (
@@ -165,7 +165,7 @@ def test_transforms_inside_draw_from_lanes_of_their_own():
         (
             lambda: T.Chain(T.Compose([3])),
             TypeError,
-            "Compose(transforms=…)[0] is no transform of gpuload: got 3 (int)",
+            "Compose(transforms=…)[0] is not a gpuload transform: got 3 (int)",
         ),
         (
             lambda: T.Chain([NORMALIZE, T.RandomApply([T.RandomHorizontalFlip(), T.ColorJitter(0.4)])]),
@@ -350,7 +350,7 @@ def test_ragged_views_come_as_lists():
             TypeError,
             "MultiView(chains=…) must be a list with the transforms",
         ),
-        (lambda: T.MultiView([[len]]), TypeError, "MultiView(chains=…)[0](transforms=…)[0] is no transform"),
+        (lambda: T.MultiView([[len]]), TypeError, "MultiView(chains=…)[0](transforms=…)[0] is not a gpuload transform"),
         (
             lambda: T.Chain([T.MultiView([LOCAL]), T.MultiView([LOCAL])]),
             ValueError,

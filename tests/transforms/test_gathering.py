@@ -81,7 +81,7 @@ def test_orders_that_cannot_be(transforms, text):
 
 @pytest.mark.parametrize("holder", [T.RandomApply, T.RandomChoice, T.RandomOrder])
 def test_others_cannot_hold_them(holder):
-    text = f"{holder.__name__} cannot hold Mosaic, which takes in images of other samples.*of its own: p=…"
+    text = f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*its own probability: p=…"
     with pytest.raises(ValueError, match=text):
         holder([T.Compose([T.Mosaic(40)])])
 

@@ -337,7 +337,7 @@ class Own(nn.Module):
         (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
         (lambda: [v2.Resize(8, antialias=0.5)], TypeError, "transforms[0]: Resize(antialias=…) must be True or False"),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
-        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which turns levels"),
+        (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would turn"),
         (
             lambda: [v1.ToTensor(), v1.ToPILImage()],
             ValueError,

@@ -15,7 +15,7 @@ import torch
 
 from gpuload import transforms as T
 from gpuload.transforms import Chain
-from gpuload.transforms.state import MOST_REFERRED, has_state
+from gpuload.transforms.state import MAX_OBJECTS, has_state
 
 NET = torch.nn.Conv2d(3, 3, 1)
 PLAIN = torch.nn.ReLU()
@@ -129,9 +129,9 @@ def test_what_a_function_names_as_a_global():
 
 
 def test_what_refers_to_more_than_can_be_searched_is_taken_for_state():
-    some = [[number] for number in range(MOST_REFERRED)]
+    some = [[number] for number in range(MAX_OBJECTS)]
     assert has_state(enclosed(some))
-    assert not has_state(enclosed(some[: MOST_REFERRED // 2]))
+    assert not has_state(enclosed(some[: MAX_OBJECTS // 2]))
 
 
 @dataclass(frozen=True)

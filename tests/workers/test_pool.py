@@ -280,7 +280,7 @@ def test_what_does_not_fit_the_slot_comes_in_memory_of_its_own_and_leaves_nothin
 def test_memory_that_comes_with_a_reply_that_nobody_waits_for_is_free(team):
     team_ = team(Calls(large))
     team_.ask(1, [1, 2], spare_bytes=8 << 20)
-    del team_.pool._flying[1]  # as if it had been declared lost
+    del team_.pool._in_flight[1]  # as if it had been declared lost
     team_.ask(2, [3])
     assert [reply.chunk for reply in team_.wait(1)] == [2]
     assert owned() == 0
@@ -379,7 +379,7 @@ def test_a_chunk_taken_but_not_noted_is_declared_lost(team):
     team_.values([1], chunk=1)
     while not team_.pool.ready:  # one that is not ready cannot have the chunk
         team_.pool.gather(0.01)
-    wait_until(lambda: team_.pool._flying == {} and 1 not in chunks_on_board(team_), "nobody is at the first chunk")
+    wait_until(lambda: team_.pool._in_flight == {} and 1 not in chunks_on_board(team_), "nobody is at the first chunk")
     for pid in team_.pool.pids:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: is_stopped(pid), "it has stopped")
@@ -596,7 +596,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_named_with_its_stack(team, mo
         time.sleep(0.01)
     monkeypatch.setattr("gpuload.workers.pool.SLOW_SAMPLE_S", 0.1)
     with pytest.warns(
-        RuntimeWarning, match=r"the template of workers .* has not been ready for[\s\S]*in hang_at_import"
+        RuntimeWarning, match=r"the template of workers .* has been starting for[\s\S]*in hang_at_import"
     ) as warned:
         wait_until(lambda: team_.pool.gather(0.5) or warned, "it is warned of")
 
@@ -749,7 +749,7 @@ def test_if_a_worker_cannot_be_started_the_others_go_on_with_one_warning(team, m
     monkeypatch.setattr("gpuload.workers.pool.WorkerProcess", refuse)
     team_.pool.resize(4)
     team_.pool.gather(0.0)
-    text = r"^a worker could not be added: \[Errno 24\] Too many open files\. 1 go on with the work, and no more come$"
+    text = r"^a worker could not be added: \[Errno 24\] Too many open files\. 1 continue, and no more are added$"
     with pytest.warns(RuntimeWarning, match=text) as warned:
         team_.pool.gather(0.0)
     assert len(warned) == 1

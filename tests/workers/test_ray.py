@@ -323,7 +323,7 @@ def test_what_is_shared_with_this_machines_processes_is_refused(cluster):
 
 def test_a_slow_sample_is_warned_of_with_its_machine(cluster, monkeypatch):
     monkeypatch.setattr("gpuload.workers.pool.WATCH_INTERVAL_S", 0.05)
-    told = rf"(?s)has been at sample 50 .*timeout=… would end it.*in nap.*\(on {os.uname().nodename}\)"
+    told = rf"(?s)has been at sample 50 .*set timeout=… to end such workers.*in nap.*\(on {os.uname().nodename}\)"
     with loader(Numbers(64, 50, nap), count=1) as loader_:
         epoch = iter(loader_)
         next(epoch)
@@ -346,7 +346,7 @@ def test_both_slots_of_an_actor_come_back_from_a_dead_worker_and_an_idle_one_tha
 
         async def lose_what_is_asked_for() -> None:
             """As if the first worker had taken both chunks, and died before it noted them."""
-            while len(host._pool._flying) < 2:
+            while len(host._pool._in_flight) < 2:
                 await asyncio.sleep(0.002)
             assert len(host._pool._queues[0].take_back()) == 2
             os.kill(first, signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""The kernel that copies the crops of decoded images to their places in a batch's memory: one launch for all images.
+"""The kernel that copies the crops of decoded images into a batch's memory, with one launch for all images.
 
-Images lie wherever their decoder put them, so a crop is told by the address of its first upright pixel and by the bytes
-from there to the next row and to the next column: a turned image only has other, perhaps negative steps.
+Each image is wherever its decoder put it. So a crop is described by the address of its first upright pixel and by two
+steps in bytes, to the next row and to the next column; for a rotated or flipped image the steps may be negative.
 
-Runs in the main process, on the current stream; who launches it keeps the images until it is done.
+Runs in the main process, on the current stream; the caller keeps the images alive until the kernel has finished.
 """
 
-# Type checkers know neither how a kernel is launched nor that calls in kernels return.
+# Type checkers do not understand how kernels are launched, nor that calls inside kernels return values.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "launch"]
 
-BLOCK: Final = 4096  # bytes that a program copies
-# A crop: address of its first pixel, steps to the next row and column, channels, bytes of a row and of all rows, place.
-_INTS: Final = tl.constexpr(7)
+BLOCK: Final = 4096  # bytes copied by each program
+# Integers per crop: first pixel's address, row step, column step, channels, bytes per row, bytes, offset in the target.
+_CROP_INTS: Final = tl.constexpr(7)
 
 
 @triton.jit
 def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
-    crop_ptr = crops_ptr + tl.program_id(1) * _INTS
+    crop_ptr = crops_ptr + tl.program_id(1) * _CROP_INTS
     address, row_step, column_step = tl.load(crop_ptr), tl.load(crop_ptr + 1), tl.load(crop_ptr + 2)
     channels, row_bytes = tl.load(crop_ptr + 3).to(tl.int32), tl.load(crop_ptr + 4).to(tl.int32)
     nbytes, start = tl.load(crop_ptr + 5), tl.load(crop_ptr + 6)
-    # Only the first byte is divided as int64, which takes a GPU dozens of instructions.
+    # An int64 division takes a GPU dozens of instructions, so only the block's first offset is divided as int64.
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     first_row = begin // row_bytes
     lane = tl.arange(0, BLOCK)
-    at = (begin - first_row * row_bytes).to(tl.int32) + lane
-    row = at // row_bytes
-    column = (at - row * row_bytes) // channels
-    channel = at - row * row_bytes - column * channels
+    offset = (begin - first_row * row_bytes).to(tl.int32) + lane
+    row = offset // row_bytes
+    column = (offset - row * row_bytes) // channels
+    channel = offset - row * row_bytes - column * channels
     source = address + (first_row + row) * row_step + column * column_step + channel
     inside = begin + lane < nbytes
     level = tl.load(source.to(tl.pointer_type(tl.uint8)), mask=inside)
@@ -53,12 +53,12 @@ def _copy(crops_ptr, target_ptr, BLOCK: tl.constexpr):
 
 
 def launch(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
-    """Copy regions on a device, as `gpuload.stage.decode.backend.copy_crops` has it."""
+    """Copy regions on a device; the arguments are those of `gpuload.stage.decode.backend.copy_crops`."""
     if not len(pixels):
         return
     (height, width, channels), orientations = places["shape"].T, places["orientation"]
-    address, row_step = np.array([(one.address, one.row_bytes) for one in pixels], np.int64).T
-    # The upright image is the stored one, transposed, then flipped.
+    address, row_step = np.array([(region.address, region.row_bytes) for region in pixels], np.int64).T
+    # The upright image is the stored image, first transposed, then flipped.
     transposed = orientations >= 5
     row_step, column_step = np.where(transposed, channels, row_step), np.where(transposed, row_step, channels)
     flipped_y, flipped_x = np.isin(orientations, [*FLIPPED_Y]), np.isin(orientations, [*FLIPPED_X])

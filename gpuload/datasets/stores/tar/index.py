@@ -1,18 +1,18 @@
-"""The index of one shard: which samples are in it, and where their fields are. Built from headers, kept in a file.
+"""The index of one shard: its samples and the positions of their fields. Built from tar headers, stored in a file.
 
-An index is one array of bytes, in memory as in its file: workers map one copy of it. All numbers are little-endian.
+An index is one array of bytes, identical in memory and on disk; workers map a shared copy. Numbers are little-endian.
 
-- a head of 80 bytes: magic; size and mtime_ns of the archive; counts of samples and members; bytes of keys and of
-  fields' names; bytes of a number in each of the five columns below (1, 2, 4 or 8); CRC-32 of everything else;
-  how many files were left out that are no samples;
+- a header of 80 bytes: magic; size and mtime_ns of the archive; number of samples and of members; length of `keys` and
+  of `names`; bytes per number in each of the five columns below (1, 2, 4 or 8); CRC-32 of everything else; number of
+  ignored files, which are not samples;
 - `first` (samples + 1): the number of each sample's first member;
-- `key_ends` (samples + 1): where in `keys` each key begins and the last one ends;
-- `blocks` (members): where the bytes of each member begin, in blocks of 512;
-- `sizes` (members): how many bytes;
-- `fields` (members): the number of the field's name;
-- `keys`: all keys, one after the other; `names`: those of the fields, with a zero between them.
+- `key_ends` (samples + 1): the offsets in `keys` at which each key begins, and the offset at which the last key ends;
+- `blocks` (members): the offset of each member's data, in blocks of 512 bytes;
+- `sizes` (members): the size of each member's data in bytes;
+- `fields` (members): the number of the field's name in `names`;
+- `keys`: all keys, concatenated; `names`: the names of the fields, separated by zero bytes.
 
-Each part begins at a multiple of 8. A sample of an image and a class takes 18 to 26 bytes and its key.
+Each part begins at a multiple of 8 bytes. A sample with an image and a class takes 18 to 26 bytes plus its key.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from gpuload.errors import visible
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["Shard", "Unusable", "build", "fields_of", "read", "restamped", "split_name", "table_of"]
+__all__ = ["Shard", "Unusable", "build", "fields_of", "make_table", "read", "split_name", "with_mtime"]
 
 MAGIC: Final = b"gltar\0\0\3"
 HEAD: Final = struct.Struct("<8sQqQQQQ5B3xQQ")
-WINDOW: Final = 4096  # read with a header: what follows a small member is there already
-META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's own notes
-in_litter = functools.lru_cache(1024)(is_litter)  # of folders, each of which holds many files
+WINDOW: Final = 4096  # bytes read at once, so that the header after a small member is already in memory
+META: Final = re.compile(rb"__[^/]*__($|/)")  # WebDataset's metadata
+in_litter = functools.lru_cache(1024)(is_litter)  # called with folders: many members share one
 
 
 class Unusable(ValueError):
-    """An index file that is cut or damaged."""
+    """The error for an index file that is truncated or damaged."""
 
 
 class Columns(NamedTuple):
-    """Views of an index: a number of an array takes three times as long as one of a memoryview."""
+    """The parts of an index, as memoryviews: reading one number from a NumPy array takes three times as long."""
 
     first: memoryview
     key_ends: memoryview
@@ -66,30 +66,30 @@ class Shard:
     """A shard with its index.
 
     Args:
-        path: of the archive.
-        table: uint8, the index.
+        path: the path or URL of the archive.
+        table: the bytes of the index, uint8.
 
     Attributes:
-        size, mtime_ns: of the archive, as it was indexed.
-        samples, members: how many.
-        left_out: how many files other programs have put in, which are no samples.
+        size, mtime_ns: size and modification time of the archive when it was indexed.
+        samples, members: the number of samples and of members.
+        left_out: the number of ignored files, which other programs added and which are not samples.
     """
 
     def __init__(self, path: str, table: np.ndarray) -> None:
         self.path = path
         self.table = table
-        table.flags.writeable = False  # as one from a file is: a `Cached` on disk compares pickles
+        table.flags.writeable = False  # like a table from a file: a `Cached` on disk compares pickles
         _, self.size, self.mtime_ns, self.samples, self.members, *_, self.left_out = HEAD.unpack_from(table.data)
 
     @functools.cached_property
     def columns(self) -> Columns:
-        """The parts of the table."""
+        """Return views of the parts of the table."""
         *parts, names = (array.data for array in _arrays(self.table))
         texts = str(names, "utf-8", "surrogateescape").split("\0") if len(names) else ()
         return Columns._make([*parts, tuple(texts)])
 
     def key(self, number: int) -> str:
-        """The key of a sample."""
+        """Return the key of a sample."""
         columns = self.columns
         return str(columns.keys[columns.key_ends[number] : columns.key_ends[number + 1]], "utf-8", "surrogateescape")
 
@@ -101,28 +101,28 @@ class Shard:
 
 
 def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: Remote | None = None) -> Shard:
-    """Return the shard with an index made from its headers.
+    """Build the index of a shard from its tar headers.
 
     Args:
-        path: of the archive.
-        remark: called with what looks odd, as text.
-        remote: how a URL is read.
+        path: the path or URL of the archive.
+        remark: called with a text about each oddity of the archive.
+        remote: how to read a URL.
 
     Raises:
-        OSError: it cannot be read.
-        Damage: it is cut off, no tar, or holds what is refused; or two samples with one key.
+        OSError: the archive cannot be read.
+        Damage: it is truncated or not a tar archive, or has a forbidden member or two samples with the same key.
     """
     file = open_file(path, remote)
     if kind := compression_of(file.read_at(0, 6)):
         raise Damage(
-            f"{path!r} is compressed ({kind}): nothing in it can be read without all that is before it. Unpack it to a "
-            "plain tar, or read it in one pass, with TarShards(…, stream=True)"
+            f"{path!r} is compressed ({kind}), so it can only be read from beginning to end. Unpack it to a plain tar, "
+            "or read it in one pass, with TarShards(…, stream=True)"
         )
     first, ends = array("Q"), array("Q", [0])
     blocks, sizes, fields = array("Q"), array("Q"), array("Q")
-    numbers: dict[bytes, int] = {}  # of the fields' names
+    field_numbers: dict[bytes, int] = {}  # by name
     keys, key, left_out = bytearray(), b"", LeftOut()
-    count = lambda: f"; {len(first)} samples are in it"  # noqa: E731
+    count = lambda: f"; it has {len(first)} samples"  # noqa: E731
     archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, suffix=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
@@ -130,66 +130,65 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
             for _, _, name, member in sample:
                 blocks.append(member.data // BLOCK)
                 sizes.append(member.nbytes)
-                fields.append(numbers.setdefault(name, len(numbers)))
+                fields.append(field_numbers.setdefault(name, len(field_numbers)))
             keys += key
             ends.append(len(keys))
     except Damage as damage:
         split = split_name(damage.member) if damage.member else None
-        whole = len(first) - bool(first and split is not None and split[0] == key)
-        before = f". {whole} complete samples come before that; fix the shard, or remove it" if first else ""
-        raise Damage(f"{damage}{before}", damage.member) from None
+        complete = len(first) - bool(first and split is not None and split[0] == key)
+        hint = f". {complete} complete samples come before that; repair the shard, or leave it out" if first else ""
+        raise Damage(f"{damage}{hint}", damage.member) from None
     first.append(len(blocks))
     after = open_file(path, remote)
     if (after.size, after.mtime_ns) != (file.size, file.mtime_ns):
-        raise Damage(f"{path!r} was changed while it was indexed; wait until it is written")
+        raise Damage(f"{path!r} changed while it was being indexed; wait until it is completely written")
     columns, stamp = (first, ends, blocks, sizes, fields), (file.size, file.mtime_ns)
-    return Shard(path, table_of(stamp, columns, bytes(keys), b"\0".join(numbers), left_out.files))
+    return Shard(path, make_table(stamp, columns, bytes(keys), b"\0".join(field_numbers), left_out.files))
 
 
 def fields_of(
     archive: Iterable[Member], path: str, left_out: LeftOut, seen: dict[bytes, int] | None = None
 ) -> Iterator[tuple[int, bytes, bytes, Member]]:
-    """Yield the fields of all samples, in the order of the archive: of each where its sample begins, the sample's key,
-    the field's name, and the member that holds it.
+    """Yield all fields of all samples, in archive order: the offset of the sample, the sample's key, the field's name,
+    and the member that holds the field.
 
     Args:
-        archive: its members.
-        path: of the archive.
-        left_out: what other programs have put in is counted here.
-        seen: where each key begins is noted here, and none may come again; None means only neighbours are looked at.
+        archive: the members of the archive.
+        path: the path of the archive, for error messages.
+        left_out: counts the ignored files of other programs.
+        seen: records the offset of each key, to find repeated keys; None means only adjacent samples are compared.
 
     Raises:
-        Damage: there are two samples with one key.
+        Damage: two samples have the same key.
     """
-    begin, current, names = 0, None, set()
+    sample_start, current_key, names = 0, None, set()
     for member in archive:
         if (split := split_name(member.name)) is None:
             if is_litter(member.name):
                 left_out.add(member.name)
             continue
         key, name = split
-        if key != current:
+        if key != current_key:
             if seen is not None and seen.setdefault(key, member.start) != member.start:
-                raise _twice(path, key, seen[key], member)
-            begin, current, names = member.start, key, set()
+                raise _duplicate_key(path, key, seen[key], member)
+            sample_start, current_key, names = member.start, key, set()
         elif name in names:
-            raise _twice(path, key, begin, member, f", with the field '{visible(name)}' again")
+            raise _duplicate_key(path, key, sample_start, member, f", which repeats the field '{visible(name)}'")
         names.add(name)
-        yield begin, key, name, member
+        yield sample_start, key, name, member
 
 
-def _twice(path: str, key: bytes, before: int, member: Member, again: str = "") -> Damage:
+def _duplicate_key(path: str, key: bytes, offset: int, member: Member, detail: str = "") -> Damage:
     return Damage(
-        f"{path!r} has two samples with the key '{visible(key)}': one at offset {before:,}, one at {member.start:,}"
-        f"{again}; the members of a sample lie side by side, and each key comes once in a shard (archives with the "
-        "same keys are not joined, but shards of their own)",
+        f"{path!r} has two samples with the key '{visible(key)}': one at offset {offset:,}, one at {member.start:,}"
+        f"{detail}; the members of a sample must be adjacent, and each key must be unique within a shard (do not "
+        "concatenate archives with the same keys; use them as separate shards)",
         member.name,
     )
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and field by WebDataset's rule: the first dot of the last component is between them. None means no
-    sample's."""
+    """Split a name into key and field at the first dot of its last component, as WebDataset does; else return None."""
     dot = name.find(b".", slash := name.rfind(b"/") + 1)
     if dot <= slash or dot == len(name) - 1 or META.match(name) or (slash and in_litter(name[:slash])):
         return None
@@ -197,17 +196,17 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = None) -> Shard | None:
-    """Return the shard with the index from a file; None if there is none, or of another archive, or of one since
-    changed.
+    """Return the shard with its index read from a file. Return None if there is no such file, or if the file belongs to
+    another archive or to an earlier state of this one.
 
     Args:
-        path: of the archive.
-        index: of the index.
-        stamp: the archive's, see `store.stamp`.
-        remote: how `index` is read, if it is a URL.
+        path: the path or URL of the archive.
+        index: the path or URL of the index.
+        stamp: the stamp of the archive, see `store.stamp`.
+        remote: how to read `index`, if it is a URL.
 
     Raises:
-        Unusable: the file is cut or damaged.
+        Unusable: the file is truncated or damaged.
     """
     try:
         file = open_file(index, remote)
@@ -215,20 +214,20 @@ def read(path: str, index: str, stamp: tuple[int, int], remote: Remote | None = 
         return None
     table = np.frombuffer(file.read_at(0, file.size), np.uint8)
     if len(table) < HEAD.size or len(table) % 8 or table[:8].tobytes() != MAGIC:
-        raise Unusable(f"it is cut, or no index: it has {len(table):,} bytes")
+        raise Unusable(f"it is truncated, or not an index file ({len(table):,} bytes)")
     arrays = _arrays(table)
     if _checksum(table) != HEAD.unpack_from(table.data)[-2]:
         raise Unusable("its checksum is wrong")
     shard = Shard(path, table)
     if (shard.size, shard.mtime_ns) != stamp:
         return None
-    if not _leads_into_the_archive(shard, arrays):
-        raise Unusable("it leads to places that are not in the archive")
+    if not _points_into_archive(shard, arrays):
+        raise Unusable("it points to places outside the archive")
     return shard
 
 
-def _leads_into_the_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
-    """Return whether all that an index names is there: it may have come with the archive, from anybody."""
+def _points_into_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
+    """Return whether all positions in the index are valid. It may come from an untrusted source, with the archive."""
     first, key_ends, blocks, sizes, fields, keys, names = arrays
     for ends, total in ((first, shard.members), (key_ends, len(keys))):
         if ends[0] != 0 or ends[-1] != total or (ends[1:] < ends[:-1]).any():
@@ -236,22 +235,22 @@ def _leads_into_the_archive(shard: Shard, arrays: list[np.ndarray]) -> bool:
     if not shard.members:
         return True
     count = names.tobytes().count(b"\0") + 1 if len(names) else 0
-    # As floats, which do not overflow, and are exact up to 2**53.
+    # Floats do not overflow, and are exact up to 2**53.
     return bool(fields.max() < count and (blocks * float(BLOCK) + sizes).max() <= shard.size)
 
 
-def restamped(shard: Shard, mtime_ns: int) -> Shard:
-    """The same shard, known by another time."""
+def with_mtime(shard: Shard, mtime_ns: int) -> Shard:
+    """Return the same shard with another modification time in its index."""
     table = shard.table.copy()
     table[16:24] = np.frombuffer(struct.pack("<q", mtime_ns), np.uint8)
     table[HEAD.size - 16 : HEAD.size - 8] = np.frombuffer(struct.pack("<Q", _checksum(table)), np.uint8)
     return Shard(shard.path, table)
 
 
-def table_of(
+def make_table(
     stamp: tuple[int, int], columns: Iterable[array], keys: bytes, names: bytes, left_out: int = 0
 ) -> np.ndarray:
-    """The index of an archive with this size and time, see `store.stamp`; columns, keys and names as its parts are."""
+    """Build an index from an archive's stamp (see `store.stamp`) and the parts that the module's docstring lists."""
     arrays = [np.asarray(column) for column in columns]
     arrays = [array.astype(np.min_scalar_type(int(array.max(initial=0)))) for array in arrays]
     counts = len(arrays[0]) - 1, len(arrays[2]), len(keys), len(names)
@@ -266,23 +265,23 @@ def _arrays(table: np.ndarray) -> list[np.ndarray]:
     """Return the parts of a table.
 
     Raises:
-        Unusable: it has no such parts.
+        Unusable: the header is damaged, or does not match the table's length.
     """
     _, _, _, samples, members, key_bytes, name_bytes, *widths, _, _ = HEAD.unpack_from(table.data)
     if not set(widths) <= {1, 2, 4, 8}:
-        raise Unusable(f"its head is damaged (its numbers are of {widths} bytes)")
-    arrays, at = [], HEAD.size
+        raise Unusable(f"its header is damaged (numbers of {widths} bytes)")
+    arrays, offset = [], HEAD.size
     counts = (samples + 1, samples + 1, members, members, members, key_bytes, name_bytes)
     for count, width in zip(counts, (*widths, 1, 1), strict=True):
         nbytes = count * width
-        arrays.append(table[at : at + nbytes].view(f"<u{width}"))
-        at += -(-nbytes // 8) * 8
-    if at != len(table):
-        raise Unusable(f"it has {len(table):,} bytes, where its head says {at:,}")
+        arrays.append(table[offset : offset + nbytes].view(f"<u{width}"))
+        offset += -(-nbytes // 8) * 8
+    if offset != len(table):
+        raise Unusable(f"it has {len(table):,} bytes, but its header says {offset:,}")
     return arrays
 
 
 def _checksum(table: np.ndarray) -> int:
-    """Return the CRC-32 of all bytes but those of the checksum itself."""
-    at = HEAD.size - 16
-    return crc32(table[at + 8 :].data, crc32(table[:at].data))
+    """Return the CRC-32 of all bytes except the checksum itself."""
+    offset = HEAD.size - 16
+    return crc32(table[offset + 8 :].data, crc32(table[:offset].data))

@@ -195,7 +195,7 @@ def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None
     size, mtime_ns = index_file.HEAD.unpack_from(head)[1:3]
     shard = index_file.read(path, place, (size, mtime_ns), remote) if size == known[0] else None
     if shard is not None:
-        shard = index_file.restamped(shard, known[1])
+        shard = index_file.with_mtime(shard, known[1])
         _keep(shard, remote)
     return shard
 
