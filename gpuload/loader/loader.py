@@ -336,7 +336,7 @@ class Loader:
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
-        log.resuming(loaded)
+        log.state_loaded(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options
