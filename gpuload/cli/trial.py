@@ -232,7 +232,7 @@ def find_fault(decoder: Any, device: Any) -> str:
         whole = fetch(image, sources[0], device).astype(np.int64)
         for source, part in zip(sources, decoder.decode(sources), strict=True):
             if isinstance(part, Refused):
-                return f"it refuses a region: {part.why}"
+                return f"it refuses a region: {part.reason}"
             top, left, height, width = source.region_tlhw
             levels = np.abs(fetch(part, source, device) - whole[top : top + height, left : left + width]).max()
             if levels:
