@@ -61,8 +61,8 @@ class Source:
     Attributes:
         seeding: seeds the global generators before each sample; None if the dataset draws nothing.
         counters: receives the time that reading took.
-        introduce: called at the start of each epoch with its number and, for an iterable dataset, the position of the
-            first sample; called again if the dataset imports torch while it makes its first samples.
+        set_worker_info: called at the start of each epoch with its number and, for an iterable dataset, the position
+            of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
 
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
@@ -83,7 +83,7 @@ class Source:
         self._changes = b""
         self._applied: dict[Any, Any] = {}
         self._epoch = -1
-        self.introduce: Callable[..., Any] = lambda epoch, position=None: None
+        self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
@@ -105,7 +105,7 @@ class Source:
             return self._open_pass(request, request.iterable, touch)
         if request.epoch != self._epoch:
             self._epoch = request.epoch
-            self.introduce(request.epoch)
+            self.set_worker_info(request.epoch)
         keys = _keys_of(request)
         if self._will_need is not None:
             self._note_speed(len(keys))
@@ -173,10 +173,10 @@ class Source:
         if not self._without_torch or "torch" not in sys.modules:
             return False
         self._without_torch = False
-        self.introduce(request.epoch)
+        self.set_worker_info(request.epoch)
         return True
 
-    def picked(self, request: Request) -> Found | None:
+    def plain_samples(self, request: Request) -> Found | None:
         """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
         return picked(self._dataset, request.indices) if request.iterable is None else None
 
@@ -227,7 +227,7 @@ class Source:
     def _open_pass(self, request: Request, start: IterableStart, touch: Callable[[], None]) -> Callable[[int], Any]:
         if self._pass is None or self._pass.run != start.run:
             self._pass = None  # the old iterator ends before the new one begins
-            self.introduce(request.epoch, start.offset)
+            self.set_worker_info(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         samples, numbers = self._pass, _keys_of(request)
         samples.forget(start.samples)
