@@ -527,7 +527,7 @@ def _device_block(block: Block, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
-    tensor = torch.from_numpy(array)  # it keeps this array object alive
+    tensor = torch.from_numpy(array)  # the tensor keeps this array object alive
     return tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
 
 
@@ -540,7 +540,7 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
             memory.append(None)
             continue
         bytes_ = part.data[: part.used_bytes]
-        tensor = torch.from_numpy(bytes_)  # it keeps this array object alive
+        tensor = torch.from_numpy(bytes_)  # the tensor keeps this array object alive
         if not (_worth_lending(part) and transfer.lend(part, [bytes_])):
             tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
         memory.append(tensor)
