@@ -1,9 +1,9 @@
-"""From the parts of a batch to what the user gets: its columns finished, and put together.
+"""Assembles batches for the user: finishes the columns of a batch's parts, and collates them.
 
 Runs in the main process, within the transfer's stream. The columns of the batch are read, its images go through the
-stage, masks, boxes and keypoints follow them, and blocks of arrays are joined by one copy. Then all of it is collated
-as torch's `default_collate` does; or, for a user's `collate_fn`, samples are put together again row by row, unless a
-worker has run it already.
+stage, masks, boxes and keypoints are transformed like the images, and blocks of arrays are joined by one copy. The
+finished columns are collated as by torch's `default_collate`. A user's `collate_fn` gets samples that are rebuilt row
+by row, unless a worker has already called it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from gpuload.workers.planned import PlannedBatch
 
 __all__ = ["AssembledBatch", "Assembly", "BatchInfo", "columns_of", "draw_programs", "module_seed"]
 
-DEPTH = 3  # how deep objects of a user's own class are searched for tensors
-NOTHING = contextlib.nullcontext()
-LEND_BYTES = 1 << 20  # less is copied
-NO_TENSORS = (int, float, str, bytes, type, type(None))  # there are none in these
+DEPTH = 3  # levels of nested user-defined objects that are searched for tensors
+NO_CONTEXT = contextlib.nullcontext()
+LEND_BYTES = 1 << 20  # smaller memory is copied
+NO_TENSORS = (int, float, str, bytes, type, type(None))  # types that contain no tensors
 
 
 def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
-    """Return the samples of a batch that loaded, joined from its chunks, in the order of their positions.
+    """Return the successfully loaded samples of a batch, joined from its chunks, in the order of their positions.
 
-    Without faults that is the order of the chunks; substitutes for failed samples come after the others, and skipped
-    samples are missing.
+    Without faults this is the order of the chunks. Substitutes for failed samples come after the other samples, and
+    skipped samples are missing.
 
     Args:
-        batch: complete.
-        starts: where the bytes of each of its parts begin, in the memory that offsets count from.
-        spread: turn blocks into values, one array for each sample. Even without it, blocks become values if there are
+        batch: a complete batch.
+        starts: the offset of each part's bytes in the batch's memory.
+        spread: turn blocks into values, one array for each sample. Even if False, blocks become values if there are
             targets, if samples failed, and where the blocks of a leaf differ between chunks.
     """
     spec, planned = batch.spec, batch.planned
@@ -85,25 +85,25 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
 
 
 def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return the row that each sample has in the batch as it was asked for, int64 (N,). Positions of a batch that wraps
-    around are not ascending."""
+    """Return the row of each sample in the batch as requested, int64 (N,). In a batch that wraps around, positions are
+    not ascending."""
     order = np.argsort(batch.spec.positions, kind="stable")
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
 
 def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whole: bool = False) -> list[list[Program]]:
-    """Draw the programs for each column of images, one for each view; `whole`: the regions in their tables are whole
-    images, and not what a worker drew.
+    """Draw the programs for each column of images, one program per view. With `whole`, the regions in the tables are
+    whole images; otherwise a worker has drawn them.
 
     Raises:
-        DrawError: a transform cannot be drawn for one image.
+        DrawError: the parameters of a transform cannot be drawn for an image.
     """
     key = philox.epoch_key(seed, epoch)
     programs: list[list[Program]] = []
     for images in columns.images:
         rows, sizes, first = images.row_numbers, images.table["size_hw"], columns.images[0]
         if programs and np.array_equal(rows, first.row_numbers) and np.array_equal(sizes, first.table["size_hw"]):
-            programs.append(programs[0])  # the same rows have both, in one size
+            programs.append(programs[0])  # both columns have the same rows and sizes
             continue
         boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
         draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
@@ -113,22 +113,22 @@ def draw_programs(chain: Chain, seed: int, epoch: int, columns: Columns, *, whol
 
 
 def module_seed(seed: int, epoch: int, columns: Columns, view: int) -> int:
-    """Return the seed of torch's generators for the module at the end of the transforms, from the batch's first
-    position, which is the same when an epoch is resumed."""
+    """Return the seed of torch's generators for the module at the end of the transforms. It depends on the first
+    position of the batch, which is the same when an epoch is resumed."""
     key = philox.epoch_key(seed, epoch)
     return int(philox.uniforms(key, columns.positions[:1], streams.MODULE[view], 2)[0, 0] * 2.0**32)
 
 
 class BatchInfo(NamedTuple):
-    """The samples that a batch holds, given beside it with ``info=True``: a named tuple, which trainers can move.
+    """The samples of a batch, returned next to it for ``info=True``. It is a named tuple, so that trainers can move it.
 
     Attributes:
         epoch: the epoch's number.
         step: the batch's number in the epoch, from 0.
         positions: int64 (N,), each sample's position in the epoch's order.
-        indices: int64 (N,), its index in the dataset; a list if a sampler gives keys that are not integers. For an
-            iterable dataset, how many samples its worker gave before it.
-        valid: bool (N,), False for rows that only fill up a batch.
+        indices: int64 (N,), each sample's index in the dataset; a list if a sampler yields keys that are not integers.
+            For an iterable dataset, the number of samples that its worker yielded before it.
+        valid: bool (N,), False for rows that only pad a batch.
     """
 
     epoch: int
@@ -139,13 +139,13 @@ class BatchInfo(NamedTuple):
 
 
 class AssembledBatch(NamedTuple):
-    """A batch that was made.
+    """An assembled batch, or one whose last steps are postponed.
 
     Attributes:
-        value: what the user gets, unless something is `postponed`.
-        tensors: all tensors in it; if something is `postponed`, all that it reads.
-        postponed: makes the value, on the consumer's stream.
-        warning: to be given with it.
+        value: the batch that the user gets; None if steps are `postponed`.
+        tensors: all tensors in the value; if steps are `postponed`, all tensors that they read.
+        postponed: returns the value; to be called on the consumer's stream.
+        warning: the warning to issue with the batch; "" for none.
     """
 
     value: Any
@@ -155,15 +155,15 @@ class AssembledBatch(NamedTuple):
 
 
 class Assembly:
-    """Makes batches.
+    """The assembly of batches from loaded chunks.
 
     Args:
-        options: the loader's.
+        options: the batch options of the loader.
         stage: the compiled transforms.
-        transfer: brings slots and tensors to the device.
+        transfer: copies slots and tensors to the device.
 
     Attributes:
-        copy_s, stage_s, collate_s: host time of issuing copies, of the transforms with their draws, and of the rest.
+        copy_s, stage_s, collate_s: host time of issuing copies, of transforms with their draws, and of all other steps.
     """
 
     def __init__(self, options: BatchOptions, stage: Any, transfer: Any) -> None:
@@ -176,27 +176,27 @@ class Assembly:
         chain = options.chain
         changes = len(chain) or chain.module is not None or chain.views is not None
         self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
-        self._targets: TargetStage | None = None  # made once a sample has targets
-        self._warned = False  # whether it was looked for what does not move targets
+        self._targets: TargetStage | None = None  # created for the first sample with targets
+        self._warned = False  # whether `left_behind` was called
 
     def make(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
-        """Make a batch, or all of it that may be made ahead: what is at the end of the transforms, and a `collate_fn`,
-        may depend on what the consumer is still doing.
+        """Assemble a batch. On asynchronous devices, the module at the end of the transforms and a `collate_fn` are
+        postponed, since they may depend on values that the consumer's stream is still computing.
 
         Args:
-            batch: complete; its slots are given back when they have been read.
-            info: give `BatchInfo` too.
-            release: gives the slots back.
+            batch: a complete batch; its slots are released when they have been read.
+            info: also return a `BatchInfo`.
+            release: releases the slots.
 
         Raises:
-            CollateError: the samples cannot be put together.
+            CollateError: the samples cannot be collated.
         """
         with self._collating():
             return self._assemble(batch, info, release)
 
     @contextlib.contextmanager
     def _collating(self) -> Iterator[None]:
-        """A context whose time counts as `collate_s`, but for what counts as something else."""
+        """Return a context that adds its time to `collate_s`, except time that is added to `copy_s` or `stage_s`."""
         start, before = perf_counter(), self.copy_s + self.stage_s
         try:
             yield
@@ -205,24 +205,24 @@ class Assembly:
 
     def _assemble(self, batch: Batch, info: bool, release: Callable[[], None]) -> AssembledBatch:
         columns = columns_of(batch, self._transfer.starts(batch), spread=self._by_row)
-        later, finished = False, None
+        is_postponed, finished = False, None
         if columns.collated is not None:
-            release()  # it was copied when it was unpickled
+            release()  # unpickling has copied the batch
             if (collated := columns.collated).error:
                 raise _collate_error(columns, collated.error, collated.traceback, collated.kinds)
-            put = partial(self._on_device, collated.value)
+            collect = partial(self._on_device, collated.value)
         else:
-            later = self._transfer.asynchronous and self._reads_state(columns)
+            is_postponed = self._transfer.asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
-            finished = self.finish(batch, columns, release, by_row=self._by_row, last=not later)
-            put = partial(self._put_together, columns, outline, finished)
+            finished = self.finish(batch, columns, release, by_row=self._by_row, last=not is_postponed)
+            collect = partial(self._collate, columns, outline, finished)
         warning = batch.spec.warning
         if columns.has_targets and not (self._warned or warning):
             self._warned, warning = True, left_behind(self._options.chain, columns)
         epoch, batch_info = batch.spec.epoch, self._info(batch, columns) if info else None
 
         def value() -> Any:
-            return put() if batch_info is None else (put(), batch_info)
+            return collect() if batch_info is None else (collect(), batch_info)
 
         def postponed() -> Any:
             assert finished is not None
@@ -232,19 +232,18 @@ class Assembly:
                 self.stage_s += perf_counter() - start
                 return value()
 
-        if later and finished is not None:
+        if is_postponed and finished is not None:
             return AssembledBatch(None, _tensors([*finished.results, batch_info], DEPTH), postponed, warning)
         result = value()
         return AssembledBatch(result, _tensors(result, DEPTH), None, warning)
 
     def _reads_state(self, columns: Columns) -> bool:
-        """Return whether code of the user's own may read what the consumer's stream is still writing: a `collate_fn`,
-        or what ends the transforms."""
+        """Return whether user code (a `collate_fn` or the module at the end of the transforms) may read values that
+        the consumer's stream is still writing."""
         return self._options.collate_fn is not None or (self._options.chain.ends_in_state and bool(columns.images))
 
     def plan_inputs(self, batch: Batch) -> tuple[PlannedBatch, bytes] | None:
-        """For a complete batch, return a plan to be made and what a worker reads for it; None means it is planned
-        here."""
+        """Return an empty plan of a complete batch, and a worker's inputs for it; None if the stage plans the batch."""
         planned = PlannedBatch(self._transfer.starts(batch))
         chunks = [part.description for part in batch.parts]
         if not all(chunks):
@@ -255,24 +254,24 @@ class Assembly:
                 return None
         return planned, planned.request(chunks)
 
-    def _put_together(self, columns: Columns, outline: Any, finished: Finished) -> Any:
-        """Return the batch that the user gets, of its finished columns; `outline` None means row by row."""
+    def _collate(self, columns: Columns, outline: Any, finished: Finished) -> Any:
+        """Collate the finished columns to the batch that the user gets; if `outline` is None, row by row."""
         if outline is None:
-            return self._on_device(self._collated(columns, finished))
+            return self._on_device(self._collate_rows(columns, finished))
         pairing, options = finished.pairing, self._options
         # Labels are checked and mixed before they go to the device, to avoid waiting for it.
-        first = self._placed if pairing is None else lambda tensor: tensor
+        place = self._place if pairing is None else lambda tensor: tensor
         with _on_the_cpu():
-            value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=first)
+            value = collate(columns, outline, finished, ragged=options.ragged, pad_to=options.pad_to, to_device=place)
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
         self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, last: bool = True
     ) -> Finished:
-        """Finish the columns of a batch, and give its slots back; `by_row`: images become cells, and blocks values;
-        `last`: also do what `_call_module` does."""
+        """Finish the columns of a batch, and release its slots. With `by_row`, images become cells, and blocks become
+        values. With `last`, also do the work of `_call_module`."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
-        one_by_one = by_row or columns.has_targets  # else no row has a cell of its own
+        one_by_one = by_row or columns.has_targets  # otherwise all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if one_by_one else [{}] * len(columns)
         finished = Finished(chain.views, cells, self._numbers(batch, columns))
         if chain.mixing is not None:
@@ -293,7 +292,7 @@ class Assembly:
             assert pixels is not None
             planned.arrays = views_of(pixels, planned.spans, starts[-1])
             leaves = {name: planned.arrays.pop(name) for name in planned.spans if isinstance(name, int)}
-            if self._transfer.asynchronous:  # copied, or whoever keeps labels would keep the pixels
+            if self._transfer.asynchronous:  # a view would keep the pixels alive as long as the user keeps the labels
                 finished.placed = {leaf: array.clone() for leaf, array in leaves.items()}
             finished.images.append([self._stage(bytes_of(columns.images[0]), planned)])
         else:
@@ -302,7 +301,7 @@ class Assembly:
                 self._targets = self._targets or target_stage(chain, self._stage.device)
                 self._targets(columns, finished, bytes_of)
             for images, programs in zip(columns.images, finished.programs, strict=True):
-                ragged = _typed(images, bytes_of(images))
+                ragged = _in_own_dtype(images, bytes_of(images))
                 if lends:
                     self._stage.check(ragged, programs[0])
                 else:
@@ -318,12 +317,12 @@ class Assembly:
             assert pixels is not None
             finished.whole |= {leaf: _device_block(block, pixels) for leaf, block in columns.blocks.items()}
         if not loads:
-            release()  # all that is in the slots is copied or lent
+            release()  # everything in the slots has been copied or lent
         return finished
 
     def _call_module(self, epoch: int, columns: Columns, finished: Finished, *, by_row: bool) -> None:
-        """Call the module at the end of the transforms, if there is one, with the images, on the current stream. Then,
-        where rows have cells of their own, put each finished image into the cell of its row."""
+        """Call the module at the end of the transforms, if any, with the images, on the current stream. If rows
+        have separate cells, put each finished image into the cell of its row."""
         if self._options.chain.module is not None:
             for number, views in enumerate(finished.images):
                 finished.images[number] = [
@@ -344,8 +343,8 @@ class Assembly:
         programs: Sequence[Program],
         pairing: Pairing | None,
     ) -> list[Any]:
-        """Return the images of a column for each view, finished but for `_call_module`; `pairing`, if they are mixed,
-        gives partners and takes shares."""
+        """Return the images of a column for each view, before `_call_module`. For images that are mixed, `pairing` has
+        the partners and stores the shares."""
         if pairing is not None:
             pairing.take(programs[0], columns, images)
         partners = None if pairing is None else pairing.partners
@@ -354,15 +353,15 @@ class Assembly:
         ]
 
     def _numbers(self, batch: Batch, columns: Columns) -> np.ndarray:
-        """Return the numbers that say which samples are neighbours."""
+        """Return numbers of the samples that determine their neighbours, see `Finished.numbers`."""
         repeats, (_, group) = self._options.repeats, self._options.chain.group
         if group == 1 or (self._options.planned and repeats == 1):
             return columns.positions
         rows = planned_rows(batch, columns)
         return rows if repeats == 1 else half_apart(rows, len(batch.spec.positions))
 
-    def _collated(self, columns: Columns, finished: Finished) -> Any:
-        """Return the samples, through the `collate_fn` if there is one."""
+    def _collate_rows(self, columns: Columns, finished: Finished) -> Any:
+        """Return the result of the `collate_fn` for the samples; without one, the converted samples."""
         collate_fn, pairing = self._options.collate_fn, finished.pairing
         samples = samples_of(columns, finished.cells, with_tensor if takes_meta(collate_fn) else unwrapped)
         argument = samples[0] if self._options.single else samples
@@ -376,21 +375,21 @@ class Assembly:
         return value if pairing is None else soften(value, pairing, columns.name)
 
     def _on_device(self, value: Any) -> Any:
-        """Bring a collated batch's tensors to the device; other objects stay, pinned by their own ``pin_memory()`` if
-        that was asked for."""
-        return tree_map(self._moved, value)
+        """Copy a collated batch's tensors to the device. Other objects stay on the host; with the option `pin_memory`,
+        their ``pin_memory()`` is called."""
+        return tree_map(self._place_leaf, value)
 
-    def _moved(self, leaf: Any) -> Any:
+    def _place_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return self._placed(leaf)
+            return self._place(leaf)
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
-        if isinstance(leaf, Mapping):  # of a class of the user's own
-            return made_like(type(leaf), {key: tree_map(self._moved, item) for key, item in leaf.items()})
+        if isinstance(leaf, Mapping):  # of a user-defined class
+            return made_like(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
         return leaf
 
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
         if self._options.pin_memory and not self._transfer.asynchronous and devices.is_available():
@@ -398,58 +397,58 @@ class Assembly:
         return self._transfer.place(tensor)
 
     def _info(self, batch: Batch, columns: Columns) -> BatchInfo:
-        plain = all(isinstance(index, int | np.integer) for index in columns.indices)
+        is_int = all(isinstance(index, int | np.integer) for index in columns.indices)
         with _on_the_cpu():
             return BatchInfo(
                 batch.spec.epoch,
                 batch.spec.step,
-                self._placed(torch.from_numpy(columns.positions.copy())),
-                self._placed(torch.from_numpy(np.array(columns.indices, np.int64))) if plain else list(columns.indices),
-                self._placed(torch.from_numpy(_valid(batch, columns))),
+                self._place(torch.from_numpy(columns.positions.copy())),
+                self._place(torch.from_numpy(np.array(columns.indices, np.int64))) if is_int else list(columns.indices),
+                self._place(torch.from_numpy(_valid(batch, columns))),
             )
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Make new tensors the CPU's within this, whatever torch's default device is: a new tensor says it soonest."""
-    return NOTHING if torch.empty(0).device.type == "cpu" else torch.device("cpu")
+    """Return a context in which new tensors are on the CPU. Creating a tensor is the fastest way to get the default."""
+    return NO_CONTEXT if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 def _valid(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return, for each row, False if it only fills up the batch, bool (N,)."""
+    """Return False for each row that only pads the batch, otherwise True: bool (N,)."""
     positions = columns.positions
     valid = np.ones(len(positions), np.bool_)
     if batch.spec.valid is not None:
-        # Rows that fill up repeat a position, after the row that counts, if this batch has that one.
+        # Padding repeats a position; if the original row is in this batch, the padding follows it.
         valid[1:] = positions[1:] != positions[:-1]
         valid &= np.isin(positions, batch.spec.positions[batch.spec.valid])
     return valid
 
 
-def _typed(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
-    """Return images in their dtype: the channels of those that are not uint8 came as their bytes."""
+def _in_own_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:
+    """Return images in their dtype; images that are not uint8 were transferred as bytes."""
     if not images.kinds:
         return ragged
     dtypes = ["uint8" if kind is None else kind[0] for kind in images.each_kind]
-    other = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
-    if other is not None:
+    mismatch = next((row for row, dtype in enumerate(dtypes) if dtype != dtypes[0]), None)
+    if mismatch is not None:
         raise ValueError(
-            f"the images of a batch must be of one dtype, but {ragged.labels[0]} is {dtypes[0]} and "
-            f"{ragged.labels[other]} {dtypes[other]}; convert them in the dataset"
+            f"the images of a batch must have the same dtype, but {ragged.labels[0]} is {dtypes[0]} and "
+            f"{ragged.labels[mismatch]} is {dtypes[mismatch]}; convert them in the dataset"
         )
     return ragged.viewed(dtypes[0])
 
 
-def _collate_error(columns: Columns, what: str, traceback: str, kinds: Sequence[str]) -> CollateError:
+def _collate_error(columns: Columns, cause: str, traceback: str, kinds: Sequence[str]) -> CollateError:
     return CollateError(
-        f"collate_fn raised {what}, for a batch of {len(columns)} samples from {columns.name(0)} on"
+        f"collate_fn raised {cause}, for a batch of {len(columns)} samples, the first of which is {columns.name(0)}"
         + (f"\n\nWhere it happened:\n{traceback.rstrip()}" if traceback else ""),
         kinds,
     )
 
 
 def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
-    """Return one image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). Its size is the program's, on
-    the host: the sizes beside the images may be on a device."""
+    """Return one image of a batch from the stage: N×C×H×W, a list, or (N×C×H×W, sizes). The size of the image is read
+    from the program, on the host; the sizes that the stage returns may be on a device."""
     if isinstance(images, tuple):
         height, width = program.results_hw[row].tolist()
         return images[0][row][:, :height, :width]
@@ -457,7 +456,7 @@ def _row_of(images: Any, row: int, program: Program) -> torch.Tensor:
 
 
 def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
-    """Return all tensors in a batch, also in attributes of a user's own objects."""
+    """Return all tensors in a batch, including attributes of user-defined objects."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, NO_TENSORS):
@@ -478,7 +477,7 @@ def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
 
 
 class _Names(Sequence[str]):
-    """The name of each image of a batch, for errors; made when asked for."""
+    """The names of a batch's images in errors, created on access."""
 
     def __init__(self, columns: Columns, images: ImageColumn) -> None:
         self._columns = columns
@@ -491,14 +490,14 @@ class _Names(Sequence[str]):
         return self._columns.name(int(self._images.row_numbers[row]), entry(self._images.leaves, row))
 
 
-# -- what a batch may leave in its slots -----------------------------------------------------------------------------
-# On the CPU the user gets tensors that are views of a slot, which is free again when the last of them is gone; if the
-# transfer refuses that, and on other devices, the bytes are copied.
+# -- lending slots to the user ---------------------------------------------------------------------------------------
+# On the CPU the user gets tensors that are views of a slot, which is free again when the last view is deleted. If the
+# transfer refuses to lend the slot, and on other devices, the bytes are copied.
 
 
 def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> dict[int, torch.Tensor]:
-    """Return the batch's blocks as tensors N×…: views of its slot, if one slot has them all and lending is worth it,
-    else copies in memory of the `pool`."""
+    """Return the batch's blocks as tensors N×…: views of its slot if one slot has all blocks and is worth lending,
+    otherwise copies in memory of the `pool`."""
     parts = [(part, start) for part, start in zip(batch.parts, transfer.starts(batch), strict=False) if part.samples]
     arrays = {
         leaf: [block.array(part.data, piece, start) for piece, (part, start) in enumerate(parts)]  # pyright: ignore
@@ -513,7 +512,7 @@ def _host_blocks(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
         copy = pool.empty((sum(map(len, pieces)), *block.shape), torch.from_numpy(pieces[0]).dtype)
         if copy.nbytes < LEND_BYTES:
             np.concatenate(pieces, out=copy.numpy())
-        else:  # worth waking other threads for, which takes milliseconds where processors are busy
+        else:  # large enough to wake other threads, which takes milliseconds on busy CPUs
             torch.cat([*map(torch.from_numpy, pieces)], out=copy)
         copies[leaf] = copy.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else copy
     return copies
@@ -528,12 +527,12 @@ def _device_block(block: Block, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _as_tensor(array: np.ndarray, block: Block) -> torch.Tensor:
-    tensor = torch.from_numpy(array)  # it keeps this array object alive
+    tensor = torch.from_numpy(array)  # the tensor keeps this array object alive
     return tensor.view(getattr(torch, block.torch_dtype)) if block.torch_dtype else tensor
 
 
 def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool) -> list[list[torch.Tensor]]:
-    """Return the images of a batch as decoded, C×H×W: views of slots, H×W×C, if those are lent, else of copies."""
+    """Return the decoded images of a batch, C×H×W: views of H×W×C in slots that are lent, otherwise in copies."""
     starts = np.array(transfer.starts(batch))
     memory: list[torch.Tensor | None] = []
     for part in batch.parts:
@@ -541,7 +540,7 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
             memory.append(None)
             continue
         bytes_ = part.data[: part.used_bytes]
-        tensor = torch.from_numpy(bytes_)  # it keeps this array object alive
+        tensor = torch.from_numpy(bytes_)  # the tensor keeps this array object alive
         if not (_worth_lending(part) and transfer.lend(part, [bytes_])):
             tensor = pool.empty((len(bytes_),), torch.uint8).copy_(tensor)
         memory.append(tensor)
@@ -549,20 +548,20 @@ def _lent_images(transfer: Any, batch: Batch, columns: Columns, pool: OutputPool
 
 
 def _views(memory: Sequence[torch.Tensor | None], starts: np.ndarray, images: ImageColumn) -> list[torch.Tensor]:
-    """Return images as views; `starts` are where the memory of each part begins, as offsets count."""
+    """Return images as views; `starts` has the offset at which the memory of each part begins."""
     views, size, offsets = [], 1, images.table["offset"]
     if images.kinds:
         dtype = getattr(torch, images.kinds[0][0])  # pyright: ignore[reportOptionalSubscript]
         size = dtype.itemsize
-        memory = [None if whole is None else whole[: len(whole) // size * size].view(dtype) for whole in memory]
+        memory = [None if part is None else part[: len(part) // size * size].view(dtype) for part in memory]
     order = starts.argsort(kind="stable")
     parts = order[starts[order].searchsorted(offsets, "right") - 1]
     columns = (offsets - starts[parts]).tolist(), images.table["shape"].tolist()
     for part, offset, (height, width, pixel) in zip(parts.tolist(), *columns, strict=True):
-        whole: Any = memory[part]
+        part_memory: Any = memory[part]
         channels = pixel // size
         strides = (1, width * channels, channels)
-        views.append(whole.as_strided((channels, height, width), strides, offset // size))
+        views.append(part_memory.as_strided((channels, height, width), strides, offset // size))
     return views
 
 

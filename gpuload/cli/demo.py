@@ -1,4 +1,4 @@
-"""``gpuload demo``: real photographs through gpuload and through torch's DataLoader, by turns, and a page about them.
+"""``gpuload demo``: loads photographs with gpuload and torch's DataLoader in turn, and writes an HTML page about them.
 Everything runs in the foreground of one process and its workers.
 """
 
@@ -22,7 +22,7 @@ from gpuload.loader.limits import usable_cpus
 
 __all__ = ["run"]
 
-MOST_WORKERS: Final = 8
+MAX_WORKERS: Final = 8
 
 
 def run(
@@ -42,29 +42,29 @@ def run(
     try:
         root, origin = data, data
         if root is None:
-            with progress(console, "photographs made", images) as tell:
-                root = str(make_folder(out / "photographs", count=images, progress=tell))
+            with progress(console, "photographs created", images) as report_progress:
+                root = str(make_folder(out / "photographs", count=images, progress=report_progress))
             origin = f"{root}, made from scikit-image's photographs"
         dataset, place = source_of(root, {}), device_of(device)
-        workers = min(MOST_WORKERS, usable_cpus()) if workers is None else workers
+        workers = min(MAX_WORKERS, usable_cpus()) if workers is None else workers
         bench = Bench(dataset=dataset, transforms=usual_recipe(), batch_size=batch_size, device=place, seconds=seconds)
         classes = list(getattr(dataset, "classes", []))
-        of_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""
-        cpus, each = count_of(usable_cpus(), "CPU"), f"{count_of(workers, 'worker')} each"
+        in_classes = f" of {count_of(len(classes), 'class', 'classes')}" if classes else ""
+        cpus, worker_count = count_of(usable_cpus(), "CPU"), count_of(workers, "worker")
         say(console, f"gpuload {gl.__version__} on {place}: {cpus}, batches of {batch_size}, torch {torch.__version__}")
-        say(console, f"{count_of(len(dataset), 'image')}{of_classes} in {origin}")
-        say(console, "Both decode, crop at random to 224×224, flip and normalise, with " + each)
-        say(console, f"The DataLoader does it with {DECODER} and torch's own resize\n")
+        say(console, f"{count_of(len(dataset), 'image')}{in_classes} in {origin}")
+        say(console, f"Both decode, crop at random to 224×224, flip and normalise, with {worker_count} each")
+        say(console, f"The DataLoader uses {DECODER} and torch's own resize\n")
         warn_if_busy(console)
-        mine, peer = (
+        gpuload_row, peer_row = (
             Row(name=name, num_workers=workers, prefetch_factor=PREFETCH) for name in ("gpuload", "DataLoader")
         )
         with reporting(console, "rounds", 2 * rounds) as report:
-            pairs = bench.take_turns(mine, peer, rounds, report)
-        console.print(comparison(mine, peer, pairs))
+            pairs = bench.take_turns(gpuload_row, peer_row, rounds, report)
+        console.print(comparison(gpuload_row, peer_row, pairs))
         if failed := len(bench.failed):
-            say(console, f"{count_of(failed, 'image')} cannot be loaded; left out on both sides", "yellow")
-        say(console, "What the images are like, and what augmentation makes of them (gpuload inspect):\n")
+            say(console, f"{count_of(failed, 'image')} cannot be loaded; skipped on both sides", "yellow")
+        say(console, "The images, before and after augmentation (gpuload inspect):\n")
         out.mkdir(parents=True, exist_ok=True)
         inspect.run([root], html=str(out / "inspect.html"), workers=workers, console=console)
     except (GpuloadError, PhotographsMissing, OSError, ValueError, TypeError, RuntimeError) as error:

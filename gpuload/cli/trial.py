@@ -232,7 +232,7 @@ def find_fault(decoder: Any, device: Any) -> str:
         entire = fetch(image, sources[0], device).astype(np.int64)
         for source, region in zip(sources, decoder.decode(sources), strict=True):
             if isinstance(region, Refused):
-                return f"it refuses a region: {region.why}"
+                return f"it refuses a region: {region.reason}"
             top, left, height, width = source.region_tlhw
             levels = np.abs(fetch(region, source, device) - entire[top : top + height, left : left + width]).max()
             if levels:

@@ -103,7 +103,7 @@ class NvImageCodec:
         pixels = None if image is None else np.asarray(image)
         self._image = image if pixels is not None and not complaint and pixels.nbytes <= KEEP_BYTES else None
         if pixels is None or complaint:
-            return None, complaint or "it gave no image and no reason"
+            return None, complaint or "it returned no image and no reason"
         return pixels[:, left - start : left - start + width], ""
 
     def _decode_region(self, data: bytes, grey: bool, region_tlbr: Region | None) -> Any:

@@ -139,7 +139,7 @@ def _read(options: Options, cached: DeviceCached, device: torch.device) -> Cache
             feed.release(batch)
             if perf_counter() - logged > PROGRESS_S:
                 logged = perf_counter()
-                log.kept_so_far(done, count)
+                log.cache_progress(done, count)
         del batch  # it views the ring
     samples.end()
     if device.type != "cpu":
@@ -160,7 +160,7 @@ def _projected(feed: Feed, budget: Budget) -> int:
         feed.release(batch)
     pixels, others = (nbytes * budget.samples // len(numbers) for nbytes in (ends[-1], probes.host_bytes))
     budget.check(pixels, others, f"by {len(numbers)} of them")
-    log.keeping(budget.samples, pixels, others, budget.device)
+    log.cache_start(budget.samples, pixels, others, budget.device)
     if len(set(np.diff(ends))) == 1:
         return pixels
     return budget.with_room(pixels)

@@ -46,7 +46,7 @@ from gpuload.transforms import Chain, Compose
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.ray import RayWorkers
 from gpuload.workers.signals import deferred_signals
-from gpuload.workers.source import own_state
+from gpuload.workers.source import pickled_state
 
 __all__ = ["BatchInfo", "Loader", "apply"]
 
@@ -305,7 +305,7 @@ class Loader:
         place = self._cursor.place
         if self._reads_itself and not place.iterable and self._cursor.is_untouched:
             # The dataset may be its own iterator, and nobody else puts it back to its beginning.
-            dataset_state = own_state(self.dataset, "dataset")
+            dataset_state = pickled_state(self.dataset, "dataset")
             if isinstance(dataset_state, bytes):  # some have a state only once they are iterated over
                 place = with_states(place, 0, {"dataset": dataset_state})
         return self._state(place).to_dict()
@@ -336,7 +336,7 @@ class Loader:
             keeps_state = self._options.order.iterable and callable(getattr(self.dataset, "state_dict", None))
             session.outdated = keeps_state and place.iterable is None
         self._cursor = self._cursor.go_to(place, running=session is not None, loaded=True)
-        log.resuming(loaded)
+        log.state_loaded(loaded)
 
     def _state(self, place: Place) -> State:
         options = self._options

@@ -1,8 +1,8 @@
-"""What a `Loader` tells the log, a line each: how a session works, and where it goes on. Runs in the main process.
+"""Log messages of a `Loader`: how a session is set up, and where it resumes. Runs in the main process.
 
 The loggers are children of ``gpuload``: ``gpuload.loader`` here, ``gpuload.workers`` (restarts) and ``gpuload.ring``
-(growth). gpuload sets no level and no handler, but one that does nothing: without it Python would print warnings of a
-program that has not asked for a log. Lines are put together only where somebody listens.
+(growth). gpuload sets no level, and its only handler is a NullHandler: without one Python would print warnings even if
+the program has not configured logging. Messages are formatted only if their level is enabled.
 """
 
 from __future__ import annotations
@@ -20,56 +20,57 @@ if TYPE_CHECKING:
     from gpuload.loader.state import State
     from gpuload.workers.device_cache import CachedSamples
 
-__all__ = ["begun", "cache_filled", "changed", "keeping", "kept_so_far", "resuming"]
+__all__ = ["cache_filled", "cache_progress", "cache_start", "dataset_changed", "session_start", "state_loaded"]
 
 logging.getLogger("gpuload").addHandler(logging.NullHandler())
 logger = logging.getLogger("gpuload.loader")
 
 
-def begun(options: Options, plan: Plan, placed: str) -> None:
-    """Say that a session has begun: its workers, and where they are placed, its decoders of JPEGs, its plan."""
+def session_start(options: Options, plan: Plan, placement: str) -> None:
+    """Log the workers of a new session, its JPEG decoders, its plan and the placement of its workers."""
     if not logger.isEnabledFor(logging.INFO):
         return
     workers = options.workers
     logger.info(
-        "session begun: %s, batches of %d on %s, prefetch_factor=%d, ring_bytes=%d",
+        "session started: %s, batches of %d on %s, prefetch_factor=%d, ring_bytes=%d",
         _workers(options),
         options.order.size,
         plan.device,
         workers.prefetch,
         workers.ring_bytes,
     )
-    if workers.workers is None:  # else they are decoded elsewhere
+    if workers.workers is None:  # otherwise JPEGs are decoded on other machines
         logger.info("JPEGs: %s", plan.decoder or _decoders(options))
     logger.info("plan: %s", _steps(plan))
-    if placed:
-        logger.info("placement: %s", placed)
+    if placement:
+        logger.info("placement: %s", placement)
 
 
-def keeping(samples: int, pixels: int, others: int, device: object) -> None:
-    """Say that a `DeviceCached` is about to be read."""
-    logger.info("keeping %d samples: about %.1f MB on %s, %.1f MB besides", samples, pixels / 1e6, device, others / 1e6)
+def cache_start(samples: int, pixel_bytes: int, other_bytes: int, device: object) -> None:
+    """Log that a `DeviceCached` is about to be filled, and the memory that it is expected to take."""
+    message = "caching %d samples: about %.1f MB of pixels on %s, %.1f MB of other values on cpu"
+    logger.info(message, samples, pixel_bytes / 1e6, device, other_bytes / 1e6)
 
 
-def kept_so_far(done: int, samples: int) -> None:
-    """Say how much of a `DeviceCached` was read."""
-    logger.info("keeping samples: %d of %d were read", done, samples)
+def cache_progress(done: int, samples: int) -> None:
+    """Log how many samples of a `DeviceCached` have been read."""
+    logger.info("caching samples: %d of %d read", done, samples)
 
 
 def cache_filled(samples: CachedSamples, device: object, seconds: float) -> None:
-    """Say that all of a `DeviceCached` was read."""
+    """Log the size of a `DeviceCached` that has been filled, and how long that took."""
     memory, failed = samples.memory.nbytes / 1e6, len(samples.errors)
     first = f"; {failed} failed, the first with {next(iter(samples.errors.values())).describe()}" if failed else ""
-    logger.info("kept %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, first)
+    logger.info("cached %d samples, %.1f MB on %s, in %.1f s%s", samples.count - failed, memory, device, seconds, first)
 
 
-def changed(what: str) -> None:
-    """Say that the user changed an attribute of the dataset."""
-    logger.info("%s: workers apply it from the next epoch on", what)
+def dataset_changed(change: str) -> None:
+    """Log that the user changed an attribute of the dataset."""
+    logger.info("%s: workers apply the change from the next epoch on", change)
 
 
-def resuming(state: State) -> None:
-    """Say that a state was loaded."""
+def state_loaded(state: State) -> None:
+    """Log where the loader resumes."""
     logger.info(
         "resuming in epoch %d at position %d%s",
         state.place.epoch,
@@ -83,25 +84,23 @@ def _workers(options: Options) -> str:
     if workers.workers is not None:
         return repr(workers.workers)
     if find_resident(options.order.dataset) is not None:
-        return "all samples are kept, no workers"
+        return "all samples are cached, no workers"
     if not workers.count:
         return "no worker processes (num_workers=0)"
     return f"{workers.count} worker{'s' * (workers.count > 1)}"
 
 
 def _decoders(options: Options) -> str:
-    """Say which decoders there are, as the workers find them: of the same installation."""
+    """Describe the JPEG decoders of this process; the workers have the same, from the same installation."""
     decoders, missing = Decoder(options.workers.decode).jpeg_decoders
     usable = [decoder.name for decoder in decoders]
     if not missing:
-        return f"crops by {usable[0]}, whole images by {usable[-1]}, what they refuse by Pillow"
+        return f"crops by {usable[0]}, whole images by {usable[-1]}, other images by Pillow"
     text = f"{', then '.join([*usable, 'Pillow'])}; {'; '.join(missing)}"
     if NvImageCodec.name in usable:
         return text
-    return (
-        f"{text}. With nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or "
-        "'gpuload[cu12]' for CUDA 12"
-    )
+    remedy = "pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
+    return f"{text}. With nvImageCodec only the region of a crop is decoded: {remedy}"
 
 
 def _steps(plan: Plan) -> str:

@@ -229,7 +229,7 @@ class Session:
             resident_bytes=None if cached is None else int(cached.memory.nbytes),
         )
         _sessions.add(self)
-        log.begun(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
+        log.session_start(options, self.stage.plan, self.placement.describe(start.workers if workers.processes else 0))
 
     def _open(
         self, job: Job, choice: Choice, device: torch.device, count: int, cached: CachedSamples | None
@@ -292,7 +292,7 @@ class Session:
     def note_changes(self) -> None:
         """Note what the user changed of the dataset, for the workers' next epoch."""
         for text in self.changes.look():
-            log.changed(text)
+            log.dataset_changed(text)
 
     def advance(self, info: bool) -> bool:
         """Make `ready` the next batch; False at the end of the epoch. The caller holds the lock."""

@@ -1,9 +1,9 @@
-"""The batches of an iterable dataset: each from one worker, the workers in turn.
+"""Schedules the batches of an iterable dataset: each batch comes from one worker, and the workers take turns.
 
-In round b each worker gives its batch number b, in the order of the workers, without those whose iterators have ended.
-So the order does not depend on how fast they are; unless the user asks for ``in_order=False``, where each batch comes
-when it is done. How far each worker has come is counted when a batch is due; a state is made from it, and is exact
-either way. Runs in the main process, in the thread that iterates.
+In round b each worker whose iterator has not ended returns its batch number b, in the order of the workers. So the
+order does not depend on the speed of the workers, unless the user chooses ``in_order=False``: then each batch is
+returned when it is ready. The progress of each worker is updated when one of its batches is due, so a saved state is
+exact in both cases. Runs in the main process, in the thread that iterates.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gpuload.order.spec import BatchSpec
 
 __all__ = ["IterableSchedule", "has_sharding_filter"]
 
-_runs = itertools.count(1)  # the numbers of passes, by which workers tell them apart
-_compared = itertools.count(1)  # loaders whose samples were compared with other ranks'
+_pass_numbers = itertools.count(1)  # workers tell passes apart by these
+_comparison_numbers = itertools.count(1)  # each loader compares its samples with those of other ranks once
 
 
 class IterableSchedule:
-    """Asks each worker for a batch of its samples at a time. Sample n of worker w has the position
+    """A schedule that requests one batch at a time from each worker. Sample n of worker w has the position
     (n × workers + w) × ranks + rank.
 
     Args:
-        batch_size, drop_last: whether a worker's last samples are dropped if they are fewer than a batch.
-        workers: how many there are; 1 if the main process does the work.
-        rank, world_size: of this process; the dataset decides what it gives on each.
-        warned: what the user was warned of already.
-        promised: the last entry is the dataset's length, if the user relies on it.
-        in_order: workers take turns; else a slow one holds up no other.
+        batch_size, drop_last: if `drop_last`, a worker's last samples are dropped if they do not fill a batch.
+        workers: the number of workers; 1 if the main process does the work.
+        rank, world_size: rank of this process and number of ranks; the dataset decides which samples each rank gets.
+        warned: the subjects of warnings that were already issued.
+        promised: the last entry is the dataset's length, if ``len(loader)`` was called.
+        in_order: if True, workers take turns; if False, a slow worker does not delay the others.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class IterableSchedule:
         """Return None means the number of batches is unknown."""
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
-        self._pass = _Pass(self, next(_runs), place)
+        self._pass = _Pass(self, next(_pass_numbers), place)
         return self._pass.batches()
 
     def end(self, epoch: int) -> Place:
-        """Return the place behind an epoch: only states of datasets count, as the next epoch's iterators are new."""
+        """Return the place after an epoch; it has only the states of datasets, as the next epoch has new iterators."""
         assert self._pass is not None
-        return Place(epoch + 1, 0, iterable=self._pass.remains())
+        return Place(epoch + 1, 0, iterable=self._pass.end_entry())
 
 
 class _Pass:
@@ -84,13 +84,13 @@ class _Pass:
         self._epoch = place.epoch
         self._turn = entry.get("turn", 0)
         self._step = entry.get("step", 0)
-        # How far each worker has come, by the batches that were given.
+        # The progress of each worker, counted in batches that the user has received.
         self._places = [IterablePlace(**worker) for worker in entry.get("workers", ())] or [
             IterablePlace(0, False) for _ in range(schedule._workers)
         ]
         self._digests: dict[int, tuple[bytes, ...]] = {}
         self._pending = [0] * len(self._places)  # batches of each worker that are not due yet
-        self._warning = ""  # for the next batch that is given
+        self._warning = ""  # issued with the next batch
 
     def batches(self) -> Iterator[BatchSpec]:
         schedule = self._schedule
@@ -98,9 +98,9 @@ class _Pass:
         stride, offset = workers * schedule._world_size, schedule._world_size
         planned = [place.samples for place in self._places]
         worker = self._turn
-        steps = itertools.count()  # of all batches asked for; `_due` counts those that are given
+        steps = itertools.count()  # numbers all requested batches; `_due` numbers only the batches that reach the user
         while not all(place.ended for place in self._places):
-            if not schedule._in_order:  # the one with the least to do, else the next
+            if not schedule._in_order:  # the worker with the fewest pending batches; of equals, the next in turn
                 active = (number for number, place in enumerate(self._places) if not place.ended)
                 worker = min(active, key=lambda number: (self._pending[number], (number - worker) % workers))
             if not self._places[worker].ended:
@@ -134,9 +134,9 @@ class _Pass:
             state=None if latest is None else latest.state,
         )
         if latest is not None:
-            remark = self._same_samples(worker, latest) or self._same_on_ranks(worker, latest)
-            self._warning = self._warning or remark
-        self._warning = self._warning or self._more_than_promised()
+            warning = self._same_on_workers(worker, latest) or self._same_on_ranks(worker, latest)
+            self._warning = self._warning or warning
+        self._warning = self._warning or self._longer_than_promised()
         self._turn = (worker + 1) % len(self._places)
         if empty or (self._schedule._drop_last and samples < self._schedule._batch_size):
             return None
@@ -145,64 +145,64 @@ class _Pass:
         positions, numbers = spec.positions[:samples], spec.indices[:samples]
         return replace(spec, step=step, positions=positions, indices=numbers, after=self._place(), warning=warning)
 
-    def _same_samples(self, worker: int, place: IterablePlace) -> str:
-        """A warning if this worker gave the same first samples as another, although it could ask for its number.
+    def _same_on_workers(self, worker: int, place: IterablePlace) -> str:
+        """Return a warning if the first samples of this worker equal those of another worker.
 
-        Identical samples alone prove nothing: zeros may be shared out correctly.
+        Identical samples alone prove nothing: each worker may have its own share of a dataset of zeros.
         """
         if len(self._places) < 2 or "workers" in self._schedule._warned:
             return ""
         self._digests[worker] = place.digests
         for other, digests in self._digests.items():
             count = min(len(digests), len(place.digests))
-            both = place.ended and self._places[other].ended and len(digests) == len(place.digests)
-            if other == worker or count < (1 if both else 2):
+            is_complete = place.ended and self._places[other].ended and len(digests) == len(place.digests)
+            if other == worker or count < (1 if is_complete else 2):
                 continue
-            same = digests[:count] == place.digests[:count] and b"" not in digests[:count]
-            if same and (not place.knows_workers or len(set(digests[:count])) > 1):
+            are_equal = digests[:count] == place.digests[:count] and b"" not in digests[:count]
+            if are_equal and (not place.knows_workers or len(set(digests[:count])) > 1):
                 self._schedule._warned.add("workers")
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "
                     f"of the {len(self._places)} workers iterates over the whole dataset, so every sample comes "
-                    f"{len(self._places)} times. Let its __iter__ ask torch.utils.data.get_worker_info() for `id` and "
-                    "`num_workers` and give only its share, or use num_workers=1"
+                    f"{len(self._places)} times. In __iter__ call torch.utils.data.get_worker_info() and yield only "
+                    "the worker's share according to `id` and `num_workers`, or use num_workers=1"
                 )
         return ""
 
     def _same_on_ranks(self, worker: int, place: IterablePlace) -> str:
-        """A warning if this rank's first worker gave the same first samples as another rank's."""
+        """Return a warning if the first samples of this rank's first worker equal those of another rank."""
         schedule, digests = self._schedule, place.digests
         if worker or schedule._world_size < 2 or "ranks" in schedule._warned:
             return ""
         if len(digests) < DIGESTS and not place.ended:
             return ""
-        schedule._warned.add("ranks")  # compared, for this loader
-        if b"" in digests or len(set(digests)) < 2:  # zeros may be shared out correctly
+        schedule._warned.add("ranks")  # one comparison per loader
+        if b"" in digests or len(set(digests)) < 2:  # see `_same_on_workers`: a dataset of zeros
             return ""
-        content = f"{next(_compared)}/{self._epoch}/{b''.join(digests).hex()}"
+        content = f"{next(_comparison_numbers)}/{self._epoch}/{b''.join(digests).hex()}"
         other = first_rank_with(content, schedule._rank)
         if other == schedule._rank:
             return ""
         return (
             f"ranks {other} and {schedule._rank} of {schedule._world_size} gave the same first {len(digests)} samples: "
-            "each rank iterates over the whole dataset, so every sample comes once on each. Let its __iter__ ask "
-            "gpuload.get_worker_info() for `rank` and `world_size`, or torch.distributed, and give only its share; if "
-            "each rank is to read all of it, pass rank=0, world_size=1"
+            "each rank iterates over the whole dataset, so every sample comes once on each. In __iter__ get `rank` and "
+            "`world_size` from gpuload.get_worker_info() or torch.distributed and yield only the rank's share; if each "
+            "rank should read the whole dataset, pass rank=0, world_size=1"
         )
 
-    def _more_than_promised(self) -> str:
-        """A warning if there are more samples than ``len(loader)`` went by."""
+    def _longer_than_promised(self) -> str:
+        """Return a warning if there are more samples than the dataset's len(), which ``len(loader)`` was based on."""
         schedule, samples = self._schedule, sum(place.samples for place in self._places)
         if not schedule._promised or samples <= schedule._promised[-1] or schedule._warned & {"length", "workers"}:
             return ""
         schedule._warned.add("length")
-        shared = "; each worker has to give only its share, see get_worker_info()" if len(self._places) > 1 else ""
+        shared = "; each worker must yield only its share, see get_worker_info()" if len(self._places) > 1 else ""
         return (
-            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) went by, but it has given {samples} "
+            f"the dataset's len() is {schedule._promised[-1]}, which len(loader) is based on, but it yielded {samples} "
             f"samples in epoch {self._epoch}{shared}"
         )
 
-    def remains(self) -> dict[str, Any] | None:
+    def end_entry(self) -> dict[str, Any] | None:
         """Return the entry for a state between two epochs; None if no dataset has a state."""
         states = [(place.state or {}).get("dataset") for place in self._places]
         if all(state is None for state in states):
@@ -218,7 +218,7 @@ class _Pass:
 
 
 def has_sharding_filter(dataset: Any) -> bool:
-    """Whether it is torch's datapipe, with a ``sharding_filter()`` that nobody has set."""
+    """Return whether a dataset is a datapipe of torch with a ``sharding_filter()`` that has not been configured."""
     if not any(cls.__module__ == "torch.utils.data.datapipes.datapipe" for cls in type(dataset).__mro__):
         return False
     from torch.utils.data import graph, graph_settings

@@ -1,6 +1,6 @@
-"""This process's rank and the number of ranks, given or discovered.
+"""Checks the rank of this process and the number of ranks, or discovers them.
 
-Called at each `iter()`, since `torch.distributed` may come up after a `Loader` was made.
+Called at each `iter()`, since `torch.distributed` may be initialized after a `Loader` was created.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ __all__ = ["check_rank", "find_group", "find_rank", "first_rank_with"]
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Refuse a wrong rank or number of ranks with a TypeError or ValueError; both None means they will be
-    discovered."""
+    """Raise a TypeError or ValueError if rank or world_size is invalid; both None means that they are discovered."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
@@ -27,11 +26,11 @@ def check_rank(rank: Any, world_size: Any) -> None:
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank must lie in 0 … world_size-1 = {world_size - 1}, got {rank}")
+        raise ValueError(f"rank must be in 0 … world_size-1 = {world_size - 1}, got {rank}")
 
 
 def find_group() -> tuple[str, int, int] | None:
-    """Return backend, rank and number of ranks of `torch.distributed`, if it is up."""
+    """Return backend, rank and number of ranks of `torch.distributed`; None if it is not initialized."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -39,20 +38,20 @@ def find_group() -> tuple[str, int, int] | None:
 
 
 def first_rank_with(content: str, rank: int) -> int:
-    """Return the first rank that announced this content, `rank` itself if no other did, through the store that all
-    ranks of `torch.distributed` share. It waits for none of them."""
+    """Announce this content in the store that all ranks of `torch.distributed` share, and return the first rank that
+    announced it, which is `rank` itself if no other rank did. Does not wait for other ranks."""
     if find_group() is None:
         return rank
     from torch.distributed import distributed_c10d
 
-    with contextlib.suppress(Exception):  # backends without a store; one whose process has gone
+    with contextlib.suppress(Exception):  # a backend without a store, or a store whose process has exited
         store = distributed_c10d._get_default_store()
         return int(store.compare_set(f"gpuload/{content}", "", str(rank)))
     return rank
 
 
 def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """(rank, world_size): from `torch.distributed` if it is up, else from torchrun's environment, else (0, 1).
+    """Return (rank, world_size) of `torch.distributed` if it is initialized, else of torchrun's variables, else (0, 1).
 
     Raises:
         ValueError: the environment's RANK and WORLD_SIZE are not valid.
@@ -68,7 +67,7 @@ def find_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
         check_rank(rank, world_size)
     except ValueError as error:
         raise ValueError(
-            f"the environment has RANK={variables[0]!r} and WORLD_SIZE={variables[1]!r}, which torchrun would not set "
+            f"the environment has RANK={variables[0]!r} and WORLD_SIZE={variables[1]!r}, which torchrun never sets "
             f"({error}); unset them, or pass rank= and world_size="
         ) from None
     return rank, world_size

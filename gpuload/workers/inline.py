@@ -76,7 +76,7 @@ class InProcessEngine(InlineEngine):
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._runner = ChunkRunner(job, guard_generators=True)
-        self._runner.source.introduce = lambda epoch, position=None: swap(worker_info(job, 0, 1, epoch, position))
+        self._runner.source.set_worker_info = lambda epoch, position=None: swap(worker_info(job, 0, 1, epoch, position))
         super().__init__(ring, self._runner.counters)
         self._info: WorkerInfo | None = None
         self._around = around

@@ -151,7 +151,7 @@ def _introduce(worker: int, workers: int, runner: ChunkRunner) -> None:
     job = runner.job
     if job.world_size > 1 and not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.world_size))
-    runner.source.introduce = partial(_say_who, job, worker, workers)
+    runner.source.set_worker_info = partial(_say_who, job, worker, workers)
     theirs = is_iterable(job.dataset) and not draws_nothing(job.dataset)  # it may ask torch for its share
     _say_who(job, worker, workers, job.epoch, needed=theirs)
     if job.worker_init_fn is not None or (job.collate_fn is not None and runner.source.seeding is None):

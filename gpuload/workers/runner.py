@@ -240,7 +240,7 @@ class ChunkRunner:
         rows, done = len(request.positions), 0
         read_before = counters.read_ns
         sample_of = self.source.open(request, lambda: chunk.note(min(done, rows - 1)))
-        if self._stacks and (picked := self.source.picked(request)) is not None:
+        if self._stacks and (picked := self.source.plain_samples(request)) is not None:
             chunk.note(0)
             chunk.columns = _columns_of(range(rows), *picked)
             counters.samples += rows

@@ -1,13 +1,13 @@
-"""The samples of a chunk: from a map dataset by key, one or many at a time, or from an iterable one by number.
+"""Reads the samples of a chunk: by key from a map dataset, one or many at a time; by number from an iterable dataset.
 
-Runs in a worker, or with num_workers=0 in the main process. A `Pass` is an iterator over an iterable dataset, of which
-each worker has its own. Seeds the global generators before each sample of a user's
-own dataset, so that its draws are a function of (seed, epoch, position).
+Runs in a worker, or with num_workers=0 in the main process. A `Pass` iterates over an iterable dataset; each worker has
+a separate one. The global generators are seeded before each sample of a user's dataset, so that its draws are a
+function of (seed, epoch, position).
 
-Read-ahead: a dataset with ``will_need(indices)`` is told which samples come after those of this chunk, for the kernel
-to read them meanwhile; a few at a time, as those of this chunk are read, so that the disk has always some to read. Only
-while samples come from a disk, or take long: what is in memory already is read in less time than that. At first a disk
-is assumed, and the first chunk's own samples are named too.
+Read-ahead: the source announces the samples of the next chunk to a dataset with ``will_need(indices)``, so that the
+kernel reads them in the background. It announces a few at a time while it reads the current chunk, so that the disk
+always has work. It does so only while samples come from a disk or are slow: for a sample in memory, the announcement
+takes longer than the read. At first it assumes a disk, and announces the samples of the first chunk as well.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["Ended", "Pass", "Source", "init_position", "own_state", "worker_info"]
+__all__ = ["Ended", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
 
-SLOW_NS: Final = 200_000  # for a sample; 130 KB in the page cache take 25, on a busy machine 100
-CHUNKS_AHEAD: Final = 64  # for this many chunks after a slow one: read-ahead makes them quick
-DISK_CHUNKS: Final = 4  # and after one with blocks from a disk, which are counted where they are named ahead, too
-UNKNOWN_CHUNKS: Final = 2  # the first ones: the disk is seen when the second begins, and the third is named by then
-AT_ONCE: Final = 4  # samples that are named together
-SEEDS_AT_ONCE: Final = 64  # of the positions of an iterable dataset
+SLOW_NS: Final = 200_000  # per sample; 130 KB from the page cache take 25 µs, and 100 µs on a busy machine
+CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow one, which look fast because of it
+DISK_CHUNKS: Final = 4  # the same after a chunk that read disk blocks; read-ahead itself counts as disk reads
+UNKNOWN_CHUNKS: Final = 2  # at the start: disk reads are known when chunk 2 begins, after chunk 3 was announced
+AT_ONCE: Final = 4  # samples in one announcement
+SEEDS_AT_ONCE: Final = 64  # computed together for an iterable dataset
 Seed = Callable[[int], None]  # seeds the generators for the sample of a row
-MAX_STATE_BYTES: Final = 100_000  # pickled: it travels with each chunk
+MAX_STATE_BYTES: Final = 100_000  # pickled; sent with each chunk
 
 
 class Source:
-    """The samples of a dataset.
+    """A reader of a dataset's samples.
 
     Args:
-        dataset: the user's, in this process.
-        seed: the loader's.
-        learns: leave out seeding that the dataset does not need. Without it, whoever draws on from the last sample
-            goes on from its seed.
+        dataset: this process's copy of the user's dataset.
+        seed: the seed of the loader.
+        learns: skip seeding that the dataset turns out not to need. False for a `collate_fn`, whose draws continue
+            from the seed of the last sample.
 
     Attributes:
-        seeding: seeds the global generators before each sample; None means the dataset draws nothing.
-        counters: where it says how long reading took.
-        introduce: called with the number of each epoch that begins, and the position of an iterable dataset's first
-            sample; and again if the dataset imports torch while it makes its first samples.
+        seeding: seeds the global generators before each sample; None if the dataset draws nothing.
+        counters: receives the time that reading took.
+        set_worker_info: called at the start of each epoch with its number and, for an iterable dataset, the position
+            of the first sample; called again if the dataset imports torch while it makes its first samples.
     """
 
     def __init__(self, dataset: Any, seed: int, *, learns: bool = True) -> None:
@@ -74,22 +74,22 @@ class Source:
         self._without_torch = "torch" not in sys.modules
         self._pass: Pass | None = None
         self._will_need: Callable[[list[Any]], None] | None = getattr(dataset, "will_need", None)
-        self._read_ns, self._read = 0, 0  # in the last chunk: how long its samples took, and how many they are
-        self._slow_left = UNKNOWN_CHUNKS  # for how many more it is slow
+        self._read_ns, self._rows_read = 0, 0  # time spent on the last chunk, and its number of samples
+        self._slow_left = UNKNOWN_CHUNKS  # number of chunks for which reading still counts as slow
         self._disk = Disk()
-        self._to_announce: list[Any] = []  # keys of the next chunk that `will_need` was not given yet
-        self._is_first = True  # nobody has named the samples of this chunk
+        self._to_announce: list[Any] = []  # keys of the next chunk that were not announced yet
+        self._is_first = True  # no source has announced the samples of the first chunk
         self._epoch_sent = -1
         self._changes = b""
         self._applied: dict[Any, Any] = {}
         self._epoch = -1
-        self.introduce: Callable[..., Any] = lambda epoch, position=None: None
+        self.set_worker_info: Callable[..., Any] = lambda epoch, position=None: None
 
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
-        """Return a function that gives the sample of a row of a chunk; to be called in the order of the rows.
+        """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
 
-        It raises `Ended` when an iterable dataset has no more samples, and whatever the dataset raises; the caller
-        counts how long it takes. `touch` is called for each sample that an iterable dataset gives on the way.
+        The function raises `Ended` when an iterable dataset has no more samples, and any error of the dataset. The
+        caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -105,7 +105,7 @@ class Source:
             return self._open_pass(request, request.iterable, touch)
         if request.epoch != self._epoch:
             self._epoch = request.epoch
-            self.introduce(request.epoch)
+            self.set_worker_info(request.epoch)
         keys = _keys_of(request)
         if self._will_need is not None:
             self._note_speed(len(keys))
@@ -116,27 +116,27 @@ class Source:
 
     def _open_keys(self, request: Request, keys: list[Any]) -> Callable[[int], Any]:
         seed = None if self.seeding is None else self.seeding.begin(request.epoch, request.positions)
-        one = (lambda key: fetched(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
+        read = (lambda key: fetched(self._dataset, [key])[0]) if self._many else partial(getitem, self._dataset)
         if self._many and len(keys) > 1:
-            with contextlib.suppress(Exception):  # one by one, to find which
-                if (each := each_of(self._dataset, keys)) is None:
+            with contextlib.suppress(Exception):  # then read them individually, to find the sample that fails
+                if (read_row := each_of(self._dataset, keys)) is None:
                     return self._fetch(request, keys, seed).__getitem__
 
-                def each_or_one(row: int) -> Any:
+                def read_row_or_key(row: int) -> Any:
                     try:
-                        return each(row)
-                    except Exception:  # it cannot be read with the others of its chunk
-                        return one(keys[row])
+                        return read_row(row)
+                    except Exception:  # the sample cannot be read together with its chunk
+                        return read(keys[row])
 
-                return self._open_each(request, range(len(keys)), each_or_one, seed)
-        return self._open_each(request, keys, one, seed)
+                return self._open_each(request, range(len(keys)), read_row_or_key, seed)
+        return self._open_each(request, keys, read, seed)
 
     def _open_each(
         self, request: Request, keys: Sequence[Any], read: Callable[[Any], Any], seed: Seed | None
     ) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row by its key, with the generators seeded for it."""
         learning = self.seeding if self.seeding is not None and self.seeding.is_learning else None
-        torch_may_come = seed is not None and self._without_torch
+        may_import_torch = seed is not None and self._without_torch
         announces = bool(self._to_announce)
 
         def get(row: int) -> Any:
@@ -147,7 +147,7 @@ class Source:
             sample = read(keys[row])
             if learning is not None:
                 learning.learn()
-            if torch_may_come and self._torch_has_come(request):
+            if may_import_torch and self._has_imported_torch(request):
                 return get(row)
             return sample
 
@@ -156,63 +156,61 @@ class Source:
     def _fetch(self, request: Request, keys: list[Any], seed: Seed | None) -> list[Any]:
         """Return all samples of a chunk, read at once."""
         self._announce_next(len(self._to_announce))
-        if seed is not None:  # once for all of them, so their draws depend on the chunk
+        if seed is not None:  # once for the whole chunk, so draws depend on its other samples
             seed(0)
         start = perf_counter_ns()
         try:
             samples = fetched(self._dataset, keys)
         finally:
             self.count(start)
-        if seed is not None and self._torch_has_come(request):
+        if seed is not None and self._has_imported_torch(request):
             return self._fetch(request, keys, seed)
         return samples
 
-    def _torch_has_come(self, request: Request) -> bool:
-        """Return whether the dataset has imported torch meanwhile: then what it read last was read with torch neither
-        seeded nor told which worker this is, and has to be read again."""
+    def _has_imported_torch(self, request: Request) -> bool:
+        """Return whether the dataset has just imported torch. If so, the last sample has to be read again: torch was
+        not seeded for it, and torch's get_worker_info() did not know this worker."""
         if not self._without_torch or "torch" not in sys.modules:
             return False
         self._without_torch = False
-        self.introduce(request.epoch)
+        self.set_worker_info(request.epoch)
         return True
 
-    def picked(self, request: Request) -> Found | None:
-        """Return the samples of a chunk that lie in memory as plain data; None means they have to be read, see
-        `open`."""
+    def plain_samples(self, request: Request) -> Found | None:
+        """Return the samples of a chunk if they are plain data in memory; None means that `open` has to read them."""
         return picked(self._dataset, request.indices) if request.iterable is None else None
 
     def count(self, since_ns: int) -> int:
-        """Count the time since then as reading; return what time it is."""
+        """Add the time since `since_ns` to the reading time; return the current time."""
         now = perf_counter_ns()
         took_ns = now - since_ns
         self._read_ns += took_ns
         self.counters.read_ns += took_ns
         if took_ns > FLUSH_NS:
-            self.counters.flush()  # let others see it now
+            self.counters.flush()  # so that the main process sees it now
         return now
 
     def _note_speed(self, rows: int) -> None:
-        """Note whether the samples of the chunk before came from a disk, or took long; the next one has this many
-        `rows`.
+        """Note whether the previous chunk came from a disk or was slow; `rows` is the size of the next chunk.
 
-        From a network no blocks are counted. And from a quick disk a photograph takes 0.1 ms, as long as from the page
-        cache of a busy machine.
+        Both are needed: reads from a network count no disk blocks, and a fast disk takes 0.1 ms for a photograph, no
+        longer than the page cache of a busy machine.
         """
         left = max(self._slow_left - 1, 0)
         if self._disk.was_read():
             self._slow_left = max(left, DISK_CHUNKS)
         else:
-            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._read else left
-        self._read_ns, self._read = 0, rows
+            self._slow_left = CHUNKS_AHEAD if self._read_ns > SLOW_NS * self._rows_read else left
+        self._read_ns, self._rows_read = 0, rows
 
     @property
     def reads_ahead(self) -> bool:
-        """Return whether it helps to name the samples that come next."""
+        """Return whether announcing the next samples would make reading faster."""
         return self._slow_left > 0 and self._will_need is not None
 
     def will_need(self, request: Request | None) -> None:
-        """Note the chunk that comes next, whichever worker does it."""
-        self._to_announce = []  # what is left of the chunk before is being read
+        """Note the next chunk of the epoch, even if another worker will read it."""
+        self._to_announce = []  # the chunk that was noted before is being read now
         if request is not None and not request.plans and request.iterable is None:
             self._to_announce = _keys_of(request)
 
@@ -221,15 +219,15 @@ class Source:
         self._announce(keys)
 
     def _announce(self, keys: list[Any]) -> None:
-        """Tell the dataset that the samples of these keys come soon."""
+        """Announce to the dataset that the samples of these keys will be read soon."""
         if keys and self._will_need is not None:
-            with contextlib.suppress(Exception):  # an error of the sample, when it is read
+            with contextlib.suppress(Exception):  # reading the sample will raise the error again
                 self._will_need(keys)
 
     def _open_pass(self, request: Request, start: IterableStart, touch: Callable[[], None]) -> Callable[[int], Any]:
         if self._pass is None or self._pass.run != start.run:
             self._pass = None  # the old iterator ends before the new one begins
-            self.introduce(request.epoch, start.offset)
+            self.set_worker_info(request.epoch, start.offset)
             self._pass = Pass(self._dataset, self._seed, start, request.epoch)
         samples, numbers = self._pass, _keys_of(request)
         samples.forget(start.samples)
@@ -263,20 +261,20 @@ def _keys_of(request: Request) -> list[Any]:
 
 
 class Ended(Exception):
-    """There are no more samples."""
+    """The end of an iterable dataset."""
 
 
 class Pass:
-    """A pass over an iterable dataset: its samples by number, resumed if the dataset can do that.
+    """A pass over an iterable dataset, which returns samples by number and can resume if the dataset can.
 
-    There is no index, so each worker has an iterator of its own and is asked for its samples 0, 1, 2 …; samples that it
-    has taken are kept until they were given to the user, since a chunk may have to be done again.
+    There is no index, so each worker has a separate iterator and numbers its samples 0, 1, 2 …. It caches samples until
+    the user has them, since a chunk may have to be repeated.
 
     Args:
-        dataset: the user's, in this process.
-        seed: the loader's: before each sample the global generators are seeded from it and the position.
-        start: which pass, and where it begins.
-        epoch: its number.
+        dataset: this process's copy of the user's dataset.
+        seed: the seed of the loader; the global generators are seeded from it and the position before each sample.
+        start: the number of the pass, and its starting point.
+        epoch: the number of the epoch.
     """
 
     def __init__(self, dataset: Any, seed: int, start: IterableStart, epoch: int) -> None:
@@ -289,24 +287,24 @@ class Pass:
         self._seeds: dict[int, int] = {}
         self._digests: list[bytes] = []
         self._ended = False
-        state = start.state or {}  # a text, where an object's could not be kept
+        state = start.state or {}  # a text in place of a state that could not be saved
         can_resume = all(isinstance(packed, bytes) for packed in state.values())
-        self._state = {whose: pickle.loads(state[whose]) for whose in state} if can_resume else {}  # pyright: ignore
+        self._state = {name: pickle.loads(state[name]) for name in state} if can_resume else {}  # pyright: ignore
         self._next = start.samples if self._state else 0
-        self._iterator: Iterator[Any] | None = None  # made with the first sample, or by `begin`
-        self._paused: GeneratorStates | None = None  # of the global generators, after `begin`
-        self.broken: Exception | None = None  # the error that ended it: of iter(), or of a generator
+        self._iterator: Iterator[Any] | None = None  # created for the first sample, or by `begin`
+        self._paused: GeneratorStates | None = None  # the states of the global generators after `begin`
+        self.broken: Exception | None = None  # the error of iter() or of a generator that ended the pass
 
     def begin(self) -> IterablePlace:
         """Call the dataset's ``iter()`` now, and return where the pass begins."""
         if self._iterator is None and self.broken is None:
-            with contextlib.suppress(Exception):  # raised with the first sample
+            with contextlib.suppress(Exception):  # raised again for the first sample
                 self._begin()
                 self._paused = states()
         return self.place(self._next)
 
     def _begin(self) -> None:
-        self._seed_for(0)  # on resume too: iter() draws what it drew before
+        self._seed_for(0)  # even on resume, so that iter() draws the same numbers
         state = self._state
         try:
             if "dataset" in state:
@@ -314,7 +312,7 @@ class Pass:
             iterator: Any = iter(self._dataset)
             if "iterator" in state:
                 iterator.load_state_dict(state["iterator"])
-                if "dataset" in state:  # it was saved after iter()
+                if "dataset" in state:  # the state was saved after iter(), which may change it
                     self._dataset.load_state_dict(state["dataset"])
         except Exception as error:
             self.broken = error
@@ -322,11 +320,11 @@ class Pass:
         self._iterator = iterator
 
     def get(self, number: int, touch: Callable[[], None] = lambda: None) -> Any:
-        """Return sample `number` of this pass; `touch` is called for each sample taken on the way.
+        """Return sample `number` of this pass; `touch` is called for each sample that the iterator yields until then.
 
         Raises:
             Ended: there are fewer samples.
-            Exception: whatever the iterator raised for this one.
+            Exception: the iterator's error for this sample.
         """
         while self._next <= number:
             self._take()
@@ -347,79 +345,79 @@ class Pass:
                 self._seed_for(self._next)
         else:
             self._seed_for(self._next)
-            if self._paused is not None and not self._next:  # the first sample draws on after iter()
+            if self._paused is not None and not self._next:  # draws of the first sample continue those of iter()
                 set_states(self._paused)
             self._paused = None
         assert self._iterator is not None
-        sample, failed = None, None
+        sample, sample_error = None, None
         try:
             sample = next(self._iterator)
         except StopIteration:
             self._ended = True
             raise Ended from None
         except Exception as error:
-            failed = error
+            sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:
                 self.broken = error
         if self._next >= self._start.samples:
-            self._pulled[self._next] = (sample, failed)
+            self._pulled[self._next] = (sample, sample_error)
         if self._next < DIGESTS:
             self._digests.append(_digest(sample))
         self._next += 1
 
     def _seed_for(self, number: int) -> None:
         position = self._start.position(number)
-        if position not in self._seeds:  # drawn for many samples at once
+        if position not in self._seeds:  # computed for many samples at once
             positions = position + np.arange(SEEDS_AT_ONCE, dtype=np.int64) * self._start.stride
             self._seeds = dict(zip(positions.tolist(), seeds_of(self._seed, self._epoch, positions), strict=True))
         seed_for((self._seed, self._epoch, position), self._seeds[position])
 
     def forget(self, before: int) -> None:
-        """Drop samples with a smaller number: the user has them. Others may be asked for again, also those already in a
-        slot: a chunk that is declared lost is done again."""
+        """Drop samples with a smaller number, which the user has. Later samples may be requested again even if they are
+        in a slot already: a chunk that is declared lost is repeated."""
         for number in [number for number in self._pulled if number < before]:
             del self._pulled[number]
 
     def place(self, samples: int) -> IterablePlace:
-        """Return where the pass is after this many samples; with the dataset's own state, if no sample was taken since
-        then."""
+        """Return where the pass is after this many samples; includes the state of the dataset and of its iterator if
+        the iterator has yielded no further sample."""
         state: dict[str, bytes | str] = {}
-        if self._ended:  # more may have been asked for
+        if self._ended:  # the chunk may have more rows than there are samples
             samples = min(samples, self._next)
         if samples == self._next:
             owners: dict[str, Any] = {"iterator": self._iterator}
             if self._iterator is not self._dataset:
                 owners["dataset"] = self._dataset
-            for whose, owner in owners.items():
-                if (packed := own_state(owner, whose)) is not None:
-                    state[whose] = packed
+            for name, owner in owners.items():
+                if (packed := pickled_state(owner, name)) is not None:
+                    state[name] = packed
         digests, was_asked = tuple(self._digests), THIS_PROCESS.was_asked
         return IterablePlace(samples, self._ended, self.broken is not None, state or None, digests, was_asked)
 
 
-def own_state(owner: Any, whose: str) -> bytes | str | None:
-    """Return what an object's ``state_dict()`` gives, pickled, so that it stays as it is; or why that cannot be kept,
-    as text; None if the object has no such method, or none to load it."""
+def pickled_state(owner: Any, name: str) -> bytes | str | None:
+    """Return the result of an object's ``state_dict()``, pickled at once since the object may change it later; a text
+    with the reason if it cannot be saved; None if the object lacks ``state_dict()`` or ``load_state_dict()``."""
     if not (callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))):
         return None
     try:
         state = owner.state_dict()
         try:
             packed = pickle.dumps(state, 5)
-        except (pickle.PicklingError, AttributeError, TypeError):  # of a class in __main__
+        except (pickle.PicklingError, AttributeError, TypeError):  # its class is defined in __main__
             import cloudpickle
 
             packed = cloudpickle.dumps(state, 5)
         if len(packed) > MAX_STATE_BYTES:
             raise ValueError(f"it has {len(packed):,} bytes, more than {MAX_STATE_BYTES:,}")
     except Exception as error:  # reported only when the state is asked for
-        return f"the state_dict() of the {whose} cannot be kept: {type(error).__name__}: {error}"
+        return f"the state_dict() of the {name} cannot be saved: {type(error).__name__}: {error}"
     return packed
 
 
 def _digest(sample: Any) -> bytes:
     """Return a hash of a sample; empty if it cannot be pickled."""
-    import hashlib  # here: it takes longer than all of this room, and only iterable datasets need it
+    import hashlib  # only iterable datasets need it, and it takes longer to import than this whole package
 
     leaves: list[Any] = []
     with contextlib.suppress(Exception):
@@ -429,13 +427,13 @@ def _digest(sample: Any) -> bytes:
 
 
 def init_position(rank: int, worker: int) -> int:
-    """Return the position that a worker's `worker_init_fn` draws at."""
+    """Return the position whose seed a worker's `worker_init_fn` draws from."""
     return WORKER_INIT_POSITIONS[rank << 32 | worker]
 
 
 def worker_info(job: Job, worker: int, workers: int, epoch: int, position: int | None = None) -> WorkerInfo:
-    """Return what `get_worker_info()` says in worker `worker` of `workers`; its seed is that of a position, by default
-    the worker's own."""
+    """Return the result of `get_worker_info()` in worker `worker` of `workers`. Its seed is the seed at a position, by
+    default at the `init_position` of the worker."""
     position = init_position(job.rank, worker) if position is None else position
     [seed] = seeds_of(job.seed, epoch, np.array([position], np.int64))
     return WorkerInfo(worker, workers, job.rank, job.world_size, seed, job.dataset)

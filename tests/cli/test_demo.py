@@ -45,11 +45,11 @@ def test_demo_from_nothing(tmp_path: Path) -> None:
         "on cpu: ",
         "24 images of 8 classes in results/photographs",
         "flip and normalise, with 1 worker each",
-        "The DataLoader does it with simplejpeg 1.",
+        "The DataLoader uses simplejpeg 1.",
         "2 of 2 rounds, DataLoader: ",
         "images/s",
         "CPU s per 1,000 images",
-        "What the images are like, and what augmentation makes of them",
+        "The images, before and after augmentation (gpuload inspect):",
         "classes: 8; the largest is astronaut with 3",
         "results/inspect.html: ",
     ):
@@ -66,7 +66,7 @@ def test_data_of_ones_own_with_a_damaged_file(jpeg_folder: Path, tmp_path: Path)
     told = demo(data, tmp_path, batch_size=16)
     assert f"48 images of 3 classes in {data}" in told
     assert "with 0 workers each" in told
-    assert "1 image cannot be loaded; left out on both sides" in told
+    assert "1 image cannot be loaded; skipped on both sides" in told
     assert "fix: 1 image is damaged" in told
     assert (tmp_path / "inspect.html").exists()
     assert not (tmp_path / "photographs").exists()

@@ -98,7 +98,7 @@ def small_ones_alone(codes: list[Any]) -> list[Any]:
     [
         (pictures, ""),
         (shifted, "the region (37, 51, 90, 101) differs from the entire picture by up to "),
-        (no_regions, "it refuses a region: it gave no image and no reason"),
+        (no_regions, "it refuses a region: it returned no image and no reason"),
         (small_ones_alone, "it refuses all test pictures"),
     ],
 )

@@ -271,7 +271,7 @@ def test_what_a_state_does_not_keep_is_refused_when_it_is_asked_for_and_not_befo
         for _ in range(3):
             next(batches)
         with pytest.raises(
-            TypeError, match=r"the state_dict\(\) of the dataset cannot be kept: TypeError: cannot pickle"
+            TypeError, match=r"the state_dict\(\) of the dataset cannot be saved: TypeError: cannot pickle"
         ):
             loader_.state_dict()
 

@@ -111,7 +111,7 @@ def test_a_stream_that_gives_more_than_its_length_comes_whole():
     assert len(loader) == 7
     batches = iter(loader)
     found = [next(batches) for _ in range(7)]
-    with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but it has given 8 samples in epoch 1$"):
+    with pytest.warns(RuntimeWarning, match=r"len\(\) is 7, .* but it yielded 8 samples in epoch 1$"):
         found.append(next(batches))
     assert alike([*found, *batches], expected)
     assert alike(list(loader), expected)  # a second warning would be an error

@@ -343,9 +343,9 @@ def test_plan_stats_and_log(caplog):
         assert (stats.resident_bytes, stats.cache_hits, stats.num_workers) == (128 * 32 * 32 * 3, 128, 0)
         assert "kept      393 kB on cpu" in str(stats)
     told = [record.getMessage() for record in caplog.records if record.name == "gpuload.loader"]
-    assert told[0].startswith("keeping 128 samples: about 0.4 MB on cpu, ")
-    assert told[1].startswith("kept 128 samples, 0.4 MB on cpu, in ")
-    assert told[2].startswith("session begun: all samples are kept, no workers, batches of 6 on cpu")
+    assert told[0].startswith("caching 128 samples: about 0.4 MB of pixels on cpu, ")
+    assert told[1].startswith("cached 128 samples, 0.4 MB on cpu, in ")
+    assert told[2].startswith("session started: all samples are cached, no workers, batches of 6 on cpu")
 
 
 def test_images_need_no_room_in_the_ring_but_for_a_batch():

@@ -68,7 +68,7 @@ def test_a_session_tells_how_it_works(listen):
         list(found)  # the same session
     begun, jpegs, plan = heard.lines()
     assert begun == (
-        "session begun: no worker processes (num_workers=0), batches of 2 on cpu, prefetch_factor=2, "
+        "session started: no worker processes (num_workers=0), batches of 2 on cpu, prefetch_factor=2, "
         f"ring_bytes={2 << 30}"
     )
     assert jpegs.startswith("JPEGs: ")
@@ -104,7 +104,7 @@ def test_decoders_that_are_there(listen):
     heard = listen(logging.INFO)
     with loader() as found:
         next(iter(found))
-    assert heard.lines()[1] == "JPEGs: crops by nvImageCodec, whole images by simplejpeg, what they refuse by Pillow"
+    assert heard.lines()[1] == "JPEGs: crops by nvImageCodec, whole images by simplejpeg, other images by Pillow"
 
 
 def test_nothing_is_put_together_where_nobody_listens(listen, monkeypatch):
@@ -167,7 +167,7 @@ def test_a_worker_that_is_started_again(listen, tmp_path):
         f"a worker died: worker 0 (process {pid}): killed by SIGKILL at sample 3 (position 3); another takes its place "
         "(death 1 of this epoch, max_restarts=10)"
     )
-    assert heard.lines()[0].startswith("session begun: 1 worker, batches of 2 on cpu")
+    assert heard.lines()[0].startswith("session started: 1 worker, batches of 2 on cpu")
 
 
 def test_a_program_without_a_log_sees_nothing(capsys, monkeypatch):

@@ -54,7 +54,7 @@ def test_an_environment_that_cannot_be_is_refused(rank, world_size):
         (None, 2, ValueError, "rank and world_size go together, got rank=None, world_size=2; give both or neither"),
         ("0", 2, TypeError, "rank must be an integer, got '0'"),
         (0, True, TypeError, "world_size must be an integer, got True"),
-        (2, 2, ValueError, "rank must lie in 0 … world_size-1 = 1, got 2"),
+        (2, 2, ValueError, "rank must be in 0 … world_size-1 = 1, got 2"),
         (0, 0, ValueError, "world_size must be at least 1, got 0"),
     ],
 )

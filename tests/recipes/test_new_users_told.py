@@ -202,7 +202,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),
     "a stream that is not shared out": (
         lambda: load(Stream(False), None, workers=2),
-        ("the same first", "get_worker_info()", "give only its share"),
+        ("the same first", "get_worker_info()", "yield only the worker's share"),
     ),
     "a stream that is shuffled": (lambda: load(Stream(True), None, shuffle=True), ("iterable dataset", "leave it out")),
     "None for a sample": (lambda: load(lambda i: None), ("the dataset returned None", "return a sample")),

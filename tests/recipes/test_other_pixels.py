@@ -152,7 +152,7 @@ def test_images_of_several_dtypes_in_one_batch_are_refused():
     def make(i):
         return gl.Image(pixels(i, "float32" if i == 2 else "uint8", 3))
 
-    text = "images of a batch must be of one dtype, but sample[0] of sample 0 is uint8 and sample[0] of sample 2"
+    text = "images of a batch must have the same dtype, but sample[0] of sample 0 is uint8 and sample[0] of sample 2"
     with pytest.raises(ValueError, match=re.escape(text)):
         batches(make, [T.CenterCrop(32)])
     with pytest.raises(ValueError, match=re.escape(text)):

@@ -155,13 +155,13 @@ class OpenFile:
 def open_file(path: str, remote: Remote | None = None, *, mapped: bool = False) -> OpenFile:
     """Open the file at a path or URL, for reads at offsets. All stores open their files here."""
     if is_url(path):
-        return client(remote).look([path])[0]  # pyright: ignore[reportReturnType]
+        return client(remote).stat([path])[0]  # pyright: ignore[reportReturnType]
     return OpenFile(path, mapped)
 
 
 def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes]:
     """Read whole image files, those at URLs together."""
-    return list(map(read_file, paths)) if remote is None else client(remote).whole(paths)
+    return list(map(read_file, paths)) if remote is None else client(remote).read_files(paths)
 
 
 def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
@@ -221,7 +221,7 @@ class OpenFiles:
             return
         with self._lock:
             new = [path for path in dict.fromkeys(paths) if path not in self._files]
-        for file in client(self.remote).look(new):
+        for file in client(self.remote).stat(new):
             with self._lock:
                 self._files[file.path] = file  # pyright: ignore[reportArgumentType]
 
@@ -243,5 +243,5 @@ def open_seekable(path: str, remote: Remote | None = None) -> Any:
     if is_url(path):
         from gpuload.datasets.stores.remote import RemoteIO
 
-        return RemoteIO(client(remote).look([path])[0])
+        return RemoteIO(client(remote).stat([path])[0])
     return open(path, "rb")

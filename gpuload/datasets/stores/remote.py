@@ -1,12 +1,12 @@
 """Files at URLs, read through fsspec: ranges joined, several requests in flight, a time limit for each, retries.
 
 `Remote` holds the options, a plain value that travels to workers. A `Client` opens file systems, which hold threads and
-connections: it belongs to one process, a child after a fork opens its own, and it is never pickled. Requests run on
-fsspec's own thread; methods of file systems that are not asynchronous run on threads of the client's.
+connections: it belongs to one process, a child after a fork opens another, and it is never pickled. Requests run on
+fsspec's thread; methods of file systems that are not asynchronous run on threads of the client.
 
-fsspec's `cat_ranges` has no time limit for a request, and asks a file system that is not asynchronous for one range
-after the other; `merge_offset_ranges` loses the end of a range with another one in it (fsspec 2025.3, which is
-supported); and over HTTP fsspec makes no request again. So neither is used.
+fsspec's functions for ranges are not used. `cat_ranges` has no time limit for a request, and reads ranges one at a time
+from a file system that is not asynchronous; `merge_offset_ranges` loses the end of a range that contains another range
+(in fsspec 2025.3, which is supported); and over HTTP fsspec never retries a request.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ["Client", "Remote", "RemoteFile", "RemoteIO", "RemoteScanner", "Stora
 
 GAP_BYTES: Final = 256 << 10
 BLOCK_BYTES: Final = 128 << 10  # of the cache
-PIECE_BYTES: Final = 8 << 20  # a longer range is asked for in several requests
-LEAST_WINDOW: Final = 64 << 10
-MOST_WINDOW: Final = 32 << 20
+PIECE_BYTES: Final = 8 << 20  # a longer range is split into several requests
+MIN_WINDOW: Final = 64 << 10
+MAX_WINDOW: Final = 32 << 20
 WINDOWS: Final = 8
-BYTES_PER_S: Final = 1 << 20  # an answer may take a second more for so many
-# What says that a file is the same, the surest first, as file systems call it; times are the last resort.
+BYTES_PER_S: Final = 1 << 20  # the time limit of a request grows by one second for each MiB
+# The names that file systems use for the version of a file, the most reliable first; times are the last resort.
 TIMES: Final = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created")
 VERSIONS: Final = ("ETag", "etag", "md5Hash", "generation", "blob_id", "sha256", *TIMES)
-# By these, too, libraries behind fsspec find another store or account under the same URL.
+# With other values of these variables, libraries behind fsspec open another store or account for the same URL.
 ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_CONNECTION_STRING", "HF_ENDPOINT", "STORAGE_EMULATOR_HOST",
@@ -65,17 +65,17 @@ class Remote:
     """How a dataset reads URLs: ``storage_options=gl.Remote({"anon": True}, cache_bytes=50 << 30)``.
 
     Args:
-        options: what fsspec's file system takes, as ``storage_options`` of pandas: keys, tokens, endpoints. They travel
-            to the workers, and are shown nowhere.
-        gap_bytes: two ranges of one file that are asked for together become one request if no more than this lies
-            between them.
-        in_flight: the most requests that a process has under way.
-        retries: how often a request is made again that timed out, lost its connection, was cut short, or was answered
-            429 or 5xx. Between two lies 0.25 s, then twice as long each time, up to 10 s, or what the server asks for.
-        timeout_s: how long an answer may take, and one second more for each MiB of it.
-        cache_bytes: how much of what was read is kept on this machine's disk, for all processes together, the least
-            recently used going first; 0 keeps nothing.
-        cache_folder: where; default: ``remote`` in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``).
+        options: arguments of fsspec's file system, like ``storage_options`` of pandas: keys, tokens, endpoints. They
+            are sent to the workers, and never displayed.
+        gap_bytes: two ranges of one file that are read together become one request if the gap between them is no
+            larger than this.
+        in_flight: the maximum number of requests that a process has in flight.
+        retries: how often a request is repeated that timed out, lost its connection, was cut short, or was answered
+            429 or 5xx. The delay is 0.25 s and doubles each time, up to 10 s, unless the server asks for another one.
+        timeout_s: the time limit of a request, to which one second is added for each MiB of the answer.
+        cache_bytes: the size of a cache of the data on this machine's disk, which all processes share. The least
+            recently used data is evicted first; 0 disables the cache.
+        cache_folder: defaults to ``remote`` in the cache folder (``$GPULOAD_CACHE``, else ``~/.cache/gpuload``).
 
     Raises:
         TypeError, ValueError: an argument is not valid.
@@ -92,13 +92,13 @@ class Remote:
     def __post_init__(self) -> None:
         if not isinstance(self.options, Mapping):
             raise TypeError(
-                "storage_options must be a dict of what fsspec's file system takes, such as {'anon': True}, or a "
+                "storage_options must be a dict of arguments of fsspec's file system, such as {'anon': True}, or a "
                 f"gpuload.Remote, got {type(self.options).__name__}"
             )
-        for name, least in (("gap_bytes", 0), ("in_flight", 1), ("retries", 0), ("cache_bytes", 0)):
+        for name, minimum in (("gap_bytes", 0), ("in_flight", 1), ("retries", 0), ("cache_bytes", 0)):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"Remote({name}=…) must be a whole number, {least} or more, got {value!r}")
+            if type(value) is not int or value < minimum:
+                raise ValueError(f"Remote({name}=…) must be a whole number, {minimum} or more, got {value!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
             raise ValueError(f"Remote(timeout_s=…) must be a number of seconds above 0, got {self.timeout_s!r}")
 
@@ -111,9 +111,9 @@ StorageOptions = Mapping[str, Any] | Remote | None
 
 
 def digest_of(remote: Remote) -> str:
-    """Return a digest of what, in addition to the URL, says which store is read and as whom: the options, fsspec's
-    configuration, and variables of the environment; empty if there are none of them. What is cached under one digest is
-    not found under another."""
+    """Return a digest of all that selects the store and the account in addition to the URL: the options, fsspec's
+    configuration, and environment variables; empty if none of these is set. Data cached under one digest is not visible
+    under another."""
     configured = import_optional("fsspec.config", "datasets at URLs", "remote").conf
     environment = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     scope = [dict(remote.options), configured, environment]
@@ -124,7 +124,7 @@ def digest_of(remote: Remote) -> str:
 def _digest_of_object(value: Any) -> list[str]:
     try:
         packed = pickle.dumps(value)
-    except Exception:  # whatever its class raises: then nothing that others cached is found
+    except Exception:  # pickling may raise any error; a random digest shares no cached data
         packed = os.urandom(16)
     return [f"{type(value).__module__}.{type(value).__qualname__}", hashlib.blake2b(packed, digest_size=16).hexdigest()]
 
@@ -135,13 +135,13 @@ def _digest_of_object(value: Any) -> list[str]:
 Request = Callable[[], Awaitable[Any]]
 
 
-_usual = Remote()
+_defaults = Remote()
 _clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
 
 
 def client_of(remote: Remote | None) -> Client:
-    """Return what reads URLs with these options in this process; None means the usual options."""
-    remote = remote or _usual
+    """Return the client of this process for these options; None means the default options."""
+    remote = remote or _defaults
     process, client = _clients.get(remote, (0, None))
     if client is None or process != os.getpid():
         client = Client(remote)
@@ -150,17 +150,17 @@ def client_of(remote: Remote | None) -> Client:
 
 
 class Client:
-    """Reads URLs with the options of a `Remote`.
+    """A reader of URLs with the options of a `Remote`.
 
     Attributes:
-        requests: how many were made so far.
+        requests: the number of requests made so far.
 
     Raises:
-        OSError: the folder of the cache cannot be written.
+        OSError: the cache folder cannot be written.
     """
 
     def __init__(self, remote: Remote) -> None:
-        # Not the `Remote` itself: a client is kept as long as others have that.
+        # A reference to the `Remote` would keep its entry in `_clients` alive forever.
         self.gap_bytes, self.retries, self.timeout_s = remote.gap_bytes, remote.retries, remote.timeout_s
         self.requests = 0
         self._options = dict(remote.options)
@@ -173,10 +173,10 @@ class Client:
             self._disk = Disk(folder, remote.cache_bytes, digest_of(remote))
 
     def read(self, places: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes]:
-        """Return this many bytes of files from an offset on; fewer only where a file ends.
+        """Return ranges of files, given as (file, offset, number of bytes); a range may end early at the end of a file.
 
         Raises:
-            OSError: some of them cannot be read; the first of these is raised.
+            OSError: a range cannot be read; the first error is raised.
         """
         spans = [(file, min(offset, file.size), min(offset + nbytes, file.size)) for file, offset, nbytes in places]
         if self._disk is None:
@@ -190,21 +190,21 @@ class Client:
         joined = [b"".join([blocks[file, at] or b"" for at in _blocks(*span)]) for file, *span in spans]
         return [data[begin % BLOCK_BYTES :][: end - begin] for data, (_, begin, end) in zip(joined, spans, strict=True)]
 
-    def whole(self, urls: Sequence[str]) -> list[bytes]:
-        """Return whole image files, of sizes not known before. What is on the disk is found by the URL and the options
-        alone, so only what begins and ends as an image is put there.
+    def read_files(self, urls: Sequence[str]) -> list[bytes]:
+        """Return the content of image files whose sizes are not known. Their keys in the disk cache consist of the URL
+        and the options, without a version, so the cache stores only files that begin and end like an image.
 
         Raises:
-            OSError: one cannot be read.
-            DecodeError: one is larger than is allowed, or larger than 16 MiB and does not begin as an image.
+            OSError: a file cannot be read.
+            DecodeError: a file is larger than the limit, or larger than 16 MiB and does not begin like an image.
         """
         images: list[bytes | None] = [None if self._disk is None else self._disk.get(url) for url in urls]
         missing = [number for number, data in enumerate(images) if data is None]
-        starts = self._all([self._cat(urls[number], 0, files.LARGE_BYTES, exact=False) for number in missing])
+        starts = self._send([self._request_range(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing])
         for number, data in zip(missing, starts, strict=True):
             url = urls[number]
             if len(data) == files.LARGE_BYTES:
-                (file,) = self.look([url])
+                (file,) = self.stat([url])
                 files.check_large(file.size, data, shown(url))
                 data += self._ranges([(url, files.LARGE_BYTES, file.size)])[0]
             files.check_size(len(data), shown(url))
@@ -214,47 +214,47 @@ class Client:
         return [data or b"" for data in images]
 
     def forget(self, url: str) -> list[str]:
-        """Drop a whole file from the cache; returns the cache's name if the file was there."""
+        """Drop a file from the cache that `read_files` uses; return the cache's name if the file was in it."""
         disk = self._disk
         return [f"the cache of URLs in {disk.folder!r}"] if disk is not None and disk.drop(url) else []
 
-    def look(self, urls: Sequence[str]) -> list[RemoteFile]:
-        """Look at files: at their sizes and versions.
+    def stat(self, urls: Sequence[str]) -> list[RemoteFile]:
+        """Query the sizes and versions of files.
 
         Raises:
-            OSError: one is missing, is a folder, or its size is not said.
+            OSError: a file is missing, is a folder, or the server does not state its size.
         """
-        looked = []
-        for url, info in zip(urls, self._all([self._request(url, "info") for url in urls]), strict=True):
+        described = []
+        for url, info in zip(urls, self._send([self._request(url, "info") for url in urls]), strict=True):
             if info.get("type") == "directory":
-                raise IsADirectoryError(21, "it is a folder; expected a file", shown(url))
+                raise IsADirectoryError(21, "it is a folder; expected the URL of a file", shown(url))
             if info.get("size") is None:
                 raise OSError(
-                    5, "the server does not say how many bytes it has, so no part of it can be asked for", shown(url)
+                    5, "the server does not state its size, so it cannot be read in parts; copy it first", shown(url)
                 )
             version = next((str(info[name]) for name in VERSIONS if info.get(name)), "")
             digest = hashlib.blake2b(version.encode(), digest_size=8).digest()
             number = int.from_bytes(digest, "little") >> 1 if version else 0
             written = next((info[name] for name in TIMES if info.get(name)), None)
-            looked.append(RemoteFile(self, url, int(info["size"]), number, _seconds(written)))
-        return looked
+            described.append(RemoteFile(self, url, int(info["size"]), number, _seconds(written)))
+        return described
 
     def files(self, root: str) -> list[tuple[str, str]]:
-        """Return all files below a folder: the rest of their URLs, and the same as names (without ``%20``)."""
-        (listed,) = self._all([self._request(root, "find", detail=True)])
-        before = self._place(root)[1].rstrip("/") + "/"
-        names = [name[len(before) :] for name, info in listed.items() if info.get("type") != "directory"]
+        """Return all files below a folder: their URLs relative to it, and these as names (a space for ``%20``)."""
+        (infos,) = self._send([self._request(root, "find", detail=True)])
+        prefix = self._file_system(root)[1].rstrip("/") + "/"
+        names = [name[len(prefix) :] for name, info in infos.items() if info.get("type") != "directory"]
         quoted = root.startswith(("http://", "https://"))
         return [(name, unquote(name) if quoted else name) for name in names if name and not name.endswith("/")]
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the URLs of the files that a pattern stands for, sorted."""
-        (listed,) = self._all([self._request(pattern, "glob", detail=True)])
-        system = self._place(pattern)[0]
-        return sorted(system.unstrip_protocol(name) for name, info in listed.items() if info.get("type") != "directory")
+        """Return the URLs of the files that match a pattern, sorted."""
+        (infos,) = self._send([self._request(pattern, "glob", detail=True)])
+        system = self._file_system(pattern)[0]
+        return sorted(system.unstrip_protocol(name) for name, info in infos.items() if info.get("type") != "directory")
 
     def _ranges(self, spans: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return bytes of files, those near each other by one request, long ones by several."""
+        """Return ranges of files; one request reads ranges with small gaps, several requests read a long range."""
         runs: list[tuple[str, int, int]] = []
         run_of = {}
         for url, begin, end in sorted(set(spans)):
@@ -264,16 +264,16 @@ class Client:
                 runs.append((url, begin, end))
             run_of[url, begin, end] = len(runs) - 1
         requests = [
-            [self._cat(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
+            [self._request_range(url, at, min(at + PIECE_BYTES, end)) for at in range(begin, end, PIECE_BYTES)]
             for url, begin, end in runs
         ]
-        answers = iter(self._all(list(itertools.chain.from_iterable(requests))))
+        answers = iter(self._send(list(itertools.chain.from_iterable(requests))))
         data = [b"".join(itertools.islice(answers, len(pieces))) for pieces in requests]
         places = [(run_of[span], span[1] - runs[run_of[span]][1], span[2] - span[1]) for span in spans]
         return [data[run][offset : offset + nbytes] for run, offset, nbytes in places]
 
-    def _cat(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
-        """Return the request for bytes of a file; `exact`: more and fewer are an error."""
+    def _request_range(self, url: str, begin: int, end: int, *, exact: bool = True) -> Request:
+        """Return the request for a range of a file; with `exact`, an answer of another length is an error."""
         limit_s = self.timeout_s + (end - begin) / BYTES_PER_S
         check = partial(check_whole, begin, end) if exact else None
         return self._request(url, "cat_file", limit_s, check, start=begin, end=end)
@@ -281,11 +281,11 @@ class Client:
     def _request(
         self, url: str, method: str, limit_s: float | None = None, check: Any = None, **options: Any
     ) -> Request:
-        """Return what calls a method of a URL's file system, again while that may help; `check` raises if its answer is
-        not what was asked for."""
-        system, path = self._place(url)  # not on fsspec's thread, which some of them wait for as they are made
+        """Return a request that calls a method of a URL's file system, with retries; `check` raises for an answer that
+        does not match the request."""
+        system, path = self._file_system(url)  # not on fsspec's thread, which some constructors wait for
         if method != "cat_file":
-            system.invalidate_cache()  # what it remembers of folders may be old
+            system.invalidate_cache()  # cached listings may be out of date
         call = partial(getattr(system, f"_{method}" if system.async_impl else method), path, **options)
         if not system.async_impl:
             call = partial(self._in_thread, call)
@@ -307,8 +307,8 @@ class Client:
                     raise failure.error(url, attempt) from error
             await asyncio.sleep(failure.wait_s(attempt))
 
-    def _all(self, requests: Sequence[Request]) -> list[Any]:
-        """Make requests, all of them under way together."""
+    def _send(self, requests: Sequence[Request]) -> list[Any]:
+        """Send requests concurrently, and return all answers."""
         if not requests:
             return []
         from fsspec.asyn import get_loop, sync
@@ -322,17 +322,17 @@ class Client:
             raise error
         return answers
 
-    def _place(self, url: str) -> tuple[Any, str]:
-        """Return the file system of a URL, opened if it is not, and what it calls the file."""
-        scheme, _, rest = url.partition("://")
-        host = f"{scheme}://{rest.partition('/')[0]}"
+    def _file_system(self, url: str) -> tuple[Any, str]:
+        """Return the file system of a URL, which is opened on first use, and the path of the file in it."""
+        scheme, _, location = url.partition("://")
+        host = f"{scheme}://{location.partition('/')[0]}"
         if host not in self._systems:
-            self._systems[host] = _opened(url, self._options)
+            self._systems[host] = _open_file_system(url, self._options)
         return self._systems[host], self._systems[host]._strip_protocol(url)
 
 
 def _blocks(begin: int, end: int) -> range:
-    """Return where the blocks begin that hold these bytes."""
+    """Return the offsets of the blocks that contain these bytes."""
     return range(begin // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES)
 
 
@@ -341,17 +341,17 @@ def _key(file: RemoteFile, at: int) -> str:
     return f"{file.path}\0{file.mtime_ns}\0{file.size}\0{at}"
 
 
-def _opened(url: str, options: dict[str, Any]) -> Any:
+def _open_file_system(url: str, options: dict[str, Any]) -> Any:
     scheme = url.partition("://")[0]
     fsspec = import_optional("fsspec.core", f"datasets at {scheme}://…", "remote")
     try:
-        usual = None if "::" in scheme else fsspec.get_filesystem_class(scheme)  # or one that the user has registered
-        if usual is not None and (name := f"{usual.__module__}.{usual.__qualname__}") in CHECKED:
+        default = None if "::" in scheme else fsspec.get_filesystem_class(scheme)  # users may register other classes
+        if default is not None and (name := f"{default.__module__}.{default.__qualname__}") in CHECKED:
             system = CHECKED[name]()
             return system(**{**system._get_kwargs_from_urls(url), **options})
         return fsspec.url_to_fs(url, **options)[0]
     except (ImportError, ValueError, TypeError) as error:
-        remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install what it names"
+        remedy = f"pip install 'gpuload[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install the package that it names"
         raise type(error)(
             f"{shown(url)!r} cannot be opened: {visible(str(error))}"
             + (f"; {remedy}" if isinstance(error, ImportError) else "; look at the URL and storage_options")
@@ -359,7 +359,7 @@ def _opened(url: str, options: dict[str, Any]) -> Any:
 
 
 def _seconds(moment: Any) -> float:
-    """Return a time as a number, 0.0 if it is none: file systems give datetimes, numbers, and headers."""
+    """Return a file system's time (a datetime, a number or a header) in seconds; 0.0 for any other value."""
     with contextlib.suppress(TypeError, ValueError):
         moment = parsedate_to_datetime(moment) if isinstance(moment, str) else moment
         return float(moment.timestamp() if hasattr(moment, "timestamp") else moment)
@@ -371,13 +371,13 @@ def _seconds(moment: Any) -> float:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteFile:
-    """A file at a URL; see `OpenFile`, whose place it takes.
+    """A file at a URL, with the interface of `OpenFile`.
 
     Attributes:
-        client, path: what reads it, and its URL.
-        size: bytes.
-        mtime_ns: no time, but a number of its own for each ETag, or time, that the server names; 0 if it names none.
-        time: when it was last written, in seconds, if the server says so; else 0.
+        client, path: the client that reads the file, and its URL.
+        size: in bytes.
+        mtime_ns: not a time but a hash of the ETag, or of the time, that the server states; 0 if it states neither.
+        time: the time of the last change in seconds, if the server states it; else 0.
     """
 
     client: Client
@@ -387,16 +387,16 @@ class RemoteFile:
     time: float
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only where the file ends."""
+        """Return these bytes; fewer only at the end of the file."""
         return self.client.read([(self, offset, nbytes)])[0]
 
 
 class RemoteIO(io.RawIOBase):
-    """A file object, which reads what lies near each other by few requests.
+    """A file object that reads neighbouring ranges with few requests.
 
-    What is asked for next often lies just behind: then each window is twice as long as the last, up to 32 MiB, else
-    64 KiB. So the headers of an archive of small members cost about what reading it through does, and those of large
-    members one request each. Of windows that are longer than 64 KiB, one is kept.
+    Each request reads a window. If a read continues after the last window, the next window is twice as long, up to 32
+    MiB; otherwise it has 64 KiB. So scanning the headers of an archive of small members costs about as much as reading
+    all of it, and large members cost one request each. Only one window longer than 64 KiB is cached.
     """
 
     def __init__(self, file: RemoteFile) -> None:
@@ -404,25 +404,25 @@ class RemoteIO(io.RawIOBase):
         self.file, self.name, self.size = file, file.path, file.size
         self._loaded: list[tuple[int, bytes]] = []
         self._windows: list[tuple[int, bytes]] = []
-        self._end, self._length, self._at = 0, LEAST_WINDOW // 2, 0
+        self._end, self._length, self._at = 0, MIN_WINDOW // 2, 0
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read these ranges (begin, end) together, in place of those that were loaded before."""
+        """Read these ranges (begin, end) together; they replace the ranges that were loaded before."""
         places = [(self.file, begin, end - begin) for begin, end in ranges]
         data = self.file.client.read(places)
-        self._loaded = [(begin, own) for (_, begin, _), own in zip(places, data, strict=True)]
+        self._loaded = [(begin, content) for (_, begin, _), content in zip(places, data, strict=True)]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; fewer only where the file ends."""
+        """Return these bytes; fewer only at the end of the file."""
         nbytes = min(nbytes, max(0, self.file.size - offset))
         for begin, data in reversed(self._windows + self._loaded):
             if begin <= offset and offset + nbytes <= begin + len(data):
                 return data[offset - begin : offset - begin + nbytes]
         follows = self._end - nbytes <= offset <= self._end + self._length
-        self._length = min(2 * self._length, MOST_WINDOW) if follows else LEAST_WINDOW
+        self._length = min(2 * self._length, MAX_WINDOW) if follows else MIN_WINDOW
         data = self.file.read_at(offset, max(nbytes, self._length))
-        is_long = len(data) > LEAST_WINDOW
-        short = [window for window in self._windows if not (is_long and len(window[1]) > LEAST_WINDOW)]
+        is_long = len(data) > MIN_WINDOW
+        short = [window for window in self._windows if not (is_long and len(window[1]) > MIN_WINDOW)]
         self._windows = [*short[1 - WINDOWS :], (offset, data)]
         self._end = offset + len(data)
         return data[:nbytes]
@@ -446,17 +446,17 @@ class RemoteIO(io.RawIOBase):
 
 
 class RemoteScanner:
-    """The image files below a URL, listed once, in the order that `Scanner` has them in on a disk.
+    """The image files below a URL, listed once, in the same order as by a `Scanner`.
 
     Attributes:
-        left_out: what other programs keep there.
+        left_out: files of other programs, which are not images of the dataset.
     """
 
     def __init__(self, client: Client, root: str, *, extensions: Iterable[str]) -> None:
         self.root, endings = root, tuple(extensions)
         self.left_out = LeftOut()
         self._folders: set[bytes] = set()
-        self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and the rest of the URL
+        self._images: list[tuple[bytes, bytes, bytes]] = []  # folder, name, and URL relative to the root
         for url, path in client.files(root):
             name, is_image = os.fsencode(path), path.lower().endswith(endings)
             folder, _, base = name.rpartition(b"/")

@@ -133,7 +133,7 @@ def naming(path: str, error_of: Callable[[str], Exception]) -> Iterator[None]:
 def stamp(path: str, remote: Any = None) -> tuple[int, int]:
     """Return what a file is known by: how many bytes it has, and when it was written (for a URL, its version)."""
     if is_url(path):
-        (file,) = client(remote).look([path])
+        (file,) = client(remote).stat([path])
         return file.size, file.mtime_ns
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns

@@ -1,5 +1,5 @@
-"""What a decoder on a device takes and gives: files, and regions of pixels or the reason why not. It knows nothing of
-batches and faults, which belong to `gpuload.stage.decode.images`."""
+"""The interface of a decoder on a device: it decodes files to regions of pixels, or returns the reason for a refusal.
+Batches and faults belong to `gpuload.stage.decode.images`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpuload.decode.header import upright
 
 __all__ = ["PLACE", "NoRoom", "Pixels", "Refused", "Source", "complaint_about", "copy_crops", "fetch"]
 
-# Where a region is to be: its upright shape H×W×C, the orientation of EXIF that is undone, its first byte.
+# Destination of a region: its upright shape H×W×C, the EXIF orientation to undo, the offset of its first byte.
 PLACE: Final = np.dtype([("shape", "i8", 3), ("orientation", "i8"), ("start", "i8")])
-MAX_LEVELS: Final = 4.0  # by which two decoders may differ on average: more is another picture
+MAX_LEVELS: Final = 4.0  # mean difference allowed between two decoders; a larger one is an error
 
 
 class NoRoom(Exception):
-    """The device has no memory for these images together; fewer at a time may fit."""
+    """The device has not enough memory for all of these images; a smaller batch may fit."""
 
 
 class Source(NamedTuple):
     """An image to decode.
 
     Attributes:
-        data: the file's bytes, uint8; valid while it is decoded.
-        height, width: as stored.
-        grey: to one channel, not three.
-        region_tlhw: the part of the image that is wanted, as stored.
+        data: the file's bytes, uint8; only valid until the image is decoded.
+        height, width: size of the image as stored.
+        grey: decode to one channel instead of three.
+        region_tlhw: the region to decode, in the image as stored.
     """
 
     data: np.ndarray
@@ -42,13 +42,13 @@ class Source(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """The wanted region of an image, decoded, as stored. On a device it can be read on the stream that was current.
+    """The decoded region of an image, not turned upright. On a device, read it on the stream that it was decoded on.
 
     Attributes:
-        owner: what keeps the memory, which is not written to again while the owner lives. On the CPU the region itself,
-            an array H×W×C of uint8.
-        decoder: which decoder it was, as `Stats.decoders` names it.
-        address, row_bytes: on a device, where the region's first pixel is, and how far apart two rows are.
+        owner: an object that owns the memory, which is not reused while the owner is alive. On the CPU it is the region
+            itself, an array H×W×C of uint8.
+        decoder: the name of the decoder in `Stats.decoders`.
+        address, row_bytes: on a device, the address of the region's first pixel and the distance between rows.
     """
 
     owner: Any
@@ -58,14 +58,14 @@ class Pixels(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Why an image was not decoded: in the decoder's words, if it has any."""
+    """An image that was not decoded, with the decoder's message if there is one."""
 
-    why: str
+    reason: str
 
 
 def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tensor) -> None:
-    """Copy regions to their places, `PLACE` (N,), in one memory, uint8, each turned upright. On a device that is one
-    kernel, on the current stream; the owners have to live until it is done."""
+    """Copy regions to their `places`, `PLACE` (N,), in `target`, uint8, turned upright. On a device, this is one kernel
+    on the current stream; the owners must stay alive until it has finished."""
     if target.device.type != "cpu":
         from gpuload.stage.decode.crops import launch  # Triton is an optional library, and slow to import
 
@@ -73,8 +73,8 @@ def copy_crops(pixels: Sequence[Pixels], places: np.ndarray, target: torch.Tenso
         return
     memory = target.numpy()
     for (region, _, _, _), (shape, orientation, start) in zip(pixels, places.tolist(), strict=True):
-        place = memory[start : start + region.size].reshape(shape)
-        place[:] = region if orientation == 1 else upright(region, orientation)
+        destination = memory[start : start + region.size].reshape(shape)
+        destination[:] = region if orientation == 1 else upright(region, orientation)
 
 
 def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
@@ -86,7 +86,7 @@ def fetch(pixels: Pixels, source: Source, device: torch.device) -> np.ndarray:
 
 
 def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]], device: torch.device) -> str:
-    """Return what is wrong with a decoder, found by a small picture that it has to decode; "" if nothing is."""
+    """Return the fault that a decoder shows on a small test image; "" if there is none."""
     from PIL import Image
 
     ramp = np.add.outer(np.arange(48) * 3, np.arange(64) * 2).astype(np.uint8)
@@ -96,6 +96,6 @@ def complaint_about(decode: Callable[[Sequence[Source]], list[Pixels | Refused]]
     source = Source(np.frombuffer(file.getvalue(), np.uint8), 48, 64, False, (0, 0, 48, 64))
     [answer] = decode([source])
     if isinstance(answer, Refused):
-        return answer.why
+        return answer.reason
     difference = np.abs(fetch(answer, source, device).astype(np.float32) - np.asarray(Image.open(file))).mean()
-    return "" if difference <= MAX_LEVELS else f"its picture is another one ({difference:.0f} levels away)"
+    return "" if difference <= MAX_LEVELS else f"its test image is wrong (off by {difference:.0f} levels)"

@@ -130,7 +130,7 @@ class ImageDecoder:
                 self._copying.append((event, nbytes, pixels))
             for row, one in enumerate(decoded, at):
                 if isinstance(one, Refused):
-                    self._refuse(one.why)
+                    self._refuse(one.reason)
                     if (error := self._by_cpu(images, row, memory)) is not None:
                         failed.setdefault(id(images.entries[row][0]), {}).setdefault(*error)
             at += count

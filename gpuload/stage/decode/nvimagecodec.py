@@ -1,17 +1,17 @@
-"""nvImageCodec as the device's decoder: on a GPU its JPEG engine, then its other decoders; on the CPU its CPU decoder.
+"""nvImageCodec as the decoder on a device: the JPEG engine and other decoders of a GPU, or its decoder on the CPU.
 
-On a GPU there are two, one after the other: one that only has the JPEG engine, and one without it, for what that
-refuses. Given both at once, the library would share a batch among them by how many images it has, so pixels would
-depend on the batch; this way they depend on the image alone, and it is known who decoded it. Each is tried at the start
-with a small picture, and one that fails or gives something else is left out.
+On a GPU two decoders are used in turn: the first has only the JPEG engine, the second, without the engine, decodes the
+images that the first refuses. A single decoder with both would split a batch according to its size, so pixels would
+depend on the batch; with two decoders they depend on the image alone, and it is known which one decoded it. Each
+decoder is tested at the start with a small image, and is not used if it fails or returns different pixels.
 
-On the CPU, libjpeg's messages count as in `gpuload.decode.jpeg`: an image about which one is printed is refused. Which
-of several images it was about is found by halves.
+On the CPU, libjpeg's messages count as in `gpuload.decode.jpeg`: an image that causes a message is refused. In a batch,
+that image is found by bisection.
 
-A batch is decoded by one call, and where its images are is read from the arrays' interface: DLPack would record and
-wait for an event for each. They are written on the stream that was current, and nothing else orders them.
+A batch is decoded by one call. Addresses of images are read from `__cuda_array_interface__`, since DLPack would record
+an event and wait for it for each image. Only the stream that is current during the call orders the writes.
 
-Images stay in memory of the library's own as long as their `Pixels` live. EXIF's orientation is not applied here.
+Images stay in the library's memory as long as their `Pixels` are alive. EXIF orientation is not applied here.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = ["CPU", "ENGINE", "GPU", "REGIONS_RIGHT", "NvImageCodec", "load_librar
 ENGINE: Final = "nvImageCodec (JPEG engine)"
 GPU: Final = "nvImageCodec (GPU)"
 CPU: Final = "nvImageCodec (batch)"
-# The versions that were seen to decode a region to the bits of that part of the whole image, by decoder; others decode
-# whole images. `gpuload doctor` tries it in a process of its own. A version gets in once that was right on several
-# kinds of GPUs and no report says otherwise. On GPUs 0.9.0 is not in: a region was refused once, on an H200, and
-# https://github.com/NVIDIA/nvImageCodec/issues/55 has it fail, or end the process.
+# For each decoder, the versions that decode a region to exactly the pixels of the whole image; with other versions,
+# whole images are decoded. `gpuload doctor` tests this in a separate process. A version is added after it passed on
+# several kinds of GPUs and no report names a fault. 0.9.0 is not listed for GPUs: an H200 once refused a region, and
+# https://github.com/NVIDIA/nvImageCodec/issues/55 reports errors and crashes.
 REGIONS_RIGHT: Final[Mapping[str, tuple[str, ...]]] = {CPU: ("0.9.0",), ENGINE: (), GPU: ()}
 VERBOSITY: Final = "PYNVIMGCODEC_VERBOSITY"
-# The chroma planes are enlarged as libjpeg does it, which all decoders of the CPU are; the default repeats pixels.
+# Upsample the chroma planes as libjpeg does, which all CPU decoders are based on; the default repeats pixels.
 OPTIONS: Final = ":fancy_upsampling=1"
-# The engine writes when it is called, and what others free to CUDA's pool in the order of a stream comes to it at once.
-DALIS_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
-SHARED_POOL: Final = "it would write to memory that {} takes back while it is still read"
+# The engine writes immediately, not in stream order, so it must not get memory that others freed in stream order.
+DALI_POOL: Final = "DALI_USE_CUDA_MALLOC_ASYNC"
+SHARED_POOL: Final = "it would write to memory that {} has freed while it is still being read"
 OUT_OF_MEMORY: Final = ("out of memory", "out_of_memory", "bad_alloc", "allocation", "allocator")
-NOTHING: Final = Refused("it gave no image and no reason")
+NO_REASON: Final = Refused("it returned no image and no reason")
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def load_library() -> Any:
-    """Return the module; ImportError says why there is none, or that it is too old."""
+    """Return the module; raise an ImportError if it is missing or too old."""
     before = os.environ.get(VERBOSITY)
-    os.environ[VERBOSITY] = "0"  # read once, at the import: else C++ prints errors past the C library's stderr
+    os.environ[VERBOSITY] = "0"  # read at import; otherwise C++ prints errors that bypass the C library's stderr
     try:
         library: Any = importlib.import_module("nvidia.nvimgcodec")
     finally:
@@ -66,22 +66,22 @@ def load_library() -> Any:
 
 
 class NvImageCodec:
-    """Decodes on one device, on its current stream, from one thread.
+    """A decoder of batches on the current stream of one device, for use by one thread.
 
     Args:
-        device: where.
-        threads: of the CPU that it may use.
+        device: the device that decodes.
+        threads: the number of CPU threads that the library may use.
         library: the module ``nvidia.nvimgcodec``.
         regions_right: see `REGIONS_RIGHT`.
-        only: the name of the decoder that is used alone; "": all.
+        only: the name of a single decoder to use; "" for all.
 
     Attributes:
-        names: its decoders, as `Stats.decoders` names them, in the order in which they try.
-        note: what a user should know of them; else "".
-        regions: memory is taken for regions alone; else, for some images at least, for the whole image.
+        names: its decoders, as `Stats.decoders` names them, in the order in which they are called.
+        note: information about the decoders for the user, or "".
+        regions: whether memory is only needed for regions; if False, some images are decoded as a whole.
 
     Raises:
-        RuntimeError: none of its decoders works here; the text says what each complained about.
+        RuntimeError: no decoder works here; the message has the fault of each.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class NvImageCodec:
     ) -> None:
         self._library, self._device, self._on_cpu = library, device, device.type == "cpu"
         kinds = library.BackendKind
-        wanted = {CPU: [kinds.CPU_ONLY]}
+        backends_of = {CPU: [kinds.CPU_ONLY]}
         missing: dict[str, str] = {}
         if not self._on_cpu:
-            wanted = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
-            if whose := _shared_pool(device):
-                del wanted[ENGINE]
-                missing[ENGINE] = SHARED_POOL.format(whose)
+            backends_of = {ENGINE: [kinds.HW_GPU_ONLY], GPU: [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]}
+            if pool_user := _shared_pool_user(device):
+                del backends_of[ENGINE]
+                missing[ENGINE] = SHARED_POOL.format(pool_user)
         self._params = {
             grey: library.DecodeParams(
                 apply_exif_orientation=False,
@@ -109,13 +109,13 @@ class NvImageCodec:
             )
             for grey in (False, True)
         }
-        self._with_regions = {name for name in wanted if library.__version__ in regions_right.get(name, ())}
+        self._with_regions = {name for name in backends_of if library.__version__ in regions_right.get(name, ())}
         self._decoders: dict[str, Any] = {}
-        for name, backends in wanted.items():
+        for name, backends in backends_of.items():
             if only not in ("", name):
                 continue
             decoder, message = listen(self._make, backends, threads)
-            complaint = message or "it cannot be made"
+            complaint = message or "it could not be created"
             if decoder is not None:
                 complaint = complaint_about(functools.partial(self._run, name, decoder), device)
             if complaint:
@@ -123,53 +123,53 @@ class NvImageCodec:
             else:
                 self._decoders[name] = decoder
         if not self._decoders:
-            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+            raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
         self.names = tuple(self._decoders)
         self.regions = self._with_regions.issuperset(self.names)
         notes = [f"no JPEG engine: {missing[ENGINE]}"] if ENGINE in missing else []
-        if whole := [name for name in self.names if name not in self._with_regions]:
-            notes.append(f"{' and '.join(whole)} {library.__version__}: whole images")
+        if without_regions := [name for name in self.names if name not in self._with_regions]:
+            notes.append(f"{' and '.join(without_regions)} {library.__version__}: whole images")
         self.note = "; ".join(notes)
 
     def _make(self, kinds: list[Any], threads: int) -> Any:
         library = self._library
-        here = library.NVIMGCODEC_DEVICE_CPU_ONLY if self._on_cpu else self._device.index
+        device_id = library.NVIMGCODEC_DEVICE_CPU_ONLY if self._on_cpu else self._device.index
         backends = [library.Backend(kind) for kind in kinds]
-        return library.Decoder(device_id=here, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
+        return library.Decoder(device_id=device_id, max_num_cpu_threads=threads, backends=backends, options=OPTIONS)
 
     def decode(self, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """Return a result for each image, in their order; NoRoom if the device has no memory for all of them."""
-        answers: list[Pixels | Refused] = [NOTHING] * len(sources)
+        """Return a result for each image, in order; raise NoRoom if the device has no memory for all of them."""
+        results: list[Pixels | Refused] = [NO_REASON] * len(sources)
         undecided = list(range(len(sources)))
         for name, decoder in self._decoders.items():
             for grey in (False, True):
                 rows = [row for row in undecided if sources[row].grey is grey]
                 if rows:
-                    for row, one in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
-                        answers[row] = one
-            undecided = [row for row in undecided if type(answers[row]) is Refused]
+                    for row, result in zip(rows, self._run(name, decoder, [sources[row] for row in rows]), strict=True):
+                        results[row] = result
+            undecided = [row for row in undecided if type(results[row]) is Refused]
             if not undecided:
                 break
-        return answers
+        return results
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free the memory of the decoders."""
         self._decoders = {}
 
     def _run(self, name: str, decoder: Any, sources: Sequence[Source]) -> list[Pixels | Refused]:
-        """Decode images of one kind of colour with one decoder."""
+        """Decode images, all grey or all in colour, with one decoder."""
         boxes = [_box(source) if name in self._with_regions else None for source in sources]
         images, message = listen(self._call, decoder, sources, boxes)
         if images is None and any(words in message.lower() for words in OUT_OF_MEMORY):
             raise NoRoom(message)
         if images is not None and not self._on_cpu:
-            message = ""  # it is about no image: these are refused without a word
+            message = ""  # no image caused it: images are refused without a message
         if message and (middle := len(sources) // 2):
-            return [one for half in (sources[:middle], sources[middle:]) for one in self._run(name, decoder, half)]
+            return self._run(name, decoder, sources[:middle]) + self._run(name, decoder, sources[middle:])
         if images is None or message:
-            return [Refused(message) if message else NOTHING] * len(sources)
+            return [Refused(message) if message else NO_REASON] * len(sources)
         return [
-            NOTHING if image is None else self._pixels(name, source, box, image)
+            NO_REASON if image is None else self._pixels(name, source, box, image)
             for source, box, image in zip(sources, boxes, images, strict=True)
         ]
 
@@ -178,26 +178,26 @@ class NvImageCodec:
         if not self._on_cpu:
             stream = torch.cuda.current_stream(self._device).cuda_stream
         elif any(source.height * source.width * channels >= NV_MAX_BYTES for source in sources):
-            raise ValueError("an image is beyond its limit")
+            raise ValueError("an image exceeds the size limit of nvImageCodec")
         code_stream, region = self._library.CodeStream, self._library.Region
         codes = [code_stream(source.data) for source in sources]
         for row, box in enumerate(boxes):
             if box is not None:
                 code, (_, height, width, *_) = codes[row], sources[row]
-                if code.height != height or code.width != width:  # beyond the image, it would be filled
-                    raise ValueError(f"the header says {height}×{width} pixels, it finds others")
+                if code.height != height or code.width != width:  # pixels outside the image would be padding
+                    raise ValueError(f"the header says {height}×{width} pixels, nvImageCodec reads another size")
                 codes[row] = code.get_sub_code_stream(region=region(*box))
         return decoder.decode(codes, params=self._params[sources[0].grey], cuda_stream=stream)
 
     def _pixels(self, name: str, source: Source, box: Box | None, image: Any) -> Pixels | Refused:
-        """Find the wanted region in what was decoded: the box, or the whole image."""
+        """Return the region of a source from its decoded image, which covers the box or the whole image."""
         _, image_height, image_width, grey, (top, left, height, width) = source
         first_row, first_column, end_row, end_column = box or (0, 0, image_height, image_width)
         channels = 1 if grey else 3
         memory: Any = np.asarray(image) if self._on_cpu else image.__cuda_array_interface__
         shape = memory.shape if self._on_cpu else memory["shape"]
         if shape != (end_row - first_row, end_column - first_column, channels):
-            return Refused(f"the header says {image_height}×{image_width} pixels, it decodes others")
+            return Refused(f"the header says {image_height}×{image_width} pixels, the decoded image has another size")
         top, left = top - first_row, left - first_column
         if self._on_cpu:
             return Pixels(memory[top : top + height, left : left + width], name)
@@ -206,7 +206,7 @@ class NvImageCodec:
 
 
 def _box(source: Source) -> Box | None:
-    """Return what is decoded for a source's region; None means the whole image."""
+    """Return the box to decode for a source's region; None means the whole image."""
     _, image_height, image_width, _, (top, left, height, width) = source
     if height == image_height and width == image_width:
         return None
@@ -214,8 +214,8 @@ def _box(source: Source) -> Box | None:
     return top, start, top + height, stop
 
 
-def _shared_pool(device: torch.device) -> str:
-    """Return whose memory comes from CUDA's own pool of a device, as nvImageCodec's does; "" if nobody's."""
+def _shared_pool_user(device: torch.device) -> str:
+    """Return the library that shares CUDA's memory pool of a device with nvImageCodec; "" if there is none."""
     if devices.shares_its_memory(device):
         return "torch's allocator cudaMallocAsync"
-    return f"DALI ({DALIS_POOL}=1)" if os.environ.get(DALIS_POOL, "0") not in ("", "0") else ""
+    return f"DALI ({DALI_POOL}=1)" if os.environ.get(DALI_POOL, "0") not in ("", "0") else ""

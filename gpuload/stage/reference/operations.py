@@ -1,17 +1,17 @@
-"""What each of `gpuload.transforms.program.ops.OPS` means: on batches on any device, and on one image on the CPU; and
-mixtures of chains of operations (AugMix).
+"""The operations in `gpuload.transforms.program.ops.OPS`, implemented for batches on any device and for one image
+on the CPU; and mixtures of chains of operations (AugMix).
 
-`OPERATIONS` are for batches. Levels and results are float32 N×C×H×W, whole numbers in 0 … 255. An operation may work in
-place, and returns its result. `values` is float64 (N, `VALUES`), what was drawn for each image, on the host, since some
-operations need a number before they issue anything. The meaning is Pillow's if Pillow has the operation. Statistics of
-an image are sums and counts of whole numbers, so an image's result never depends on its batch. The callers do
-``"warp"`` and ``"identity"`` themselves.
+`OPERATIONS` process batches. Levels and results are float32 N×C×H×W, integers in 0 … 255. An operation may modify its
+input, and returns its result. `values`, float64 (N, `VALUES`), holds the drawn parameters of each image; it is on the
+host because some operations need a parameter before they launch a kernel. Operations that Pillow has follow Pillow.
+Statistics of an image are sums and counts of integers, so an image's result never depends on its batch. The callers
+handle ``"warp"`` and ``"identity"`` themselves.
 
-`image_operations` do the same to one image with the same results, as a batch of one unless there is a faster way.
+`image_operations` give the same results for one image, as a batch of one unless there is a faster way.
 
-In a mixture, levels are multiplied by their shares and summed up in float32, the image first, then chain after chain,
-and truncated, as in torchvision; for one image and for batches by the same products and sums, so results are equal.
-With `GUARD` an image mixed with itself stays as it is, even if its shares' sum is below 1 by the last bit.
+A mixture multiplies levels by their shares, adds them up in float32 (first the image, then each chain in order) and
+truncates the sum, as torchvision does. Single images and batches use the same products and sums, so results are equal.
+`GUARD` leaves an image that is mixed with itself unchanged even if its shares add up to one bit less than 1.
 
 Runs in the process of the stage, one thread.
 """
@@ -36,12 +36,12 @@ __all__ = ["OPERATIONS", "Operation", "image_operations", "mix_batch", "mix_imag
 
 Operation = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 
-GUARD: Final = 1e-4  # at most some 6e-5 is lost: four roundings of numbers below 256
+GUARD: Final = 1e-4  # rounding loses at most about 6e-5: four roundings of numbers below 256
 
 
-def _factor(name: str) -> Operation:
+def _adjustment(name: str) -> Operation:
     adjust = ADJUST[name]
-    # A turn is truncated to 255ths, and must not be rounded before: 51 / 255 without its last bit would be 50.
+    # A hue shift is truncated to 255ths. It must not be rounded first: 51 / 255 less one bit would become 50.
     dtype = np.float64 if name == "hue" else np.float32
 
     def operation(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
@@ -52,11 +52,11 @@ def _factor(name: str) -> Operation:
 
 
 def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    """Add normal numbers, truncated as by torchvision on uint8 images; what leaves 0 … 255 is clamped, or wraps."""
-    numbers = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
+    """Add normal noise, truncated as torchvision does for uint8 images; levels outside 0 … 255 are clamped or wrap."""
+    mean_and_std = upload(values[:, :2].astype(np.float32), levels.device)[:, :, None, None, None]
     keys = upload(values[:, 2:4], levels.device)
-    added = batch_normals(keys, levels[0].numel()).view_as(levels)
-    levels.add_(added.mul_(numbers[:, 1]).add_(numbers[:, 0]).trunc_())
+    normal = batch_normals(keys, levels[0].numel()).view_as(levels)
+    levels.add_(normal.mul_(mean_and_std[:, 1]).add_(mean_and_std[:, 0]).trunc_())
     if not values[:, 4].any():
         return levels.clamp_(0, 255)
     wraps = upload(values[:, 4] != 0, levels.device)[:, None, None, None]
@@ -64,7 +64,7 @@ def noise(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    **{name: _factor(name) for name in ADJUST},
+    **{name: _adjustment(name) for name in ADJUST},
     **POINTS,
     "sharpness": sharpness,
     "blur": blur,
@@ -75,7 +75,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def image_operations() -> list[ImageOperation]:
-    """Return what each code means for one image on the CPU, with scratch memory of its own."""
+    """Return the operation of each code for one image on the CPU; the operations have their own scratch memory."""
     tuned: dict[str, ImageOperation] = {
         **single_colors(),
         "blur": blur_image,
@@ -99,9 +99,9 @@ def _batched(name: str) -> ImageOperation:
 
 def _noise(canvas: Canvas, values: Sequence[float]) -> None:
     levels = canvas.floats()
-    added = torch.from_numpy(normals((int(values[2]), int(values[3])), levels.array.size)).view(levels.tensor.shape)
-    added.mul_(float(np.float32(values[1]))).add_(float(np.float32(values[0]))).trunc_()
-    levels.tensor.add_(added)
+    normal = torch.from_numpy(normals((int(values[2]), int(values[3])), levels.array.size)).view(levels.tensor.shape)
+    normal.mul_(float(np.float32(values[1]))).add_(float(np.float32(values[0]))).trunc_()
+    levels.tensor.add_(normal)
     if values[4]:
         levels.tensor.remainder_(256)
     else:
@@ -110,13 +110,13 @@ def _noise(canvas: Canvas, values: Sequence[float]) -> None:
 
 def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None]]) -> None:
     """Replace the image on a canvas by its mixture with the results of chains, which work on that canvas. `shares`,
-    float32 (1 + chains), are those of the image itself and of each chain."""
+    float32 (1 + chains), holds the share of the image itself, then the share of each chain."""
     image = canvas.image()
     total = image * shares[0]
     for chain, share in zip(chains, shares[1:], strict=True):
         canvas.set(image)
         chain()
-        # Floats are read as they are: making them levels first would take another pass.
+        # Floats are used directly: a conversion to uint8 levels would take another pass.
         levels = canvas.floats().array.transpose(1, 2, 0) if canvas.is_float else canvas.image()
         total += levels * share
     total += np.float32(GUARD)
@@ -126,7 +126,7 @@ def mix_image(canvas: Canvas, shares: np.ndarray, chains: list[Callable[[], None
 def mix_batch(
     levels: torch.Tensor, record: Mixture, operate: Callable[[torch.Tensor, Ops], torch.Tensor]
 ) -> torch.Tensor:
-    """Mix levels N×C×H×W, float32; `operate` applies operations in place."""
+    """Mix float32 levels N×C×H×W with the results of the chains in `record`; `operate` applies operations in place."""
     shares = upload(record.weights.astype(np.float32), levels.device)[:, :, None, None, None]
     total = levels * shares[:, 0]
     for chain in range(record.codes.shape[1]):

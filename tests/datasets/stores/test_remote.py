@@ -122,7 +122,7 @@ def test_what_another_attempt_does_not_mend_is_told_at_once(
     server: Server, status: int, kind: type[Exception], told: str
 ) -> None:
     server.always = status
-    for call in (lambda reader: read(reader, server, (10, 100)), lambda reader: reader.look([server.url + "/x"])):
+    for call in (lambda reader: read(reader, server, (10, 100)), lambda reader: reader.stat([server.url + "/x"])):
         server.asked.clear()
         with pytest.raises(kind, match=told):
             call(client())
@@ -133,7 +133,7 @@ def test_a_server_without_ranges_is_told_of(server: Server) -> None:
     server.always = "whole"
     with pytest.raises(OSError, match=r"it answered the whole file where 90 were asked for: it does not serve ranges"):
         read(client(), server, (10, 100))
-    assert client().whole([server.url + "/a.bin"]) == [DATA]
+    assert client().read_files([server.url + "/a.bin"]) == [DATA]
 
 
 @pytest.mark.parametrize(("begin", "told"), [(10, "11-100"), (0, "1-90")])
@@ -157,7 +157,7 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
     lacking.require("s3fs")
     server.files["bucket/a.bin"] = DATA
     reader = client(options={"anon": True, "endpoint_url": server.url}, retries=0)
-    (file,) = reader.look(["s3://bucket/a.bin"])
+    (file,) = reader.stat(["s3://bucket/a.bin"])
     for server.always in ("fine", "200"):
         assert file.read_at(10, 90) == DATA[10:100]
     server.always = fault
@@ -169,7 +169,7 @@ def test_answers_of_s3_are_looked_at_too(server: Server, fault: str, told: str) 
     ("call", "told"),
     [
         (lambda reader, server: read(reader, server, (10, 100)), r"it answered more than 90 bytes where 90 were asked"),
-        (lambda reader, server: reader.whole([server.url + "/a.bin"]), r"more than 100,000 bytes where 100,000 were"),
+        (lambda reader, server: reader.read_files([server.url + "/a.bin"]), "more than 100,000 bytes where 100,000 w"),
         (lambda reader, server: reader.files(server.url), r"it answered more than 100,000 bytes, where the list of a"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(server: Server, monkeypatch:
 def test_no_packed_answer_is_asked_for(server: Server) -> None:
     server.files["zeros.bin"] = bytes(1 << 20)
     server.always = "gzip"
-    assert client().whole([server.url + "/zeros.bin"]) == [bytes(1 << 20)]
+    assert client().read_files([server.url + "/zeros.bin"]) == [bytes(1 << 20)]
     assert server.ranges() == ["bytes=0-16777215"]
     assert read(client(), server, (10, 100)) == [DATA[10:100]]
 
@@ -210,9 +210,9 @@ def test_a_packed_answer_is_unpacked_up_to_the_limit(server: Server, monkeypatch
     check = files.check_large
     monkeypatch.setattr(files, "check_large", lambda n, *given: joined.append(n) or check(n, *given))
     with files.limited(1 << 20), pytest.raises(gl.DecodeError, match=r"zeros.jpg': the file has .* bytes, more than"):
-        client().whole([server.url + "/zeros.jpg"])
+        client().read_files([server.url + "/zeros.jpg"])
     with pytest.raises(gl.DecodeError, match=r"zeros.bin': not an image that gpuload decodes"):
-        client().whole([server.url + "/zeros.bin"])
+        client().read_files([server.url + "/zeros.bin"])
     assert max(joined) < 4 << 20
 
 
@@ -221,9 +221,9 @@ def test_a_bad_answer_with_status_200_is_not_kept(server: Server, fault: str, tm
     options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path}
     server.faults = [fault]
     bad = {"page": PAGE, "empty": b"", "cut": JPEG[: len(JPEG) // 2]}[fault]
-    assert client(**options).whole([server.url + "/c.jpg"]) == [bad]
+    assert client(**options).read_files([server.url + "/c.jpg"]) == [bad]
     for _ in range(2):
-        assert client(**options).whole([server.url + "/c.jpg"]) == [JPEG]
+        assert client(**options).read_files([server.url + "/c.jpg"]) == [JPEG]
     assert len(server.ranges()) == 2
 
 
@@ -231,14 +231,14 @@ def test_nobody_listens() -> None:
     with socket.socket() as held:  # no other program can begin to listen at its port
         held.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
-            Client(Remote(retries=1)).whole([f"http://127.0.0.1:{held.getsockname()[1]}/x"])
+            Client(Remote(retries=1)).read_files([f"http://127.0.0.1:{held.getsockname()[1]}/x"])
 
 
 def test_messages_show_no_secret(server: Server) -> None:
     server.always = 403
     url = server.url.replace("//", "//user:hidden@") + "/a.bin?signature=hidden"
     with pytest.raises(PermissionError, match=r"'http://127.*/a.bin'") as caught:
-        client().whole([url])
+        client().read_files([url])
     assert "hidden" not in str(caught.value)
     assert "hidden" not in repr(Remote({"key": "hidden"}))
 
@@ -258,9 +258,9 @@ def test_how_long_it_waits() -> None:
 
 def test_files_are_looked_at_and_listed(server: Server) -> None:
     reader = client()
-    (first,) = reader.look([server.url + "/a.bin"])
+    (first,) = reader.stat([server.url + "/a.bin"])
     server.version = "2"
-    (second,) = reader.look([server.url + "/a.bin"])
+    (second,) = reader.stat([server.url + "/a.bin"])
     assert first.size == second.size == len(DATA)
     assert 0 < first.mtime_ns != second.mtime_ns < 1 << 63
     assert reader.files(server.url) == [
@@ -276,11 +276,11 @@ def test_each_process_has_a_client_of_its_own(server: Server) -> None:
     copy = pickle.loads(pickle.dumps(remote))
     assert (copy.options, copy.retries) == ({"headers": {"x": "y"}}, 1)
     assert client_of(copy) is not reader
-    reader.look([server.url + "/a.bin"])
+    reader.stat([server.url + "/a.bin"])
     if not (child := os.fork()):
         try:
             os._exit(
-                client_of(remote) is reader or client_of(remote).look([server.url + "/a.bin"])[0].size != len(DATA)
+                client_of(remote) is reader or client_of(remote).stat([server.url + "/a.bin"])[0].size != len(DATA)
             )
         finally:
             os._exit(9)
@@ -305,12 +305,12 @@ def test_the_cache_is_shared_and_follows_the_version(server: Server, tmp_path: P
     read(client(**options), server, (10, 20), version=2)
     assert len(server.ranges()) == 1
     for asked in (1, 1):
-        assert client(**options).whole([server.url + "/c.jpg"]) == [JPEG]
+        assert client(**options).read_files([server.url + "/c.jpg"]) == [JPEG]
         assert len(server.ranges("c.jpg")) == asked
 
 
 def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
-    file = client().look([f"{server.url}/a.bin"])[0]
+    file = client().stat([f"{server.url}/a.bin"])[0]
     server.asked.clear()
     near = RemoteIO(file)
     assert all(near.read_at(at, 512) == DATA[at : at + 512] for at in range(0, 299_000, 2000))
@@ -323,7 +323,7 @@ def test_windows_grow_where_reads_follow_each_other(server: Server) -> None:
 
 
 def test_a_file_object_seeks_and_takes_what_was_loaded(server: Server) -> None:
-    file = RemoteIO(client().look([f"{server.url}/a.bin"])[0])
+    file = RemoteIO(client().stat([f"{server.url}/a.bin"])[0])
     file.load([(100, 200), (250_000, 250_010)])
     server.asked.clear()
     assert (file.seek(150), file.read(50), file.tell()) == (150, DATA[150:200], 200)
@@ -338,13 +338,13 @@ def test_other_file_systems_are_read_by_threads() -> None:
     fsspec.filesystem("memory").pipe({"/test-client/a": DATA, "/test-client/b": b"b"})
     reader = client()
     urls = ["memory://test-client/a", "memory://test-client/b"]
-    assert reader.whole(urls) == [DATA, b"b"]
-    assert [found.size for found in reader.look(urls)] == [len(DATA), 1]
+    assert reader.read_files(urls) == [DATA, b"b"]
+    assert [found.size for found in reader.stat(urls)] == [len(DATA), 1]
     assert reader.glob("memory://test-client/*") == ["memory:///test-client/a", "memory:///test-client/b"]
     with pytest.raises(FileNotFoundError, match=r"there is no such file; what is in memory:// belongs to one process"):
-        reader.look(["memory://test-client/none"])
+        reader.stat(["memory://test-client/none"])
     with pytest.raises(IsADirectoryError):
-        reader.look(["memory://test-client"])
+        reader.stat(["memory://test-client"])
 
 
 def test_other_file_systems_have_a_time_limit_too() -> None:
@@ -374,7 +374,7 @@ def test_other_file_systems_have_a_time_limit_too() -> None:
     [
         ({"in_flight": 0}, r"in_flight=…\) must be a whole number, 1 or more"),
         ({"timeout_s": 0}, r"timeout_s=…\) must be a number of seconds above 0"),
-        ({"options": "anon"}, r"storage_options must be a dict of what fsspec"),
+        ({"options": "anon"}, r"storage_options must be a dict of arguments of fsspec"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], told: str) -> None:
@@ -390,14 +390,14 @@ def test_a_file_system_that_the_user_has_registered_is_taken(monkeypatch: pytest
         async def _cat_file(self, url: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
             return JPEG
 
-    assert client()._place("http://host/x")[0].__class__.__name__ == "BoundedHTTP"
+    assert client()._file_system("http://host/x")[0].__class__.__name__ == "BoundedHTTP"
     monkeypatch.setitem(_registry, "http", Own)
-    assert client().whole(["http://host/x.jpg"]) == [JPEG]
+    assert client().read_files(["http://host/x.jpg"]) == [JPEG]
 
 
 def test_an_unknown_scheme_says_so() -> None:
     with pytest.raises(ValueError, match=r"'nonesuch://x/y' cannot be opened: Protocol not known"):
-        client().whole(["nonesuch://x/y"])
+        client().read_files(["nonesuch://x/y"])
 
 
 def test_a_slow_answer_is_not_waited_for_twice_as_long(server: Server) -> None:

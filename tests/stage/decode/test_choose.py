@@ -75,7 +75,7 @@ def test_a_gpu_needs_triton_for_its_crops(monkeypatch):
 
 
 def broken(*args: Any, **given: Any) -> Any:
-    raise RuntimeError("nvImageCodec (GPU): it gave no image and no reason")
+    raise RuntimeError("nvImageCodec (GPU): it returned no image and no reason")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_a_gpu_lacks_is_said(monkeypatch, installed, driver, built, text):
     monkeypatch.setattr(torch.version, "cuda", built)
     choice = choose(DEVICE, CUDA, 1)
     assert (choice.decoder, choice.share) == (None, 0.0)
-    expected = "nvImageCodec (GPU): it gave no image and no reason" + (f"; {text}" if text else "")
+    expected = "nvImageCodec (GPU): it returned no image and no reason" + (f"; {text}" if text else "")
     assert choice.text == f"workers (CPU), since cuda:0 cannot: {expected}"
     assert choice.warning.endswith(expected)
 

@@ -120,7 +120,7 @@ def test_only_the_image_that_libjpeg_complains_about_is_refused(library):
     files[4] = damaged(files[4])
     found = decoder.decode([source(data) for data in files])
     assert [isinstance(one, Pixels) for one in found] == [True] * 4 + [False, True]
-    assert "Corrupt JPEG data" in found[4].why  # type: ignore[union-attr]
+    assert "Corrupt JPEG data" in found[4].reason  # type: ignore[union-attr]
 
 
 def test_grey_and_coloured_images_come_in_one_call(library):
@@ -289,7 +289,7 @@ def test_one_decoder_may_be_asked_for_alone(gpu):
 def test_a_gpu_without_an_engine_says_so(gpu):
     decoder = gpu.decoder({GPU: ("0.9.0",)}, engine=nothing, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note == "no JPEG engine: it gave no image and no reason"
+    assert decoder.note == "no JPEG engine: it returned no image and no reason"
 
 
 @pytest.mark.parametrize("whose", ["torch's allocator cudaMallocAsync", "DALI (DALI_USE_CUDA_MALLOC_ASYNC=1)"])
@@ -301,19 +301,21 @@ def test_no_engine_writes_to_memory_that_others_share(gpu, monkeypatch, whose):
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync", raising=False)
     decoder = gpu.decoder(engine=pictures, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} takes back while")
+    assert decoder.note.startswith(f"no JPEG engine: it would write to memory that {whose} has freed while")
 
 
 def test_a_decoder_whose_picture_is_another_one_is_not_used(gpu):
     decoder = gpu.decoder(engine=other, gpu=pictures)
     assert decoder.names == (GPU,)
-    assert "its picture is another one (" in decoder.note
+    assert "its test image is wrong (" in decoder.note
 
 
 def test_a_gpu_that_decodes_nothing_is_an_error_that_says_why(gpu):
     with pytest.raises(RuntimeError) as there:
         gpu.decoder(engine=nothing, gpu=other)
-    assert str(there.value).startswith(f"{ENGINE}: it gave no image and no reason; {GPU}: its picture is another one (")
+    assert str(there.value).startswith(
+        f"{ENGINE}: it returned no image and no reason; {GPU}: its test image is wrong ("
+    )
 
 
 def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
@@ -327,9 +329,9 @@ def test_a_full_device_is_told_apart_from_a_bad_image(gpu):
 def test_an_image_that_is_not_as_large_as_its_header_says_is_refused(library):
     lying = source(photo(0))._replace(height=20, region_tlhw=(0, 0, 20, 70))
     decoder = NvImageCodec(HERE, 1, library)
-    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, it decodes others")]
+    assert decoder.decode([lying]) == [Refused("the header says 20×70 pixels, the decoded image has another size")]
     found, good = decoder.decode([lying._replace(height=90, region_tlhw=(60, 0, 30, 9)), source(photo(0))])
-    assert found == Refused("ValueError: the header says 90×70 pixels, it finds others")
+    assert found == Refused("ValueError: the header says 90×70 pixels, nvImageCodec reads another size")
     assert isinstance(good, Pixels)
 
 
@@ -338,4 +340,4 @@ def test_an_image_beyond_the_librarys_limit_is_not_given_to_it(library, monkeypa
     monkeypatch.setattr(nvimagecodec, "NV_MAX_BYTES", 10_600)
     large, small = decoder.decode([source(photo(3)), source(photo(0))])
     assert isinstance(small, Pixels)
-    assert large == Refused("ValueError: an image is beyond its limit")
+    assert large == Refused("ValueError: an image exceeds the size limit of nvImageCodec")
