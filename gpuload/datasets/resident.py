@@ -1,7 +1,7 @@
 """`DeviceCached`: a dataset that a `Loader` decodes once, and keeps where its batches are made.
 
 Here is only what the user holds: which dataset, how much memory. What is kept is made by `gpuload.loader.device_cache`
-and lies in `kept` as long as this object lives, in the main process alone: it does not travel to workers.
+and is in `on_device` as long as this object lives, in the main process alone: it does not travel to workers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DeviceCached(View):
         return self.dataset[index]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept": {}}
+        return {**self.__dict__, "on_device": {}}
 
     def __repr__(self) -> str:
         limit = "" if self.bytes_limit is None else f", bytes_limit={self.bytes_limit}"

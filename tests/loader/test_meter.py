@@ -20,7 +20,7 @@ def rig(monkeypatch):
     monkeypatch.setattr(module, "perf_counter", lambda: now.s)
     engine = SimpleNamespace(waited_s=0.0, counted=lambda: np.zeros((0, len(FIELDS)), np.int64))
     transfer = SimpleNamespace(held_s=0.0, times=None)
-    ring = SimpleNamespace(full_s=0.0, refused=0, made=0, moved_out=0)
+    ring = SimpleNamespace(full_s=0.0, refused=0, slots_made=0, moved_out=0)
     options = gl.Loader([0], num_workers=0, device="cpu")._options
     meter = Meter(
         options,

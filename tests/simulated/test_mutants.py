@@ -371,7 +371,7 @@ def a_module_in_between_does_not_wait_for_the_consumer(patch: Patch, cuda: Simul
 
 @mutant(holds_module)
 def modules_are_looked_for_in_attributes_alone(patch: Patch, cuda: SimulatedCuda) -> None:
-    patch.setattr(state, "_referred", lambda entry: list(getattr(entry, "__dict__", {}).values()))
+    patch.setattr(state, "_referents", lambda entry: list(getattr(entry, "__dict__", {}).values()))
 
 
 @mutant(collates)

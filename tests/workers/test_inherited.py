@@ -522,7 +522,7 @@ def test_workers_have_what_was_changed_between_epochs(num_workers, caplog):
             data.transform.transforms[1].size = (64, 64)
             data.set_epoch(4)
             assert values(loader) == {("False", "40", "(64, 64)", "True")}
-        assert ("dataset.mosaic = False: workers apply it" in caplog.text) == bool(num_workers)
+        assert ("dataset.mosaic = False: workers apply the change" in caplog.text) == bool(num_workers)
         loader.set_epoch(7)
         assert values(loader) == {("False", "70", "(64, 64)", "True")}
         loader.dataset.mosaic = 1
