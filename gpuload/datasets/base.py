@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.files import will_read
+from gpuload.datasets.files import read_file, will_read
 from gpuload.datasets.joined import Dataset
 from gpuload.datasets.sample import Encoded, Mode
 from gpuload.datasets.scan import Lazy, Paths, from_start, full_path
@@ -64,7 +64,11 @@ class ImageFileDataset(Dataset):
         return [] if self._remote is None else client(self._remote).forget(self.paths[number])
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        return self._samples([index])[0]
+        if self._remote is not None:
+            return self._fetch([index])[0]
+        number = self._from_start(index)
+        path = self.paths[number]
+        return self._with(number, Encoded(read_file(path), self.mode, path))
 
     def _with(self, number: int, image: Encoded) -> Any:
         """Return the sample of an image."""
@@ -76,9 +80,9 @@ class ImageFileDataset(Dataset):
         before it is decoded."""
         if self._remote is None:
             raise AttributeError("__getitems__")
-        return self._samples
+        return self._fetch
 
-    def _samples(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+    def _fetch(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         numbers = [self._from_start(index) for index in indices]
         paths = [self.paths[number] for number in numbers]
         samples = zip(numbers, paths, read_whole(paths, self._remote), strict=True)
