@@ -151,7 +151,7 @@ $(FAKE_VENV)/.installed-cuda-fake: $(FAKE_VENV)/.pip pyproject.toml constraints.
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.pip pyproject.toml constraints.txt
-	$(INSTALL) --editable . --group docs
+	$(INSTALL) --editable '.[demo]' --group docs
 	$(COMPILE)
 	touch $@
 

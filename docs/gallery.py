@@ -7,6 +7,7 @@ the seeds 0, 1, 2, …, or once if the transform draws nothing.
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ CODE = {
     "RandomGrayscale": "T.RandomGrayscale(p=0.5)",
     "RandomHorizontalFlip": "T.RandomHorizontalFlip(p=0.5)",
     "RandomInvert": "T.RandomInvert(p=1.0)",
-    "RandomIoUCrop": "T.RandomIoUCrop()",
+    "RandomIoUCrop": "T.RandomIoUCrop(sampler_options=[0.3])",
     "RandomOrder": "T.RandomOrder([T.RandomPosterize(2, p=1.0), T.GaussianBlur(15, 3.0), T.RandomInvert(p=1.0)])",
     "RandomPerspective": 'T.RandomPerspective(0.5, p=1.0, interpolation="bilinear")',
     "RandomPhotometricDistort": "T.RandomPhotometricDistort(p=1.0)",
@@ -93,8 +94,8 @@ NO_PICTURE = {
 
 HEIGHT_PX, GAP_PX, WIDTH_PX = 160, 6, 1200
 DRAWN = 4  # results of each transform that draws
-CUP = (88, 10, 208, 132)  # left, top, right, bottom, in the coffee at a height of 160 pixels
-EYES = ((54, 37, 86, 66), (120, 40, 142, 68))  # in the cat
+CUP = (68, 4, 178, 100)  # left, top, right, bottom, in the coffee at a height of 160 pixels
+EYES = ((74, 50, 114, 88), (154, 52, 186, 86))  # in the cat
 
 
 @functools.cache
@@ -104,29 +105,29 @@ def photograph(name: str) -> Image.Image:
     return image.resize((round(image.width * HEIGHT_PX / image.height), HEIGHT_PX), Image.Resampling.LANCZOS)
 
 
-def results(name: str) -> list[list[Image.Image]]:
-    """The rows of a picture: the photograph, and what the transform makes of it."""
+def results(name: str) -> tuple[list[Image.Image], list[Image.Image]]:
+    """Return the photographs, and what the transform makes of them."""
     transform = eval(CODE[name], {"T": T})
     cat, coffee = (photograph(each).crop((0, 0, 220, HEIGHT_PX)) for each in ("cat", "coffee"))
     if name in ("MixUp", "CutMix"):
         samples = [(gl.Image(np.asarray(image)), label) for label, image in enumerate((cat, coffee))]
-        return [[cat, coffee, *_batch(samples, [T.ToDtype("float32", scale=True), transform])]]
+        return [cat, coffee], _batch(samples, [T.ToDtype("float32", scale=True), transform])
     if name == "CopyPaste":
-        return [[cat, coffee, *_batch([_with_masks(cat, EYES), _with_masks(coffee, (CUP,))], [transform])]]
+        return [cat, coffee], _batch([_with_masks(cat, EYES), _with_masks(coffee, (CUP,))], [transform])
     if name == "Mosaic":
         names = ("cat", "coffee", "astronaut", "motorcycle")
         samples = [(gl.Image(np.asarray(photograph(each))), gl.Boxes([CUP])) for each in names]
-        return [[photograph(each) for each in names], _batch(samples, [transform])]
+        return [photograph(each) for each in names], _batch(samples, [transform])
     cat = photograph("cat")
     if name == "RandomIoUCrop":
         boxes = {"boxes": gl.Boxes(list(EYES)), "labels": np.arange(2)}
         made = [T.apply([transform], (cat, boxes), seed=seed) for seed in range(DRAWN)]
-        return [[_boxed(cat, EYES), *(_boxed(_image(image), target["boxes"].tolist()) for image, target in made)]]
+        return [_boxed(cat, EYES)], [_boxed(_image(image), target["boxes"].tolist()) for image, target in made]
     if name == "MultiView":
-        return [[cat, *map(_image, T.apply([transform], cat, seed=0))]]
+        return [cat], [*map(_image, T.apply([transform], cat, seed=0))]
     made = [_image(T.apply([transform], cat, seed=seed)) for seed in range(DRAWN)]
     same = all(image.size == made[0].size and image.tobytes() == made[0].tobytes() for image in made)
-    return [[cat, *made[: 1 if same else DRAWN]]]
+    return [cat], made[: 1 if same else DRAWN]
 
 
 def _with_masks(image: Image.Image, boxes: tuple[tuple[int, int, int, int], ...]) -> Any:
@@ -160,9 +161,9 @@ def _boxed(image: Image.Image, boxes: Any) -> Image.Image:
     return image
 
 
-def picture(rows: list[list[Image.Image]]) -> Image.Image:
-    """Rows of pictures on white, each row's pictures at its top; what would make a row too wide is dropped."""
-    rows = [row[: _fitting(row)] for row in rows]
+def picture(photographs: list[Image.Image], made: list[Image.Image]) -> Image.Image:
+    """Put photographs and results on white, side by side, or of more than two photographs below each other."""
+    rows = [photographs + made] if len(photographs) <= 2 else [photographs, made]
     heights = [max(image.height for image in row) for row in rows]
     widths = [sum(image.width + GAP_PX for image in row) - GAP_PX for row in rows]
     sheet = Image.new("RGB", (max(widths), sum(heights) + GAP_PX * (len(rows) - 1)), "white")
@@ -173,13 +174,8 @@ def picture(rows: list[list[Image.Image]]) -> Image.Image:
             sheet.paste(image, (left, top))
             left += image.width + GAP_PX
         top += height + GAP_PX
+    sheet.thumbnail((WIDTH_PX, sheet.height), Image.Resampling.LANCZOS)
     return sheet
-
-
-def _fitting(row: list[Image.Image]) -> int:
-    """How many pictures of a row fit into the width."""
-    ends = np.cumsum([image.width + GAP_PX for image in row])
-    return max(int((ends <= WIDTH_PX).sum()), 2)
 
 
 def page(families: dict[str, list[str]]) -> Iterator[str]:
@@ -188,7 +184,8 @@ def page(families: dict[str, list[str]]) -> Iterator[str]:
     yield (
         "What each transform does to a photograph: the photograph first, then results of several draws. "
         "`from gpuload import transforms as T`; `T.apply([transform], image, seed=n)` does the same to an image of "
-        "your own. [Transforms](../transforms.md) has all arguments in one table."
+        "your own. Transforms that combine samples need a `Loader`, and `RandomIoUCrop` needs boxes. "
+        "[Transforms](../transforms.md) has all arguments in one table."
     )
     for title, names in families.items():
         pictured = [name for name in names if name in CODE]
@@ -202,11 +199,8 @@ def page(families: dict[str, list[str]]) -> Iterator[str]:
 
 
 def write(folder: Path) -> None:
-    """Write the pictures into ``folder/gallery``, unless they are newer than gpuload and this file."""
-    sources = [Path(__file__), *Path(gl.__file__).parent.rglob("*.py")]
-    changed = max(path.stat().st_mtime for path in sources)
-    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    """Write the pictures into ``folder/gallery``, which has nothing else; all of them take a second."""
+    shutil.rmtree(folder / "gallery", ignore_errors=True)
+    (folder / "gallery").mkdir(parents=True)
     for name in CODE:
-        path = folder / "gallery" / f"{name}.jpg"
-        if not path.exists() or path.stat().st_mtime < changed:
-            picture(results(name)).save(path, quality=82, optimize=True)
+        picture(*results(name)).save(folder / "gallery" / f"{name}.jpg", quality=82, optimize=True)

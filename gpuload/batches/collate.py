@@ -225,7 +225,7 @@ def _mark(group: Group, marks: dict[int, Mark]) -> Mark:
 
 def _outer(node: Structure, at: int, marks: dict[int, Mark], leaves: list[int | Group]) -> tuple[Structure, int]:
     """Return the structure of a sample's node that begins at leaf `at`, each group being one leaf, and the leaf after
-    the node; `found` takes the leaves."""
+    the node; `leaves` takes them."""
     if node == LEAF:
         leaves.append(at)
         return LEAF, at + 1

@@ -250,7 +250,7 @@ def _fold(
     kinds: Collection[str] | None = None,
 ) -> tuple[Structure, list[Any]]:
     """Return a structure, and its leaves, in which what has one of these names is one leaf, made by `leaf_of`: if it is
-    a container of these kinds; None means any leaf."""
+    a container of these kinds; None means anything, a container or a leaf."""
     remaining, leaves = iter(unfolded), []
 
     def fold(node: Structure, path: tuple[str, ...]) -> Structure:

@@ -90,18 +90,20 @@ def is_image_array(leaf: Any, *, axes: int = 3) -> bool:
 
 
 def unfold_clips(
-    structure: Structure, leaves: list[Any], images: Images, targets: Targets
+    structure: Structure, leaves: list[Any], images: Images, targets: Targets, counts: Sequence[int] = ()
 ) -> tuple[Structure, list[Any], Images, Targets]:
-    """Return the sample with each frame of its clips as a leaf of its own: an image like others."""
+    """Return the sample with each frame of its clips as a leaf of its own: an image like others. With `counts`, only
+    the frames that `fewer_frames` chooses."""
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
+    chosen = {leaf: _spread(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
     frames_and_images: Images = {}
     others: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
-            frames = [Image(frame, "HWC") for frame in clips[number]]
+            frames = [Image(clips[number][frame], "HWC") for frame in chosen[number]]
             frames_and_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
@@ -110,14 +112,19 @@ def unfold_clips(
         elif number in targets:
             others[len(unfolded)] = targets[number]
         unfolded.append(leaf)
-    return unfold(structure, {number: len(clip) for number, clip in clips.items()}), unfolded, frames_and_images, others
+    return (
+        unfold(structure, {leaf: len(frames) for leaf, frames in chosen.items()}),
+        unfolded,
+        frames_and_images,
+        others,
+    )
 
 
 def fewer_frames(
     counts: Sequence[int], structure: Structure, leaves: list[Any], images: Images, targets: Targets
 ) -> tuple[Structure, list[Any], Images, Targets]:
     """Return the sample with this many frames of each of its clips, evenly spread as torch's ``linspace`` does; with
-    several counts one after the other. A clip is one of `unfold_clips`, or a list of images.
+    several counts one after the other. A clip is one of `unfold_clips`, which has chosen already, or a list of images.
 
     Raises:
         TypeError: there is no clip.
@@ -133,7 +140,7 @@ def fewer_frames(
         frames = range(at, at + len(children))
         if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
             clips.append(frames)
-            chosen = [frames[number] for number in _spread(counts, len(frames))]
+            chosen = [*frames] if kind == "clip" else [frames[number] for number in _spread(counts, len(frames))]
             left.extend(chosen)
             return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []

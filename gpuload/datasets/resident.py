@@ -104,7 +104,12 @@ def numbers_of(dataset: Any) -> np.ndarray:
     """
     if isinstance(dataset, DeviceCached):
         return np.arange(len(dataset))
-    return numbers_of(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
+    numbers, indices = numbers_of(dataset.dataset), np.asarray(dataset.indices, np.int64)
+    outside = indices[(indices < -len(numbers)) | (indices >= len(numbers))]
+    if len(outside):
+        name = type(dataset.dataset).__name__
+        raise IndexError(f"there is no sample {outside[0]} among the {len(numbers)} of {name}")
+    return numbers[indices]
 
 
 def _is_subset(dataset: Any) -> bool:

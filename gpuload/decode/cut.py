@@ -5,9 +5,9 @@ lie well, which is what follows here. Each is a `Grid`: it says which bytes make
 in it the region is.
 
 Restart markers cut the entropy-coded bytes of a JPEG into **intervals** of as many MCUs each (blocks of 8×8 to 32×16
-pixels, by the chroma's sampling). An interval is coded by itself: at its start the bits begin again, and the DC
+pixels, by the chroma's sampling). An interval is coded by itself: at its start the bit stream restarts, and the DC
 prediction too. Where a row of MCUs is a whole number of intervals, or an interval a whole number of rows, intervals lie
-over the picture as a grid, and a smaller picture is their bytes, with the markers numbered again. Nothing is decoded
+over the picture as a grid, and a smaller picture is their bytes, with the markers renumbered. Nothing is decoded
 for that, and what comes out is as valid a JPEG as the other. Pixels are equal to the last bit.
 
 Pure functions of the bytes, some 0.05 ms for a photograph; by an index 0.2, and 0.1 for several at once. What is out

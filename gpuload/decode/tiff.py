@@ -41,25 +41,25 @@ class Page(NamedTuple):
 def pages(data: bytes) -> list[Page]:
     """Return the pages of a TIFF, without smaller copies and masks of others; as far as its directories can be read,
     and a thousand at most."""
-    directories: list[Page] = []
+    listed: list[Page] = []
     for tags in _directories(data):
         if tags[SUBFILE] & (REDUCED | TRANSPARENCY) or tags[OLD_SUBFILE] == OLD_REDUCED:
             continue
-        directories.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
-        if len(directories) > MOST_PAGES:
+        listed.append(Page(tags[SAMPLES], tags[BITS], tags[FORMAT], tags[DEPTH]))
+        if len(listed) > MOST_PAGES:
             break
-    return directories
+    return listed
 
 
 def not_given(data: bytes, channels: int, bits: int) -> str | None:
     """Return what would be lost if a TIFF were taken for its first page with this many channels of at most this many
     bits; None if nothing."""
-    directories = pages(data)
-    if not directories:
+    listed = pages(data)
+    if not listed:
         return None
-    first = directories[0]
-    if len(directories) > 1:
-        count = f"more than {MOST_PAGES:,}" if len(directories) > MOST_PAGES else str(len(directories))
+    first = listed[0]
+    if len(listed) > 1:
+        count = f"more than {MOST_PAGES:,}" if len(listed) > MOST_PAGES else str(len(listed))
         return f"{count} pages, of which Pillow gives the first"
     if first.depth > 1:
         return f"{first.depth} slices, of which Pillow gives the first"

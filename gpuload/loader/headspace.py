@@ -66,7 +66,7 @@ def _rate(batches_per_s: float) -> str:
 def headspace(loader: Iterable[Any], steps: int = 50) -> Headspace:
     """Measure the most that any loader could bring to a training loop: iterate over this in place of the loader.
 
-    The loop gets `steps` batches of the loader, then as many copies of its first batch, made again before each step,
+    The loop gets `steps` batches of the loader, then as many copies of its first batch, each made just before its step,
     since a step may write into its batch. At the end it prints both rates. Three more batches come before, while
     workers start and the first steps compile; they do not count. If an epoch is shorter, the next one follows; then
     its smaller last batch counts like the others, unless the loader has ``drop_last=True``.

@@ -85,8 +85,9 @@ class Loader:
         transforms: `gpuload.transforms`, in order, as a list or a `Compose`; a `torch.nn.Module` may come last and gets
             the whole batch.
         num_workers: processes that read and decode; 0: the same work in this process. Default: the CPUs that this
-            process may use, less one for each rank of this machine, at least 1; 0 for an iterable dataset. A warning if
-            more than these CPUs, and more than 8. ``"auto"``: as many as are of use, found out while it runs.
+            process may use, less one for each rank of this machine, shared among the ranks, at least 1; 0 for an
+            iterable dataset. A warning if more than these CPUs, and more than 8. ``"auto"``: as many as are of use,
+            found out while it runs.
         workers: a `RayWorkers`: workers on other machines, in the place of processes on this one.
         prefetch_factor: batches in work besides the one in use (for an iterable dataset, for each worker); default 2.
             ``"auto"``: more while the loop waits for single slow samples, and that helps.
@@ -436,7 +437,7 @@ class Loader:
         return iterator
 
     def close(self) -> None:
-        """End the worker processes and free the shared memory. The next `iter()` starts again. Idempotent."""
+        """End the worker processes and free the shared memory. The next `iter()` starts new ones. Idempotent."""
         with deferred_signals():  # a ctrl-C has to wait until all is closed
             self._close()
 

@@ -62,7 +62,7 @@ class IterableSchedule:
         self._in_order = in_order
 
     def steps(self, place: Place) -> None:
-        """Return None means the number of batches is unknown."""
+        """Return None: the number of batches is unknown."""
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         self._pass = _Pass(self, next(_pass_numbers), place)
@@ -159,7 +159,7 @@ class _Pass:
             if other == worker or count < (1 if is_complete else 2):
                 continue
             are_equal = digests[:count] == place.digests[:count] and b"" not in digests[:count]
-            if are_equal and (not place.knows_workers or len(set(digests[:count])) > 1):
+            if are_equal and (not place.read_worker_info or len(set(digests[:count])) > 1):
                 self._schedule._warned.add("workers")
                 return (
                     f"workers {min(worker, other)} and {max(worker, other)} gave the same first {count} samples: each "

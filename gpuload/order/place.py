@@ -57,8 +57,8 @@ class IterablePlace:
     """How far a worker's iterator has come after a chunk.
 
     `samples` were taken in all; `ended`: there are no more; `broken`: a generator raised, and cannot go on. `state` is
-    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `knows_workers`: get_worker_info() was
-    called.
+    as in `IterableStart`. `digests` are of the first `DIGESTS` samples; `read_worker_info`: the
+    dataset has read what get_worker_info() returned.
     """
 
     samples: int
@@ -66,4 +66,4 @@ class IterablePlace:
     broken: bool = False
     state: dict[str, bytes | str] | None = None
     digests: tuple[bytes, ...] = ()
-    knows_workers: bool = False
+    read_worker_info: bool = False

@@ -139,7 +139,7 @@ class Shares:
         return whole * self.batch_size + (self._share(remainder) if remainder else 0)
 
     def _share(self, remainder: int) -> int:
-        """How many rows each rank has of a last global batch of `rest` samples."""
+        """How many rows each rank has of a last global batch of `remainder` samples."""
         if self.drop_last:
             return 0
         unit = self.group if self.world_size > 1 else 1

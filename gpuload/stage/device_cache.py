@@ -77,15 +77,16 @@ class PixelMemory:
         """Copy windows (see `gpuload.workers.device_cache`) to an array of the host, or to a tensor on the same device,
         on its current stream; what is between them there has no meaning."""
         on_host = isinstance(out, np.ndarray)
-        is_small = len(windows) and span_of(windows) <= SMALL_BYTES * len(windows)
-        if is_small and not on_host and len(self._segments) == 1:
+        is_single = len(self._segments) == 1
+        if is_single and not on_host and len(windows) and span_of(windows) <= SMALL_BYTES * len(windows):
             for piece in np.array_split(windows, -(-span_of(windows) // GATHER_BYTES)):
                 _gather(self._segments[0], piece, out)
             return
-        numbers = np.searchsorted(self._starts, windows["start"], side="right") - 1
+        numbers = None if is_single else np.searchsorted(self._starts, windows["start"], side="right") - 1
         for number, (segment, begin) in enumerate(zip(self._segments, self._starts, strict=True)):
             memory: Any = segment.numpy() if on_host else segment
-            for start, rows, row_bytes, step, at in windows[numbers == number].tolist():
+            here = windows if numbers is None else windows[numbers == number]
+            for start, rows, row_bytes, step, at in here.tolist():
                 if on_host:  # each view takes part of a microsecond; slices, reshaped, would take twice as long
                     window = np.ndarray((rows, row_bytes), np.uint8, memory, start - begin, (step, 1))
                     np.ndarray((rows, row_bytes), np.uint8, out, at)[...] = window

@@ -60,7 +60,7 @@ class Finish:
         """
         factor, named, normalize, later = None, None, None, None
         unit = 1 / (TOPS[levels] or 1)
-        outlines = ((transform.on_finished, outline) for transform in transforms for outline in transform.outline)
+        outlines = ((transform.works_on_finished, outline) for transform in transforms for outline in transform.outline)
         for on_finished, record in (
             (on_finished, outline.numbers) for on_finished, outline in outlines if outline.numbers is not None
         ):

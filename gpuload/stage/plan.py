@@ -211,7 +211,7 @@ def make_plan(chain: Chain, backend: Backend, *, note: str | None = None) -> Pla
 
 def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanStep, ...]:
     """The steps for the transforms of a line."""
-    end = next((number for number, transform in enumerate(transforms) if transform.on_finished), len(transforms))
+    end = next((number for number, transform in enumerate(transforms) if transform.works_on_finished), len(transforms))
     reasons = [_lacking(transform, backend, on_finished=number >= end) for number, transform in enumerate(transforms)]
     calls = [bool(one.outline) and all(outline.kind is Call for outline in one.outline) for one in transforms]
     steps = [

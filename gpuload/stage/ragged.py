@@ -136,10 +136,10 @@ class RaggedImages:
         planes: torch.Tensor | Sequence[torch.Tensor]
         if isinstance(images, torch.Tensor):
             planes = first = images.detach()
-            image, channel, row, column = first.stride()
+            image_step, channel, row, column = first.stride()
             shapes = np.tile(np.array([first.shape[axis] for axis in (2, 3, 1)], np.int64), (len(first), 1))
             steps = np.tile(np.array([row, column, channel], np.int64), (len(first), 1))
-            starts, is_flat = np.arange(len(first), dtype=np.int64) * image, True
+            starts, is_flat = np.arange(len(first), dtype=np.int64) * image_step, True
         else:
             planes = [image.detach() for image in images]
             first = planes[0]

@@ -71,7 +71,7 @@ class SegmentRunner:
         backends = {**backends, OWN: backends["torch"]}
         self._transforms = [step.transform for step in steps]
         self._backends = backends
-        at = next((number for number, step in enumerate(steps) if step.transform.on_finished), len(steps))
+        at = next((number for number, step in enumerate(steps) if step.transform.works_on_finished), len(steps))
         self._runs = _runs(steps[:at], 0)
         if not self._runs or self._runs[-1].gathers:  # something has to finish images
             self._runs.append(_Run("torch", at, at))

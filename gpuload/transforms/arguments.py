@@ -87,7 +87,7 @@ def name_of(entry: Any) -> str:
 
 
 def whole(name: str, value: Any, *, minimum: int | None) -> int:
-    """An integer, at least `least` if that is given."""
+    """Return an integer, at least `minimum` unless that is None."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:

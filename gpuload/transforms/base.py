@@ -112,7 +112,7 @@ class Transform:
     crops: ClassVar[bool] = False  # some of the input may not matter to the output
     needs_whole: ClassVar[bool] = False  # every pixel of the output depends on the whole input
     may_refuse: ClassVar[bool] = False  # drawing can raise a `DrawError`
-    on_finished: ClassVar[bool] = False  # it works on finished images, and so does every later transform
+    works_on_finished: ClassVar[bool] = False  # it works on finished images, and so does every later transform
     makes: ClassVar[str | None] = None  # the state that it brings an image to; None means unchanged
     fill_argument: ClassVar[str] = "fill"  # the name of the argument that says what lies outside
     image_only: ClassVar[bool] = False  # it moves pixels, but boxes, masks and keypoints could not follow
@@ -231,7 +231,7 @@ def _instead(argument: str) -> str | None:
 def marked_on_finished(transform: T) -> T:
     """A copy that works on finished images."""
     placed = copy.copy(transform)
-    object.__setattr__(placed, "on_finished", True)
+    object.__setattr__(placed, "works_on_finished", True)
     return placed
 
 

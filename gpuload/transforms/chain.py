@@ -352,7 +352,7 @@ def _identity(transform: Transform) -> tuple[Any, ...]:
     """The class and the arguments of a transform, in plain values."""
     names = [field.name for field in fields(transform) if field.compare]
     if transform.record is Call and "__dataclass_fields__" not in vars(type(transform)):  # a plain class of the user's
-        names = sorted(set(vars(transform)) - {"on_finished"})
+        names = sorted(set(vars(transform)) - {"works_on_finished"})
     return type(transform).__name__, *((name, _plain(getattr(transform, name))) for name in names)
 
 
@@ -469,13 +469,13 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
         )
         ends = all(map(_only_calls, following))
         bound.append(transform.standing(Standing(state, ready, unit, ends=ends, called=called)))
-        if first is not None and "normalized" not in transform.works_on and not bound[-1].on_finished:
+        if first is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
             later, early = transform.called, transforms[first].called
             raise ValueError(
                 f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} (number "
                 f"{first + 1}), which works on finished images; put {later} before {early}"
             )
-        if bound[-1].on_finished and first is None:
+        if bound[-1].works_on_finished and first is None:
             first = number
             _check_held(transform, number)
         if transform.makes is not None:

@@ -87,7 +87,7 @@ class _Branching(_Container):
     image_only: ClassVar[bool] = _true_of_any("image_only")
     reads_boxes: ClassVar[bool] = _true_of_any("reads_boxes")
     mixes: ClassVar[bool] = _true_of_any("mixes")
-    on_finished: ClassVar[bool] = _true_of_any("on_finished")
+    works_on_finished: ClassVar[bool] = _true_of_any("works_on_finished")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -198,7 +198,7 @@ class StandIn(Custom):
 
 def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     """The transforms as workers get them."""
-    standing_in: list[Any] = []
+    results: list[Any] = []
     for transform in transforms:
         stand_in: Any = transform
         if isinstance(transform, Custom):
@@ -207,5 +207,5 @@ def stand_ins(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
             stand_in = replace(stand_in, chains=tuple(map(stand_ins, stand_in.chains)))
         elif transform.children:
             stand_in = replace(stand_in, transforms=stand_ins(transform.children))
-        standing_in.append(stand_in)
-    return tuple(standing_in)
+        results.append(stand_in)
+    return tuple(results)

@@ -103,7 +103,7 @@ class RandomErasing(Transform):
         return self.mode or ("pixel" if self.value == "random" else "const")
 
     @property
-    def on_finished(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def works_on_finished(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.where is not None and self.where.finished
 
     def standing(self, where: Standing) -> RandomErasing:

@@ -130,7 +130,7 @@ class _Reader:
             yield from self._holding(name, entry, path)
         elif name in TO_DTYPE:
             dtype = "float32" if name == "ToTensor" else entry.dtype
-            transform = _declare(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
+            transform = _construct(ToDtype, {"dtype": dtype, "scale": entry.scale if name == "ToDtype" else True}, at)
             if transform.dtype == "uint8":
                 self._check_no_floats(f"{at}, {name},")
             if transform.makes or transform.mask_dtype:  # uint8 to uint8 changes nothing
@@ -151,7 +151,7 @@ class _Reader:
                     f"{at} is {name}, which gpuload does not have; do it in the dataset's __getitem__, or make an "
                     f"nn.Module of it that takes a batch, and {MODULE}"
                 )
-            yield _declare(kind, self._arguments(kind, entry), at)
+            yield _construct(kind, self._arguments(kind, entry), at)
 
     def _holding(self, name: str, entry: Any, path: str) -> Iterator[Transform]:
         """Read a transform that holds others. A choice or an order holds one for each of theirs; several become a
@@ -167,7 +167,7 @@ class _Reader:
         elif name == "RandomChoice":
             more["p"] = None if entry.p is None or len(set(entry.p)) == 1 else list(entry.p)
         if children or name == "RandomChoice":
-            yield _declare(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
+            yield _construct(HOLDING[name], {"transforms": children, **more}, f"from_torchvision: {path}")
 
     def _check_no_floats(self, what: str) -> None:
         if self._floats is not None:
@@ -219,7 +219,7 @@ def _is_theirs(entry: Any) -> bool:
     return is_torchvisions(entry)
 
 
-def _declare(kind: Any, arguments: dict[str, Any], at: str) -> Any:
+def _construct(kind: Any, arguments: dict[str, Any], at: str) -> Any:
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
@@ -229,10 +229,10 @@ def _declare(kind: Any, arguments: dict[str, Any], at: str) -> Any:
 def _classification(preset: Any, at: str) -> Iterator[Transform]:
     """The preset of torchvision's classifiers; it holds functions, not transforms."""
     resize = {"size": _plain(preset.resize_size), "interpolation": _plain(preset.interpolation)}
-    yield _declare(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, at)
-    yield _declare(CenterCrop, {"size": _plain(preset.crop_size)}, at)
+    yield _construct(Resize, {**resize, "antialias": getattr(preset, "antialias", True)}, at)
+    yield _construct(CenterCrop, {"size": _plain(preset.crop_size)}, at)
     yield ToDtype("float32", scale=True)
-    yield _declare(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
+    yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
 
 
 def _preset(preset: Any) -> str:

@@ -70,7 +70,7 @@ class Line:
     @cached_property
     def late_from(self) -> int | None:
         """The number of the first transform that works on finished images."""
-        return next((number for number, transform in enumerate(self.transforms) if transform.on_finished), None)
+        return next((number for number, transform in enumerate(self.transforms) if transform.works_on_finished), None)
 
     def draw(
         self,
@@ -124,9 +124,9 @@ def _draw(
     boxes = uniforms.boxes
     last = max((number for number, transform in enumerate(transforms) if transform.reads_boxes), default=-1)
     for step, (lane, transform) in enumerate(zip(lanes, transforms, strict=True)):
-        of_transform = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
-        drawn = None if regions_tlhw is None or step else transform.drawn_again(of_transform, regions_tlhw)
-        drawn = drawn or transform.drawn(of_transform, sizes_hw)
+        own_uniforms = Uniforms(uniforms.key, uniforms.positions, lane, boxes if step <= last else None)
+        drawn = None if regions_tlhw is None or step else transform.drawn_again(own_uniforms, regions_tlhw)
+        drawn = drawn or transform.drawn(own_uniforms, sizes_hw)
         if drawn is None:
             continue
         if isinstance(drawn, Record):

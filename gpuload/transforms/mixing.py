@@ -25,7 +25,7 @@ __all__ = ["CutMix", "MixUp"]
 class _Mixing(Transform):
     works_on: ClassVar[tuple[str, ...]] = ("float", "normalized")
     mixes: ClassVar[bool] = True
-    on_finished: ClassVar[bool] = True
+    works_on_finished: ClassVar[bool] = True
     record: ClassVar[type[Record]] = Mix
 
     alpha: float = argument(finite, default=1.0, kw_only=True)

@@ -436,8 +436,8 @@ class WorkerPool(RestartingEngine):
         if wait_s:
             self.waited_s += time.perf_counter() - start
         # Look up all processes first: the loop below closes descriptors, and their numbers are reused.
-        events_by_process = [(p, fd == p.pidfd) for fd, _ in ready if (p := self._by_fd.get(fd)) is not None]
-        for process, has_ended in sorted(events_by_process, key=itemgetter(1)):
+        readable = [(process, fd == process.pidfd) for fd, _ in ready if (process := self._by_fd.get(fd)) is not None]
+        for process, has_ended in sorted(readable, key=itemgetter(1)):
             if not isinstance(process, Template):
                 (self._replace if has_ended else self._drain)(process, events)
             elif process is self._template:

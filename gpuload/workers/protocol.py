@@ -125,8 +125,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def read_message(end: socket.socket, memory: memoryview, flags: int = 0) -> bytes:
-    """The next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is used again for each. (`recv`
-    takes as much again from the system and gives it back, which takes ten times as long as the message.)"""
+    """Return the next message, empty if the other end is closed; `memory` of `MESSAGE_BYTES` is reused. (`recv`
+    allocates a new buffer of that size for each message and frees it, which takes ten times as long as the message.)"""
     return memory[: end.recv_into(memory, 0, flags)].tobytes()
 
 

@@ -483,7 +483,7 @@ def versions() -> dict[str, str]:
 
 
 class Host:
-    """The actor's class: it has this many workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
+    """The actor's class: it has `workers` workers, `pool_options` for their `WorkerPool`, and a ring of its own."""
 
     def __init__(self, parcel: Parcel, workers: int, ring_bytes: int, pool_options: dict[str, Any]) -> None:
         self._arguments = parcel, workers, ring_bytes, pool_options  # until the start

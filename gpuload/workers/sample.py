@@ -186,7 +186,7 @@ class SampleReader:
         leaves: list[Any] = []
         structure = flatten(original, leaves)
         declared, targets = find_leaves(structure, leaves, plain=self._job.plain)
-        structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets)
+        structure, leaves, declared, targets = unfold_clips(structure, leaves, declared, targets, self._frames)
         if self._frames:
             structure, leaves, declared, targets = fewer_frames(self._frames, structure, leaves, declared, targets)
         if not declared and len(self._job.chain) and self._job.collate_fn is None:

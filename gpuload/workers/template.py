@@ -181,7 +181,7 @@ def _run_worker(
             os.close(fd)
         number, changes = marshal.loads(message)  # written by the parent
         reply_fd, lifeline_fd, stacks_fd, queue_fd, *changed_fds = received_fds
-        _apply_changes(changes, changed_fds)
+        _apply_surroundings(changes, changed_fds)
         _clear_exit_handlers()
         run(number, settings, [reply_fd, lifeline_fd, stacks_fd, -1, *shared_fds, queue_fd], job)
     except BaseException:
@@ -191,7 +191,7 @@ def _run_worker(
     end()
 
 
-def _apply_changes(changes: dict[str, Any], files: list[int]) -> None:
+def _apply_surroundings(changes: dict[str, Any], files: list[int]) -> None:
     """Apply what changed in the parent since the template started, so that the worker is like a new child process."""
     import resource
 

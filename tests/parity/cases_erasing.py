@@ -61,7 +61,7 @@ def pasted(image: np.ndarray, drawn: list[tuple[Any, Any]], row: int) -> np.ndar
             bands = [Image.fromarray(plane) for plane in planes[0].to(torch.float32).numpy()]
             scaled = True
         elif isinstance(params, Erase):
-            if transform.on_finished or not scaled:
+            if transform.works_on_finished or not scaled:
                 unit = 1.0
             else:  # a level, as a number
                 unit = round(float(np.ravel(transform.value)[0]) * 255) / 255 / float(np.ravel(transform.value)[0])

@@ -73,7 +73,7 @@ class Store(Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
-        """Return several samples; neighbours are read together."""
+        """Return several samples; neighbours at URLs are read together."""
         numbers = self._numbers(indices)  # before anything is opened
         return self._read(self._handle, numbers)
 

@@ -32,7 +32,7 @@ class Engine:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_cpu = device.type == "cpu"
-        self._contexts: tuple[ndd.Device, ndd.EvalContext] | None = None
+        self._device_and_context: tuple[ndd.Device, ndd.EvalContext] | None = None
         self._made_for: tuple[int, int] | None = None
         self._side: torch.cuda.Stream | None = None
 
@@ -46,7 +46,7 @@ class Engine:
 
     def _context(self, threads: int, stream: torch.cuda.Stream | None) -> tuple[ndd.Device, ndd.EvalContext]:
         made_for = (threads, 0 if stream is None else stream.cuda_stream)
-        if self._contexts is None or self._made_for != made_for:
+        if self._device_and_context is None or self._made_for != made_for:
             if self.on_cpu:
                 device = ndd.Device("cpu")
             else:
@@ -54,8 +54,8 @@ class Engine:
                 device = ndd.Device("gpu", torch.cuda.current_device() if number is None else number)
             with device:  # else DALI would make a context for the GPU if there is one
                 context = ndd.EvalContext(num_threads=threads, device_id=device.device_id, cuda_stream=stream)
-            self._contexts, self._made_for = (device, context), made_for
-        return self._contexts
+            self._device_and_context, self._made_for = (device, context), made_for
+        return self._device_and_context
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[torch.cuda.Stream | None]:

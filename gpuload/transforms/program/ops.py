@@ -72,7 +72,7 @@ class Record:
         name: the name of that transform, for messages.
     """
 
-    drawn_fields: ClassVar[tuple[str, ...]] = ()  # the fields that were drawn
+    drawn_fields: ClassVar[tuple[str, ...]] = ()  # what `Loader.replay` shows
 
     rows: np.ndarray | None = None
     sizes_hw: np.ndarray = field(default_factory=lambda: NO_SIZES)
@@ -308,7 +308,7 @@ class Erase(Record):
         keys: uint64 (n, 2), the words of the key of the random numbers.
         kind: what is written: ``"const"``, ``"rand"`` (a random colour for each box) or ``"pixel"`` (for each pixel).
         numbers: for ``"const"``, one number or one for each channel: levels of uint8, or numbers of finished images.
-        written: the numbers as the user wrote them.
+        numbers_given: the numbers as the user wrote them.
         scaled: whether they were written for images that `ToDtype` scales to 0 … 1.
     """
 
@@ -318,7 +318,7 @@ class Erase(Record):
     keys: np.ndarray
     kind: str = "const"
     numbers: tuple[float, ...] = (0.0,)
-    written: tuple[float, ...] = (0.0,)
+    numbers_given: tuple[float, ...] = (0.0,)
     scaled: bool = False
 
     def levels(self, top: int | None) -> tuple[float, ...]:
@@ -327,7 +327,7 @@ class Erase(Record):
         if top == 255:
             return self.numbers
         unit = (top or 1) if self.scaled else 1
-        return tuple(number if top is None else float(round(number * unit)) for number in self.written)
+        return tuple(number if top is None else float(round(number * unit)) for number in self.numbers_given)
 
 
 @dataclass(eq=False, repr=False)

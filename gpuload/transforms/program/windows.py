@@ -217,11 +217,11 @@ def scaled_pixels(
     """The nearest pixels of maps that only scale and shift: rows int64 (N, H') and columns (N, W'); -1 before the
     image, and any number after it."""
     a, _, c, _, e, f, _, _ = coefficients.T
-    extremes = []
+    pixels = []
     for step, first, corner, count in ((e, f, corners[:, 0], size_hw[0]), (a, c, corners[:, 1], size_hw[1])):
         # Sums always begin at the first pixel, as their rounding is part of the result; a window takes its own.
         steps = np.repeat(step[:, None], int(corner.max()) + count, axis=1)
         steps[:, 0] = first + step * 0.5
         sums = np.take_along_axis(np.add.accumulate(steps, axis=1), corner[:, None] + np.arange(count), axis=1)
-        extremes.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
-    return extremes[0], extremes[1]
+        pixels.append(np.where(sums < 0, -1, np.minimum(sums, 2.0**31)).astype(np.int64))
+    return pixels[0], pixels[1]

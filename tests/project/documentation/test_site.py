@@ -15,7 +15,7 @@ from project.documentation import site
 import gpuload
 from gpuload import transforms
 
-lacking.require("sphinx")
+lacking.require("sphinx", "skimage")
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow

@@ -131,11 +131,11 @@ class Plan(NamedTuple):
         passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, on_finished, channels[-1])
         launches, jobs, statistics = _launches(passes, codes, values, tile)
-        columns = *jobs, [codes], [values], passes.tables, [boxes], *statistics
+        groups = *jobs, [codes], [values], passes.tables, [boxes], *statistics
         operates = any(isinstance(record, Ops | Erase) for record in program.records)
         transposes = any(isinstance(record, Turn) for record in program.records)
         plan = cls(launches, max(channels), channels[-1], operates, bool(on_finished), transposes, scratch)
-        return plan, {name: arrays for name, arrays in zip(ARRAYS, columns, strict=True) if any(map(len, arrays))}
+        return plan, {name: arrays for name, arrays in zip(ARRAYS, groups, strict=True) if any(map(len, arrays))}
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,13 @@ class Fusing:
         levels, on_finished = program.split()
         erasing = leading_erasing(on_finished)
         size, count = program.results_hw[0], len(program)
-        channels = images["shape"][:, 2]
-        alike = (program.results_hw == size).all() and (channels == channels[0]).all()
-        if not alike or int(channels[0]) not in CHANNELS or (on_finished and len(erasing) < len(on_finished.records)):
+        stored_channels = images["shape"][:, 2]
+        alike = (program.results_hw == size).all() and (stored_channels == stored_channels[0]).all()
+        if (
+            not alike
+            or int(stored_channels[0]) not in CHANNELS
+            or (on_finished and len(erasing) < len(on_finished.records))
+        ):
             raise ValueError("this batch is planned where it is made")
         channels, (height, width) = channels_of(images, levels)[-1], size.tolist()
         steps = (1, width * channels, channels) if self.channels_last else (height * width, width, 1)
@@ -269,7 +273,7 @@ def _launches(
                 tables += to - at
         ints.append(jobs.T)
         floats.append(own_floats)
-    return tuple(launches), [ints, floats], [[portion.view(np.int64) for portion in counted], factors]
+    return tuple(launches), [ints, floats], [[rows.view(np.int64) for rows in counted], factors]
 
 
 def _counted(jobs: np.ndarray, these: np.ndarray, codes: np.ndarray) -> np.ndarray:
