@@ -227,7 +227,10 @@ def pack(
     ] = False,
     shard_bytes: Annotated[str, typer.Option(callback=_check_bytes, help="How large a shard may be, about.")] = "256MB",
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes. Default: one for each CPU of this process, up to 16.")
+        int | None,
+        typer.Option(
+            min=0, help="Processes. Default: one for each CPU of this process, up to 16; none for a single shard."
+        ),
     ] = None,
     on_error: Annotated[
         Literal["raise", "skip"],
@@ -272,7 +275,10 @@ def index(
         typer.Argument(help="Folders of tar archives, or archives; 'train-{000..099}.tar' stands for several."),
     ],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes. Default: one for each CPU of this process, up to 16.")
+        int | None,
+        typer.Option(
+            min=1, help="Processes. Default: one for each CPU of this process, up to 16; none for a single shard."
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Make fresh indexes again, too.")] = False,
 ) -> None:

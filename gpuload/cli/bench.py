@@ -143,9 +143,9 @@ class Bench:
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
             self._take(batches, 1 + row.ahead)  # workers start
-            before = loader.stats() if loader else None
+            before = None if loader is None else loader.stats()
             row = self.measured(row, batches)
-            stats = loader.stats(since=before) if loader else None
+            stats = None if loader is None else loader.stats(since=before)
         return replace(row, stats=stats, better=better_setting(stats) if stats else None)
 
     def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
@@ -161,7 +161,7 @@ class Bench:
     @contextmanager
     def batches(self, row: Row) -> Iterator[tuple[Iterator[Any], gl.Loader | None]]:
         """Yield the batches of a Loader or DataLoader, of one epoch after the other, and the Loader. Samples that fail
-        are left out and noted. Workers end with it."""
+        are left out and noted. A Loader's workers end with it."""
         size, workers, on_cpu = self.batch_size, row.num_workers, self.device.type == "cpu"
         if row.name == "DataLoader":
             yield (

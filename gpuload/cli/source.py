@@ -145,7 +145,7 @@ def load_recipe(spec: str) -> list[Any]:
         chain = value if isinstance(value, Chain) else Chain(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"--recipe {spec}: {error}") from error
-    return [*chain.transforms, *([] if chain.module is None else [chain.module])]
+    return chain.entries
 
 
 def _describe(error: BaseException, path: str) -> str:

@@ -19,6 +19,7 @@ from gpuload.errors import one_line
 __all__ = ["ISOLATED", "LOCKED_BYTES", "STEPS", "find_fault", "main", "sample_jpeg", "try_in_process", "try_regions"]
 
 LIMIT_S: Final = 120.0
+RESULT: Final = b"gpuload-trial "  # begins a line with a result, since libraries print too
 LOCKED_BYTES: Final = 64 << 20
 TOLERANCE_LEVELS: Final = 3  # by which decoders may differ
 SIZE_WH: Final = (96, 64)
@@ -41,8 +42,8 @@ def try_in_process(steps: Sequence[str], jpeg: bytes = b"", limit_s: float = LIM
         output, why = completed.stdout, _describe_end(completed.returncode, completed.stderr.decode(errors="replace"))
     except subprocess.TimeoutExpired as error:
         output, why = error.stdout or b"", f"it did not finish within {limit_s:.0f} seconds"
-    lines = [line for line in output.splitlines() if line.startswith(b"{")]  # libraries may print too
-    results = {step: json.loads(line) for step, line in zip(steps, lines, strict=False)}
+    lines = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
+    results = dict(map(json.loads, lines))
     for step in steps[len(results) :]:
         results[step] = {"ok": False, "why": why}
         why = why if why.startswith("not tried") else f"not tried, since {step}: {why}"
@@ -57,14 +58,14 @@ def _describe_end(status: int, errors: str) -> str:
 
 
 def main(steps: Sequence[str]) -> None:
-    """Run the steps in this process, and print the result of each as a line of JSON."""
+    """Run the steps in this process, and print the name and result of each as a line of JSON."""
     jpeg = sys.stdin.buffer.read()
     for step in steps:
         try:
             result = {"ok": True, "why": "", **(STEPS[step](jpeg) or {})}
         except BaseException as error:  # a broken installation may raise anything, even SystemExit
             result = {"ok": False, "why": one_line(f"{type(error).__name__}: {error}")}
-        print(f"\n{json.dumps(result)}", flush=True)
+        print(f"\n{RESULT.decode()}{json.dumps([step, result])}", flush=True)
 
 
 def sample_jpeg() -> bytes:

@@ -20,7 +20,7 @@ from gpuload.datasets.stores.opening import client, is_url, named, read_whole
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "pack_labels", "smallest"]
+__all__ = ["ImageFileDataset", "LabelledPaths", "existing_folder", "in_smallest_type", "pack_labels"]
 
 
 class LabelledPaths(Lazy[tuple[str, Any]]):
@@ -113,10 +113,10 @@ def existing_folder(root: str | os.PathLike[str]) -> str:
 def pack_labels(labels: Sequence[Any]) -> Any:
     """Return integers as an array of the smallest type; anything else as a list."""
     array = np.asarray(labels) if {int}.issuperset(map(type, labels)) else np.empty(0)
-    return smallest(array) if array.dtype.kind in "iu" and len(array) else list(labels)
+    return in_smallest_type(array) if array.dtype.kind in "iu" and len(array) else list(labels)
 
 
-def smallest(array: np.ndarray) -> np.ndarray:
+def in_smallest_type(array: np.ndarray) -> np.ndarray:
     """Return integers in the smallest type that holds them all; other numbers as they are."""
     dtype = np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
     return array.astype(dtype) if dtype.kind in "iu" else array  # of uint64 and int8 numpy makes floats

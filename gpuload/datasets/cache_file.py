@@ -9,7 +9,7 @@ sample. Entries are only ever appended, and given back as holes: no byte is writ
 What is read counts only if the key, the sample's number, the length and the CRC-32 in it are right; an entry that was
 evicted meanwhile reads as zeros. Whoever adds an entry holds the lock and sets `Head.dirty`. A process that is killed
 loses the lock, and the next one that gets it sees the mark and gives back all that no word of the table leads to; so
-does the first process of each run, since the machine may have stopped. A lock of ``flock`` belongs to an open file, and
+does the first process after a start of the machine. A lock of ``flock`` belongs to an open file, and
 ends with its last descriptor, so with a process that is killed. A descriptor that was inherited is the same open file:
 so each process opens the memfd again.
 
@@ -39,7 +39,7 @@ import numpy as np
 
 from gpuload.datasets.memory import memory_file
 
-__all__ = ["Entries", "Place"]
+__all__ = ["CachePlace", "Entries"]
 
 NAME: Final = "samples.gpuload-cache"
 IN_USE: Final = "in-use"
@@ -60,16 +60,19 @@ PUNCH_HOLE: Final = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class Head(ctypes.Structure):
-    """The numbers about the whole: of what it is, how much it may and does have, and the counters at the last look."""
+    """Numbers about the whole: the cache's key, how much it may and does have, and the counters at the last look."""
 
     _fields_ = [
         ("key", ctypes.c_ubyte * 16),
-        *((name, ctypes.c_uint64) for name in ("limit", "allowed", "used", "entries", "evicted", "dirty", "clock")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("limit", "allowed", "used", "entries", "evicted", "dirty", "clock", "boot")
+        ),
         *((name, ctypes.c_uint64) for name in ("requests_before", "hits_before", "near_before")),
     ]
 
 
-class Place:
+class CachePlace:
     """Where the file of a cache is, in memory or in a folder, which is in use as long as a process has this.
 
     Workers of a loader get a cache in memory as it is (`gpuload.workers.shipping`); any other copy is new and empty.
@@ -122,7 +125,7 @@ class Place:
         self.is_new = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (self.samples, self.limit_bytes, self.key, self.folder, -1 if self.folder else None)
+        return CachePlace, (self.samples, self.limit_bytes, self.key, self.folder, -1 if self.folder else None)
 
 
 class Entries:
@@ -136,7 +139,7 @@ class Entries:
         OSError: the file system has no holes, or is full.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: CachePlace) -> None:
         self._place, self._lock = place, threading.Lock()
         self._fd = place.open()
         self._finalizer = weakref.finalize(self, os.close, self._fd)
@@ -167,7 +170,8 @@ class Entries:
             self._map()
             self._head.key[:] = place.key
         self._head.limit = self._head.allowed = place.limit_bytes
-        self._head.dirty = 1
+        if self._head.boot != (boot := _boot_number()):  # the machine may have stopped while a process wrote
+            self._head.dirty, self._head.boot = 1, boot
         end = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, end + PAGE)
         _give_back(self._fd, end, PAGE)  # an error here, if it cannot
@@ -186,15 +190,15 @@ class Entries:
         entry is dropped."""
         head = self._head
         head.clock += 1  # another process may do so at the same time: a sample more or less
-        now, before = head.clock, int(self._used[number])
+        now, before, word = head.clock, int(self._used[number]), int(self._words[number])
         self._used[number] = now
-        if self._words[number]:
+        if word:
             packed = self._read(number)
             sample = None if packed is None else read(packed)
             if sample is not None:
                 self._count("hits")
                 return sample
-            self.drop(number)
+            self.drop(number, word)
         self._count("again" if before else "first")
         if before and (now - before) * head.used <= self._place.limit_bytes * max(1, head.entries):
             self._count("near")
@@ -230,10 +234,12 @@ class Entries:
                 self._recover()  # what was written of it
                 head.allowed = max(PAGE, head.used // 8 * 7)
 
-    def drop(self, number: int) -> bool:
-        """Drop the entry of a sample; returns whether there was one."""
+    def drop(self, number: int, word: int | None = None) -> bool:
+        """Drop the entry of a sample; returns whether there was one. Another than that of `word`, if it is given, has
+        come from another process meanwhile and stays."""
         with self._locked():
-            if not self._words[number]:
+            now = int(self._words[number])
+            if not now or word not in (None, now):
                 return False
             if self._read(number) is None:  # its word in the table may be damaged
                 self._words[number] = 0
@@ -308,7 +314,7 @@ class Entries:
         self._head.evicted += len(evicted)
 
     def _live(self) -> np.ndarray:
-        """Return which samples have entries; forget words that lead beyond the file, as those of a damaged table."""
+        """Return which samples have entries; clear words that lead beyond the file: the table may be damaged."""
         pages = self._words & np.uint64(PAGES_MASK)
         self._words[(pages == 0) | ((self._words >> np.uint64(PAGES_BITS)) + pages > self._end)] = 0
         live = np.flatnonzero(self._words)
@@ -357,3 +363,9 @@ def _give_back(fd: int, offset: int, nbytes: int) -> None:
     if LIBC.fallocate(fd, PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot give back parts of a file: {os.strerror(code)}")
+
+
+def _boot_number() -> int:
+    """Return another number after each start of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return int(file.read(18).replace(b"-", b""), 16)

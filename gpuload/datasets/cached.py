@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from gpuload.datasets.cache_file import Entries, Place
+from gpuload.datasets.cache_file import CachePlace, Entries
 from gpuload.datasets.files import is_complete
 from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_map_style, draws_nothing, fetched, forget
@@ -111,7 +111,7 @@ class Cached(View):
         super().__init__(dataset)
         self.where = where
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
-        self._place = Place(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
+        self._place = CachePlace(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
         self._before = self._entries.totals()
 

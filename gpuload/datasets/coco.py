@@ -8,10 +8,8 @@ becomes a mask. No torch.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import operator
 import os
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -40,6 +38,7 @@ FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # what may 
 FARTHEST: Final = 1 << 20  # pixels; pycocotools' memory grows with the length of an edge
 NUMBERS: Final = (int, float, np.integer, np.floating)
 LARGEST: Final = float(np.finfo(np.float32).max)
+JSON: Final = frozenset({str, int, float, bool, type(None)})
 CORNERS: Final = 6  # numbers of the smallest polygon, x and y of three points
 WHOLE: Final = "a whole number that fits into 64 bits"
 BOX: Final = "left, top, width and height, neither of them negative"
@@ -130,7 +129,7 @@ class Coco(_CocoImages):
         self.categories: dict[int, str] = dict(short["categories"])
         for remark in short["remarks"]:
             warnings.warn(remark, stacklevel=3)
-        self.targets = JsonLists("", arrays["lists"], arrays["list_offsets"])
+        self.targets = JsonLists(Paths("", arrays["lists"], arrays["list_offsets"]))
         if names != "raw":
             sizes = arrays["sizes_hw"].reshape(-1, 2)
             parts = short["names"], short["points"], short["more"]
@@ -340,7 +339,7 @@ def _checked(
         unmatched = [annotation for annotation in every if _whole(annotation["category_id"]) not in labels]
         remarks.append(_unmatched(unmatched, len(every), "category_id", labels, source))
     if "masks" in names:
-        _check(every, "segmentation", lambda value: True, "", _without("masks", names, how))
+        _check_there(every, "segmentation", _without("masks", names, how))
         remarks.append(_small_polygons(every, source))
     if "keypoints" in names:
         points = _count_points(every, f"{_without('keypoints', names, how)}, or {raw}")
@@ -373,7 +372,7 @@ def _size(image: Any, names: list[str], how: str) -> tuple[int, int]:
     )
 
 
-def _count_points(annotations: Iterable[Any], remedy: str) -> int:
+def _count_points(annotations: Collection[Any], remedy: str) -> int:
     """Return how many keypoints each object has, those aside that have none."""
     annotations = [annotation for annotation in annotations if annotation.get("keypoints")]
     _check(annotations, "keypoints", _are_numbers, "a list of numbers", remedy)
@@ -398,13 +397,23 @@ def chosen(annotations: Any, called: str = "annotations") -> Any:
     return tuple(annotations)
 
 
-def _check(annotations: Iterable[Any], field: str, is_right: Callable[[Any], bool], expected: str, remedy: str) -> None:
+def _check(
+    annotations: Collection[Any], field: str, is_right: Callable[[Any], bool], expected: str, remedy: str
+) -> None:
+    _check_there(annotations, field, remedy)
     for annotation in annotations:
-        value, name = annotation.get(field), f"the COCO annotation {annotation.get('id')!r}"
-        if value in (None, [], ""):
-            raise ValueError(f"{name} has no {field}; {remedy}")
-        if not is_right(value):
-            raise ValueError(f"{name} has the {field} {_short(value)}, expected {expected}; {remedy}")
+        if not is_right(value := annotation[field]):
+            raise ValueError(f"{_named(annotation)} has the {field} {_short(value)}, expected {expected}; {remedy}")
+
+
+def _check_there(annotations: Iterable[Any], field: str, remedy: str) -> None:
+    for annotation in annotations:
+        if annotation.get(field) in (None, [], ""):
+            raise ValueError(f"{_named(annotation)} has no {field}; {remedy}")
+
+
+def _named(annotation: Any) -> str:
+    return f"the COCO annotation {annotation.get('id')!r} of image {_short(annotation.get('image_id'))}"
 
 
 def _is_whole(value: Any) -> bool:
@@ -442,25 +451,25 @@ def _short(value: Any) -> str:
     return one_line(repr(value), 100)
 
 
-def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
+def _unmatched(strays: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
     """Return what to warn of if annotations (`strays`, of `count`) have an id in a field that is not among `ids`.
 
     Raises:
         ValueError: none of the annotations has an id that is there.
     """
-    if not unmatched:
+    if not strays:
         return ""
     kinds = {"image_id": "images", "category_id": "categories"}[field]
     known = ", ".join([_short(one) for one in list(ids)[:3]] + ["…"] * (len(ids) > 3))
     first = (
-        f"annotation {_short(unmatched[0].get('id'))} has the {field} {_short(unmatched[0].get(field))}, but "
+        f"annotation {_short(strays[0].get('id'))} has the {field} {_short(strays[0].get(field))}, but "
         f"{f'the ids of {kinds} are {known}' if ids else f'there are no {kinds}'}. Write the id of one of the {kinds} "
         "there, or leave such annotations out of the file"
     )
-    if len(unmatched) == count:
+    if len(strays) == count:
         raise ValueError(f"none of the {count:,} annotations of {source} belongs to one of its {kinds}: {first}")
     fate = ", and are left out" if field == "image_id" else ""
-    return f"{len(unmatched):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
+    return f"{len(strays):,} of the {count:,} annotations of {source} belong to none of its {kinds}{fate}: {first}"
 
 
 def _is_in(value: Any, ids: Collection[Any]) -> bool:
@@ -567,24 +576,37 @@ def _unpacked(text: str | bytes) -> np.ndarray:
     return numbers
 
 
-class JsonLists(Paths):
+class JsonLists(Lazy[Any]):
     """Values as JSON texts in one buffer, each parsed again when it is asked for."""
 
     _entries = "targets"
 
+    def __init__(self, texts: Paths) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
     def _entry(self, number: int) -> Any:
-        return json.loads(super()._entry(number))
+        return json.loads(self.texts[number])
 
 
-def _as_json(values: Iterable[Any]) -> JsonLists:
-    texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
-    return JsonLists.of("", texts)  # pyright: ignore[reportReturnType]
+def _as_json(values: Iterable[Any]) -> Paths:
+    return Paths.of("", [json.dumps(value, separators=(",", ":")).encode() for value in values])
 
 
 def _if_json(values: list[Any]) -> Sequence[Any]:
     """Return values as JSON if that gives them back; else (the user put other things there) as they are."""
-    with contextlib.suppress(TypeError, ValueError):
-        lists = _as_json(values)
-        if all(map(operator.eq, lists, values)):
-            return lists
-    return values
+    return JsonLists(_as_json(values)) if _is_json(values) else values
+
+
+def _is_json(values: Collection[Any]) -> bool:
+    """Return whether JSON gives values back as they are, of the same types."""
+    kinds = set(map(type, values))
+    if kinds <= JSON:
+        return True
+    if not kinds <= JSON | {list, dict}:
+        return False
+    lists = all(_is_json(value) for value in values if type(value) is list)
+    dicts = [value for value in values if type(value) is dict]
+    return lists and all(set(map(type, value)) <= {str} and _is_json(value.values()) for value in dicts)

@@ -206,7 +206,7 @@ def check_pixels(height: int, width: int, what: str, remedy: str = "") -> None:
 
 
 def damaged(path: str | None, complaint: str) -> DecodeError:
-    """Return the error for what a file cannot give, with the file's name before the complaint, unless that says it."""
+    """Return a DecodeError with this complaint, after the file's name if there is one."""
     error = DecodeError(complaint if path is None else f"{path!r}: {complaint}")
     error.filename = path
     return error
@@ -284,7 +284,7 @@ def is_complete(data: bytes) -> bool:
 
 
 class Disk:
-    """The reads of this thread from disks of this machine, or named to be read ahead. Of network file systems the
+    """Counts what this thread has had read from this machine's disks, read-ahead included. Of network file systems the
     kernel counts nothing."""
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ class _ScannedFolder(ImageFileDataset):
         return names, arrays["counts"], f"looked at any depth for names that end in {', '.join(endings)}"
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
+        if not isinstance(other, _ScannedFolder):
             return NotImplemented
         ours, theirs = vars(self), vars(other)
         same = all(ours.get(name) == theirs.get(name) for name in ("mode", "classes", "paths"))
@@ -143,15 +143,15 @@ class ImageFolder(_ScannedFolder):
     ) -> None:
         names = class_names(classes)
         self.mode = check_mode(mode)
-        folders, counts, looked = self._scan(root, extensions, follow_links, storage_options, by_class=True)
+        folders, counts, searched = self._scan(root, extensions, follow_links, storage_options, by_class=True)
         if names is None and not counts.all():
-            _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], looked)
+            _refuse_empty(self.root, [folders[label] for label in np.flatnonzero(counts == 0)], searched)
         self.classes = folders if names is None else names
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         for name in folders:
             check_known(name, self.class_to_idx, f"the folder {self.root!r}")
         if not len(self.paths):
-            raise FileNotFoundError(f"{self.root!r} has no images in it: {looked}")
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
         kind = np.min_scalar_type(len(self.classes) - 1)
         self.labels = np.repeat(np.array([self.class_to_idx[name] for name in folders], kind), counts)
 
@@ -209,9 +209,9 @@ class ImageFiles(_ScannedFolder):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode = check_mode(mode)
-        *_, looked = self._scan(root, extensions, follow_links, storage_options, by_class=False)
+        *_, searched = self._scan(root, extensions, follow_links, storage_options, by_class=False)
         if not len(self.paths):
-            raise FileNotFoundError(f"{self.root!r} has no images in it: {looked}")
+            raise FileNotFoundError(f"{self.root!r} has no images in it: {searched}")
 
     def _with(self, number: int, image: Encoded) -> Encoded:
         return image
@@ -230,10 +230,10 @@ def _checked_extensions(extensions: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _refuse_empty(folder: str, empty: list[str], looked: str) -> None:
+def _refuse_empty(folder: str, empty: list[str], searched: str) -> None:
     raise FileNotFoundError(
         f"{'a class has' if len(empty) == 1 else f'{len(empty)} classes have'} no images in {folder!r}: "
-        f"{shown(empty)}; {looked}. Name other endings with extensions=. If this split lacks a class, do "
+        f"{shown(empty)}; {searched}. Name other endings with extensions=. If this split lacks a class, do "
         "not remove its folder, which would change the labels of the classes after it: write classes=train, the data "
         "set of the train split, or the list of all classes. If a folder is no class, move it elsewhere"
     )

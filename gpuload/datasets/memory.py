@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 from gpuload.errors import LimitError
 
@@ -37,8 +38,6 @@ def memory_file(purpose: str, nbytes: int = 0) -> int:
         os.close(descriptor)
         if error.errno != errno.EFBIG:
             raise
-        import resource  # Unix alone
-
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         fits = limit >> 20 << 20  # a ring has a whole number of pages
         raise LimitError(

@@ -99,23 +99,23 @@ def unfold_clips(
         return structure, leaves, images, targets
     chosen = {leaf: _spread(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
-    frames_and_images: Images = {}
+    unfolded_images: Images = {}
     others: Targets = {}
     for number, leaf in enumerate(leaves):
         if number in clips:
             frames = [Image(clips[number][frame], "HWC") for frame in chosen[number]]
-            frames_and_images |= enumerate(frames, len(unfolded))
+            unfolded_images |= enumerate(frames, len(unfolded))
             unfolded += frames
             continue
         if number in images:
-            frames_and_images[len(unfolded)] = images[number]
+            unfolded_images[len(unfolded)] = images[number]
         elif number in targets:
             others[len(unfolded)] = targets[number]
         unfolded.append(leaf)
     return (
         unfold(structure, {leaf: len(frames) for leaf, frames in chosen.items()}),
         unfolded,
-        frames_and_images,
+        unfolded_images,
         others,
     )
 
@@ -246,7 +246,8 @@ def _from_pil(image: Any, place: str) -> Image:
 
 
 def _tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
-    """Return torchvision's target as one of ours; None if `plain`, and boxes could not be moved."""
+    """Return torchvision's target as one of ours; None, instead of an error, if `plain` and its boxes cannot be
+    moved."""
     if name == "Mask":
         return Mask(leaf.numpy())
     if name == "BoundingBoxes":

@@ -28,7 +28,7 @@ class DeviceCached(View):
 
     What a dataset draws at random is kept as it was drawn first: augment in ``Loader(transforms=…)``. Each rank keeps
     the whole dataset; loaders that read samples alike share what is kept. Torch's `Subset` and `random_split` may stand
-    between this and the `Loader`; other datasets of datasets go inside. More is in docs/reading.md.
+    between this and the `Loader`; other datasets of datasets go inside. See docs/reading.md.
 
     Args:
         dataset: what to keep.

@@ -432,15 +432,15 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
 
 def format_name(name: str, value: Any) -> BoxFormat:
     """A format's name, from a string of any case or torchvision's BoundingBoxFormat; ValueError if there is none."""
-    name_of_format = getattr(value, "value", value)
-    name_of_format = name_of_format.lower() if isinstance(name_of_format, str) else name_of_format
-    if name_of_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
+    box_format = getattr(value, "value", value)
+    box_format = box_format.lower() if isinstance(box_format, str) else box_format
+    if box_format in ("xywhr", "cxcywhr", "xyxyxyxy"):
         raise ValueError(
             f"{name} is {value!r}, but rotated boxes are not supported; give one of {', '.join(map(repr, FORMATS))}"
         )
-    if name_of_format not in FORMATS:
+    if box_format not in FORMATS:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, FORMATS))}, got {value!r}")
-    return name_of_format  # pyright: ignore[reportReturnType]
+    return box_format  # pyright: ignore[reportReturnType]
 
 
 def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:

@@ -67,7 +67,7 @@ class Scanner:
             OSError: a folder cannot be read.
             ValueError: a link leaves the root, or leads in a circle.
         """
-        images: dict[bytes, Paths] = {}
+        images: dict[bytes, tuple[bytes, np.ndarray]] = {}  # of each folder: names, and the length of each
         waiting = [start]
         while waiting:
             folder = waiting.pop()
@@ -78,8 +78,11 @@ class Scanner:
                 elif entry.name.lower().endswith(self._extensions) and self._is_readable(entry):
                     names.append(prefix + entry.name)
             if names:
-                images[folder] = Paths.of("", sorted(names))
-        return Paths.joined(self.root, [images[folder] for folder in sorted(images)])
+                names.sort()
+                images[folder] = b"".join(names), np.fromiter(map(len, names), np.uint32, len(names))
+        parts = [images[folder] for folder in sorted(images)]
+        lengths = [np.zeros(0, np.uint32), *(lengths for _, lengths in parts)]
+        return Paths.pack(self.root, b"".join(names for names, _ in parts), np.concatenate(lengths))
 
     def cached(self, selection: list[Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return what `build` makes with this scanner. For a large root it is kept, under the `selection`, until a
@@ -204,7 +207,10 @@ class Lazy(Sequence[Entry]):
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         if isinstance(index, slice):
             return [self._entry(number) for number in range(*index.indices(len(self)))]
-        return self._entry(from_start(index, len(self), f"there are {len(self)} {self._entries}"))
+        count = len(self)
+        if type(index) is int and 0 <= index < count:  # each sample's: no text is made for nothing
+            return self._entry(index)
+        return self._entry(from_start(index, count, f"there are {count} {self._entries}"))
 
 
 class Paths(Lazy[str]):

@@ -160,7 +160,7 @@ def rebuild(node: Structure, parts: list[Any]) -> Any:
 
 
 def made_like(cls: type, plain: Any) -> Any:
-    """Return a mapping or list of the user's type, if it can be made from a dict or list; else these."""
+    """Return a mapping or list of the user's type, if it can be made from a dict or list; else `plain` itself."""
     try:
         return cls(plain)
     except TypeError:

@@ -15,6 +15,7 @@ not used. One ``FILE`` and one descriptor per process, for its lifetime; a forke
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 import threading
@@ -41,8 +42,6 @@ class NativeMessages:
         self._stderr = ctypes.c_void_p.in_dll(libc, "stderr")
         self._fd = memory_file("native-messages")
         if self._fd < 3:  # a standard stream that was closed: what is printed there is none of a decoder's messages
-            import fcntl  # Windows has none
-
             low, self._fd = self._fd, fcntl.fcntl(self._fd, fcntl.F_DUPFD_CLOEXEC, 3)
             os.close(low)
         self._file = libc.fdopen(self._fd, b"a")

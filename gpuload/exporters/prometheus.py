@@ -138,8 +138,9 @@ class Prometheus:
                     "close() the Prometheus of the other"
                 )
             if collector is None:
-                collector = _collectors[self._registry] = _Collector(core)
-                self._registry.register(collector)
+                collector = _Collector(core)
+                self._registry.register(collector)  # which may refuse it
+                _collectors[self._registry] = collector
             collector.loaders[name] = self._entry
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ def contact_sheet(
 def pictures(
     gathered: Gathered,
     sides: dict[int, int],
-    recipe: Sequence[Any] = (),
+    recipe: Sequence[Any] | None = None,
     *,
     draws: int = 1,
     seed: int = 0,
@@ -105,6 +105,7 @@ def pictures(
 
     Args:
         sides: for each row how many pixels the longer side has.
+        recipe: the transforms; None means the images as they are.
 
     Raises:
         SampleError, TypeError, ValueError: the recipe cannot be applied to such images.
@@ -113,28 +114,28 @@ def pictures(
     if not rows:
         return {}
     shown: dict[int, list[str]] = {row: [] for row in rows}
-    chain = Chain(recipe)
+    chain = Chain(recipe or ())
     one_size = chain.module is not None or chain.mixing is not None  # these take a batch of images of one size
     loader = Loader(
         Picked(gathered.datasets, gathered.rows[rows]),
-        len(rows) if recipe else 1,  # a few large ones at once could take more memory than there is
-        transforms=recipe,
+        1 if recipe is None else len(rows),  # a few large ones at once could take more memory than there is
+        transforms=recipe or (),
         num_workers=workers,
         device="cpu",
         ragged="error" if one_size else "list",
         seed=seed,
         info=True,
-        faults=Faults(on_error="raise" if recipe else "skip", max_error_rate=1.0, max_restarts=100),
+        faults=Faults(on_error="skip" if recipe is None else "raise", max_error_rate=1.0, max_restarts=100),
     )
     with loader, warnings.catch_warnings():
-        if not recipe:
+        if recipe is None:
             warnings.simplefilter("ignore", RuntimeWarning)  # that one is skipped
         for _ in range(draws):
             for batch, info in loader:
                 images = batch[0] if isinstance(batch, list | tuple) else batch
                 for index, views in zip(info.indices.tolist(), _views(images, len(info.indices)), strict=True):
                     row = rows[index]
-                    shown[row] += [_uri(_to_uint8(view, recipe), sides[row]) for view in views]
+                    shown[row] += [_uri(_to_uint8(view, recipe or ()), sides[row]) for view in views]
     return {row: uris for row, uris in shown.items() if uris}
 
 

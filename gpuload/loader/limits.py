@@ -17,6 +17,7 @@ import contextlib
 import math
 import os
 import re
+import resource
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -403,10 +404,8 @@ def _number(text: str) -> int | None:
 def _limits_of(name: str) -> tuple[int | None, int | None]:
     """Return a soft and a hard limit of this process; None means no limit, or not known."""
     try:
-        import resource  # not on Windows
-
         soft, hard = resource.getrlimit(getattr(resource, name))
-    except (ImportError, OSError, ValueError):
+    except (OSError, ValueError):
         return None, None
     none = resource.RLIM_INFINITY
     return None if soft == none else soft, None if hard == none else hard

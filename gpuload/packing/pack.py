@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,7 @@ __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 PLAN: Final = "plan.json"
 MAX_WORKERS: Final = 16
 MAX_LISTED: Final = 20
+PROGRESS_S: Final = 0.2  # at least between two reports
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 PART_FIELDS: Final = ("file", "first", "samples", "bytes", "sha256")  # the manifest's fields for each part
 
@@ -123,7 +125,7 @@ def pack(
             Images that cannot be made cuttable are copied unchanged, and counted.
         shard_bytes: the approximate maximum size of a shard; an exact limit if images are stored unchanged.
         workers: the number of worker processes; 0 packs in this process. Default: the number of CPUs that this process
-            may use, up to 16; 0 for a single shard.
+            may use, up to 16; 0 if a single part is missing.
         skip_bad: skip damaged samples. Otherwise they raise an error after all other samples are done.
         check: decode every image to find all damage. Otherwise only headers, the ends of files, and resized images are
             checked.
@@ -275,7 +277,8 @@ def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
         if name.endswith(".part") or (saved_plan is None and name != "lock"):  # left by a killed run
             os.unlink(os.path.join(job.work, name))
     if saved_plan is None:
-        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work, lasting=False)
+        write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work)
+        durable.sync_names(job.work)
     else:
         _refuse_different_plan(saved_plan, plan, job.folder, "holds the beginning of a set")
         if saved_plan["like"] != like:
@@ -310,11 +313,13 @@ def _make_records(
     samples_done, bytes_written = sum(len(job.span(number)) for number in records), 0
 
     def report(samples: int, nbytes: int) -> None:
-        nonlocal samples_done, bytes_written
-        samples_done, bytes_written = samples_done + samples, bytes_written + nbytes
-        if progress is not None:
+        nonlocal samples_done, bytes_written, reported_s
+        samples_done, bytes_written, now_s = samples_done + samples, bytes_written + nbytes, time.monotonic()
+        if progress is not None and (now_s - reported_s > PROGRESS_S or samples_done == total):
+            reported_s = now_s
             progress(samples_done, total, bytes_written)
 
+    reported_s = 0.0
     report(0, 0)
     missing = [number for number in range(count) if number not in records]
     if workers is None and ray is None:  # starting a worker takes as long as copying 1,000 photos

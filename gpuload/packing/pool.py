@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 from collections.abc import Generator, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ SLOT_BYTES: Final = 64 << 10  # of an answer: a record, or an error with its tra
 SPARE_BYTES: Final = 256 << 20  # of an answer that is larger: a record has 8 bytes and a label for each sample
 EACH: Final = 2  # parts that are asked for at once, for each worker: the next one begins without waiting
 REPORT_S: Final = 0.2
+PROGRESS: Final = "=qq"  # of each part: samples done, bytes written
 NEVER_S: Final = 1e9  # a part may take long: no worker is stopped, or warned of, for that
 
 
@@ -65,14 +67,15 @@ class Parts:
                 "machines have to see the set's folder (and the source) under one path, on a file system that they "
                 "share"
             )
-        progress = np.memmap(self._progress_file, np.int64, "r+") if self._is_local else np.zeros(2 * len(self))
-        done = progress[2 * number : 2 * number + 2]
-        done[:] = 0
+        done, written = 0, 0
 
         def report(samples: int, nbytes: int) -> None:
-            done[:] += samples, nbytes
+            nonlocal done, written
+            done, written = done + samples, written + nbytes
+            os.pwrite(progress.fileno(), struct.pack(PROGRESS, done, written), struct.calcsize(PROGRESS) * number)
 
-        return json.dumps(make_part(self.job, number, report))
+        with open(self._progress_file if self._is_local else os.devnull, "r+b", buffering=0) as progress:
+            return json.dumps(make_part(self.job, number, report))
 
     def counted(self) -> tuple[int, int]:
         """Return how many samples are done, and how many bytes are written."""

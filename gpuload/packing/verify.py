@@ -64,8 +64,10 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], Non
         problems.append(f"{DATABASE} has no hash in {MANIFEST}: it was packed by an earlier gpuload; pack it again")
     sums = np.zeros(0, np.uint32)  # CRC-32 of each sample; of none where their file is no help
     if SUMS in present and SUMS not in damaged:
-        with contextlib.suppress(OSError, ValueError, SyntaxError):
-            sums = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False).reshape(-1)
+        with contextlib.suppress(OSError, ValueError, SyntaxError, EOFError):
+            loaded = np.load(os.path.join(full, SUMS), mmap_mode="r", allow_pickle=False)
+            if isinstance(loaded, np.ndarray) and loaded.dtype == np.uint32 and loaded.ndim == 1:
+                sums = loaded
     rows = list(pairwise(np.cumsum([0, *(part["samples"] for part in parts)]).tolist()))
     starts = np.cumsum([header_bytes, *(part["bytes"] for part in parts)]).tolist()
     ends = [*(part["first"] for part in parts[1:]), manifest["plan"]["dataset"]["samples"]]

@@ -116,8 +116,19 @@ class Chain:
                 raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
             if len(self._at) > EPOCHS:
                 self._at.clear()
-            self._at[epoch] = Chain(transforms if self.module is None else [*transforms, self.module])
+            self._at[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
         return self._at[epoch]
+
+    @property
+    def entries(self) -> list[Any]:
+        """The transforms, and what is called with the finished batch, if anything: a list that makes this chain."""
+        if self.module is None:
+            return [*self.transforms]
+        if is_module(self.module):
+            return [*self.transforms, self.module]
+        from gpuload.transforms.custom import Lambda
+
+        return [*self.transforms, Lambda(self.module)]
 
     @cached_property
     def _varies(self) -> bool:

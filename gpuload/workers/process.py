@@ -18,6 +18,7 @@ import contextlib
 import errno
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -420,8 +421,6 @@ class _Surroundings:
 
 
 def _limits() -> list[tuple[int, tuple[int, int]]]:
-    import resource  # not on Windows
-
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return [(number, resource.getrlimit(number)) for number in sorted(numbers)]
 

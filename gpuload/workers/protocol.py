@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import fcntl
 import mmap
 import os
 import pickle
@@ -109,8 +110,6 @@ MAX_TRACEBACK: Final = 8000
 
 def arm_lifeline(fd: int, pid: int) -> None:
     """Make the kernel kill a process when the other end of its lifeline closes, even one that is stopped or hangs."""
-    import fcntl  # Windows has none
-
     fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue]
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)

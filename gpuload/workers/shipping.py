@@ -145,7 +145,7 @@ class _Pickler(cloudpickle.Pickler):
         if apart:
             self._sharing = dict.fromkeys(self._sharing, _refuse)
         elif (cache_file := sys.modules.get("gpuload.datasets.cache_file")) is not None:
-            self._sharing[cache_file.Place] = _reduce_cache
+            self._sharing[cache_file.CachePlace] = _reduce_cache
 
     def reducer_override(self, obj: Any) -> Any:
         reduced, torch = None, sys.modules.get("torch")

@@ -51,6 +51,14 @@ def test_a_list_a_compose_and_a_chain_are_taken(file: Path) -> None:
     assert [type(one) for one in usual_recipe()] == [T.RandomResizedCrop, T.RandomHorizontalFlip, T.Normalize]
 
 
+def test_a_recipe_keeps_what_is_called_with_the_finished_batch(file: Path) -> None:
+    with file.open("a") as more:
+        more.write("double = [*train, T.Lambda(lambda images: images * 2)]\n")
+    recipe = load_recipe(f"{file}:double")
+    assert [type(one) for one in recipe] == [T.RandomResizedCrop, T.Normalize, T.Lambda]
+    assert T.Chain(recipe).module is recipe[2].fn
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [

@@ -44,6 +44,16 @@ def test_a_decoder_that_does_not_work(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.processes
+def test_lines_that_a_library_prints_are_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "simplejpeg.py").write_text("print('{\"ok\": true}', flush=True); raise ImportError('no JPEG')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert try_in_process(["simplejpeg", "Pillow"], sample_jpeg()) == {
+        "simplejpeg": {"ok": False, "why": "ImportError: no JPEG"},
+        "Pillow": {"ok": True, "why": ""},
+    }
+
+
+@pytest.mark.processes
 def test_steps_after_a_crash_say_why_they_were_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("print('{not json}'[1:]); import os; os.kill(os.getpid(), 9)")
     monkeypatch.syspath_prepend(tmp_path)

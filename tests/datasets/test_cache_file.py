@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gpuload.datasets import cache_file as module
-from gpuload.datasets.cache_file import ENTRY, PAGE, Entries, Place
+from gpuload.datasets.cache_file import ENTRY, PAGE, CachePlace, Entries
 
 MIB = 1 << 20
 
 
 def made(samples: int = 100, limit: int = MIB) -> Entries:
-    return Entries(Place(samples, limit, bytes(range(16))))
+    return Entries(CachePlace(samples, limit, bytes(range(16))))
 
 
 def content(number: int, nbytes: int = 5000) -> bytes:
@@ -103,19 +103,37 @@ def test_a_damaged_table_takes_no_memory_and_no_other_entry(word: int, monkeypat
     assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
-def test_the_first_process_of_a_run_gives_back_what_no_word_leads_to(tmp_path: Path) -> None:
-    """The machine may have stopped while the run before wrote, so that half of it is on the disk."""
+@pytest.mark.parametrize("has_started_again", [True, False])
+def test_the_first_process_after_a_start_of_the_machine_gives_back_what_no_word_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started_again: bool
+) -> None:
+    """The machine may have stopped while a process wrote, so that half of an entry is on the disk."""
     place = 100, MIB, bytes(range(16)), str(tmp_path)
-    cache = Entries(Place(*place))
+    cache = Entries(CachePlace(*place))
     for number in range(4):
         cache.put(number, content(number))
     cache._words[2] = 0
     del cache
-    cache = Entries(Place(*place))
+    if has_started_again:
+        monkeypatch.setattr(module, "_boot_number", lambda: 5)
+    cache = Entries(CachePlace(*place))
     totals = cache.totals()
-    assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
-    assert disk_bytes(cache) <= 6 * PAGE + PAGE
+    if has_started_again:
+        assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
+        assert disk_bytes(cache) <= 6 * PAGE + PAGE
+    else:
+        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "not looked through again"
     assert found(cache, 3) == content(3)
+
+
+def test_an_entry_that_another_process_has_put_meanwhile_is_not_dropped() -> None:
+    cache = made()
+    cache.put(3, content(3))
+    word = int(cache._words[3])
+    assert not cache.drop(3, word + 1)
+    assert found(cache, 3) == content(3)
+    assert cache.drop(3, word)
+    assert found(cache, 3) is None
 
 
 @pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
@@ -217,9 +235,9 @@ def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 KILLED = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
-    from gpuload.datasets.cache_file import Place
+    from gpuload.datasets.cache_file import CachePlace
 
-    cache = module.Entries(Place(100, 1 << 20, bytes(range(16)), sys.argv[1], -1))
+    cache = module.Entries(CachePlace(100, 1 << 20, bytes(range(16)), sys.argv[1], -1))
     when, kill = sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)
     write = module._write
     if when == "half-written":
@@ -237,7 +255,7 @@ KILLED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str, tmp_path: Path) -> None:
-    cache = Entries(Place(100, MIB, bytes(range(16)), str(tmp_path)))
+    cache = Entries(CachePlace(100, MIB, bytes(range(16)), str(tmp_path)))
     for number in range(10):
         cache.put(number, content(number))
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when], timeout=60)

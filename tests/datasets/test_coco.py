@@ -25,7 +25,8 @@ from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.coco import Coco, _unpacked
+from gpuload.datasets.coco import Coco, JsonLists, _unpacked
+from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores import cached as cached_module
 
 
@@ -197,6 +198,18 @@ def test_raw_annotations_are_kept_where_asked_for_or_where_a_target_transform_ta
         gl.wrap(theirs, annotations=["masks"])
 
 
+@pytest.mark.parametrize(
+    ("area", "as_json"),
+    [(2.5, True), (float("nan"), True), (np.float64(2.5), False), ((1, 2), False)],
+)
+def test_annotations_are_kept_as_json_if_that_gives_their_types_back(made: Make, area: Any, as_json: bool) -> None:
+    theirs = made()
+    next(iter(theirs.coco.anns.values()))["area"] = area  # as a user's own code may have
+    targets = gl.wrap(theirs, annotations="raw").targets
+    kept = next(one["area"] for objects in targets for one in objects if repr(one["area"]) == repr(area))
+    assert (isinstance(targets, JsonLists), type(kept)) == (as_json, type(area))
+
+
 def test_raw_annotations_come_as_a_list_of_objects(made: Make) -> None:
     theirs = made()
     options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "transforms": [T.Resize((8, 8))]}
@@ -236,8 +249,11 @@ NO_MASKS = "leave masks out, with gpuload.wrap(dataset, annotations=('keypoints'
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 has no bbox; fix the file, or {RAW}"),
-        (lambda found: found[1].update(segmentation=[]), f"the COCO annotation 101 has no segmentation; {NO_MASKS}"),
+        (lambda found: found[3].pop("bbox"), f"the COCO annotation 103 of image 8 has no bbox; fix the file, or {RAW}"),
+        (
+            lambda found: found[1].update(segmentation=[]),
+            f"the COCO annotation 101 of image 3 has no segmentation; {NO_MASKS}",
+        ),
         (
             lambda found: found[3].update(keypoints=[1, 2, 2]),
             "keypoints of COCO must be x, y and visibility of as many points for each object, got 9 numbers "
@@ -536,10 +552,16 @@ def test_a_missing_image_is_named(coco: Callable[..., Coco], tmp_path: Path) -> 
 RAW_COCO = "keep the annotations as they are, with gpuload.Coco(…, targets='raw')"
 
 
+def test_raw_targets_are_a_sequence_that_has_no_root(coco: Callable[..., Coco]) -> None:
+    targets = coco(targets="raw").targets
+    assert targets[0] == next(iter(targets))
+    assert not isinstance(targets, Paths)
+
+
 @pytest.mark.parametrize("box", [[3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5]])
 def test_a_box_of_negative_size_is_named(coco: Callable[..., Coco], box: list[float]) -> None:
     message = (
-        f"the COCO annotation 101 has the bbox {box}, expected left, top, width and height, neither of them "
+        f"the COCO annotation 101 of image 3 has the bbox {box}, expected left, top, width and height, neither of them "
         f"negative; fix the file, or {RAW_COCO}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
@@ -617,11 +639,11 @@ def twice(found: dict) -> None:
     [
         (
             lambda found: found["annotations"][1].pop("bbox"),
-            f"the COCO annotation 101 has no bbox; fix the file, or {RAW_COCO}",
+            f"the COCO annotation 101 of image 3 has no bbox; fix the file, or {RAW_COCO}",
         ),
         (
             lambda found: found["annotations"][1].pop("segmentation"),
-            "the COCO annotation 101 has no segmentation; leave masks out, with gpuload.Coco(…, targets=('keypoints',",
+            "the COCO annotation 101 of image 3 has no segmentation; leave masks out, with gpuload.Coco(…, targets=(",
         ),
         (twice, "lists two images with the id 3; an id names one image"),
         (
@@ -732,24 +754,39 @@ def test_annotations_of_no_category_are_counted(coco: Callable[..., Coco]) -> No
     [
         (
             change_of("annotations", 1, category_id=2**70),
-            "the COCO annotation 101 has the category_id 1180591620717411303424, expected a whole number that fits "
-            f"into 64 bits; {RAW_COCO}",
+            "the COCO annotation 101 of image 3 has the category_id 1180591620717411303424, expected a whole number "
+            f"that fits into 64 bits; {RAW_COCO}",
         ),
-        (change_of("annotations", 1, category_id=1.5), "the COCO annotation 101 has the category_id 1.5, expected a"),
-        (change_of("annotations", 1, category_id="cat"), "the COCO annotation 101 has the category_id 'cat', expected"),
-        (change_of("annotations", 1, iscrowd=2**70), "the COCO annotation 101 has the iscrowd 118059162071741130342"),
+        (
+            change_of("annotations", 1, category_id=1.5),
+            "the COCO annotation 101 of image 3 has the category_id 1.5, expected a",
+        ),
+        (
+            change_of("annotations", 1, category_id="cat"),
+            "the COCO annotation 101 of image 3 has the category_id 'cat', expected",
+        ),
+        (
+            change_of("annotations", 1, iscrowd=2**70),
+            "the COCO annotation 101 of image 3 has the iscrowd 118059162071741130342",
+        ),
         (
             change_of("annotations", 1, area="large"),
-            f"annotation 101 has the area 'large', expected a number; {RAW_COCO}",
+            f"annotation 101 of image 3 has the area 'large', expected a number; {RAW_COCO}",
         ),
-        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 has the bbox ['1', '2', '3', '4'], e"),
-        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 has the bbox 5, expected left, top"),
-        (change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]), "annotation 101 has the bbox [nan, 1, 2"),
-        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 has the bbox [1e+300, 1, 2"),
-        (change_of("annotations", 1, keypoints=["a"] * 6), "the COCO annotation 101 has the keypoints ['a', 'a', 'a',"),
+        (change_of("annotations", 1, bbox=["1", "2", "3", "4"]), "101 of image 3 has the bbox ['1', '2', '3', '4'], e"),
+        (change_of("annotations", 1, bbox=5), "the COCO annotation 101 of image 3 has the bbox 5, expected left, top"),
+        (
+            change_of("annotations", 1, bbox=[float("nan"), 1, 2, 3]),
+            "annotation 101 of image 3 has the bbox [nan, 1, 2",
+        ),
+        (change_of("annotations", 1, bbox=[1e300, 1, 2, 3]), "annotation 101 of image 3 has the bbox [1e+300, 1, 2"),
+        (
+            change_of("annotations", 1, keypoints=["a"] * 6),
+            "the COCO annotation 101 of image 3 has the keypoints ['a', 'a', 'a',",
+        ),
         (
             change_of("annotations", 1, keypoints=5),
-            "the COCO annotation 101 has the keypoints 5, expected a list of nu",
+            "the COCO annotation 101 of image 3 has the keypoints 5, expected a list of nu",
         ),
         (change_of("images", 1, id=2**70), "lacks an integer id or a file_name: {'id': 1180591620717411303424"),
         (change_of("images", 1, file_name="a\0.jpg"), "image 3 has the file name 'a\\x00.jpg', which no file can have"),

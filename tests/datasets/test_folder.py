@@ -48,6 +48,16 @@ def relative(dataset: ImageFolder | ImageFiles) -> list[str]:
     return [os.path.relpath(path, dataset.root) for path in dataset.paths]
 
 
+def test_folders_of_the_same_files_are_equal_whatever_their_class(tmp_path: Path) -> None:
+    class Birds(ImageFolder):
+        """A subclass of a user's own."""
+
+    make(tmp_path, "a/1.png", "b/2.png")
+    assert ImageFolder(tmp_path) == Birds(tmp_path) == ImageFolder(tmp_path)
+    assert ImageFolder(tmp_path) != ImageFolder(tmp_path, mode="L")
+    assert ImageFolder(tmp_path) != ImageFiles(tmp_path)
+
+
 def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[str, int]]:
     """The samples of torchvision's ImageFolder, by the rules its documentation and behaviour give (0.23)."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())

@@ -75,7 +75,7 @@ def test_a_loader_finds_it_outermost_or_in_subsets():
     assert find_resident(cached) is find_resident(nested) is cached
     assert find_resident([1, 2]) is None
     assert numbers_of(nested).tolist() == [3, 9]
-    with pytest.raises(IndexError, match="index 10 is out of bounds"):
+    with pytest.raises(IndexError, match="there is no sample 10 among the 10 of DeviceCached"):
         numbers_of(Subset(cached, [10]))
 
 

@@ -149,6 +149,19 @@ def test_names_are_taken_once(registry):
     assert "give this one another name=…, or close() the Prometheus of the other" in str(caught.value)
 
 
+def test_a_registry_that_refuses_once_is_asked_again(registry, monkeypatch):
+    def refuse(collector):
+        raise RuntimeError("not now")
+
+    loader = loader_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "register", refuse)
+        with pytest.raises(RuntimeError, match="not now"):
+            gl.exporters.Prometheus(loader, registry=registry)
+    gl.exporters.Prometheus(loader, registry=registry)
+    assert registry.get_sample_value("gpuload_epoch", {"loader": "default"}) == 0
+
+
 def test_a_name_is_a_text(registry):
     with pytest.raises(TypeError, match=r"name must be a str, the label of this loader, got int: 3"):
         gl.exporters.Prometheus(loader_of(), name=3, registry=registry)

@@ -19,6 +19,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.inspection import page as page_module
 from gpuload.inspection.gather import Gathered, gather, gather_pixels
 from gpuload.inspection.page import chosen, contact_sheet, listed_rows, pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
@@ -214,6 +215,21 @@ def test_pictures_look_like_images_whatever_their_numbers_are(recipe: list[Any])
     for image in map(shown, strip["after"]):
         assert image.shape == (40, 60, 3)
         assert np.abs(image.astype(int) - GREY[0, 0]).max() <= 6  # JPEG, bfloat16
+
+
+def test_an_empty_recipe_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the images as they are come one by one, without those that are damaged."""
+    sizes: list[int] = []
+
+    def loader(dataset: Any, batch_size: int, **options: Any) -> gl.Loader:
+        sizes.append(batch_size)
+        return gl.Loader(dataset, batch_size, **options)
+
+    monkeypatch.setattr(page_module, "Loader", loader)
+    found = gathered([gl.Image(GREY)] * 3)
+    pictures(found, dict.fromkeys(range(3), 32), workers=0)
+    pictures(found, dict.fromkeys(range(3), 32), [], workers=0)
+    assert sizes == [1, 3]
 
 
 def test_each_draw_is_another_and_the_seed_makes_them_again(tmp_path: Path) -> None:

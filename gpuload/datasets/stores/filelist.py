@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpuload.datasets.base import ImageFileDataset, smallest
+from gpuload.datasets.base import ImageFileDataset, in_smallest_type
 from gpuload.datasets.classes import Classes, check_known, class_names
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -281,7 +281,7 @@ def _places(values: list[Any], classes: list[str], where: Callable[[int], str]) 
     for number, value in enumerate(values):
         if str(value) not in places:
             check_known(str(value), places, where(number))
-    return smallest(np.array([places[str(value)] for value in values]))
+    return in_smallest_type(np.array([places[str(value)] for value in values]))
 
 
 def _numbered(pattern: str, root: str | os.PathLike[str] | None, count: int | None, start: int) -> NumberedPaths:
@@ -476,7 +476,7 @@ def encode_targets(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
     if not _not_numbers(texts) and kinds <= {int, bool, float, Decimal}:
         if kinds <= {int, bool} and all(map(WHOLE.fullmatch, texts)):
             if all(-WIDEST <= value < WIDEST for value in values if not isinstance(value, str)):
-                return smallest(np.fromiter(map(int, values), np.int64, len(values))), None
+                return in_smallest_type(np.fromiter(map(int, values), np.int64, len(values))), None
         else:
             return np.fromiter(map(float, values), np.float64, len(values)), None
     names = sorted(set(map(str, values)))
