@@ -254,7 +254,7 @@ class ArrayFile(Store):
         """Ask the kernel to read a chunk's samples concurrently instead of page fault by page fault. This only pays off
         while samples come from disk, and not for adjacent samples: there the kernel's own read-ahead also allocates
         larger pages than `madvise` does, which cost less CPU time on this and every later read."""
-        if mapped.mapping is None or not mapped.is_cold():
+        if not numbers or mapped.mapping is None or not mapped.is_cold():
             return
         ordered = np.unique(numbers)
         runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)

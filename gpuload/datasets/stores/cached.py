@@ -77,8 +77,11 @@ def cached(
     """
     file = os.path.join(cache_folder(), hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest() + ".index")
     described = json.dumps([path, identity]).encode()
+    arrays: Arrays | None = None
     with contextlib.suppress(Exception):  # whatever zipfile and NumPy raise for a file that is damaged
-        if (arrays := _read(file, described)) is not None and is_fresh(arrays):
+        arrays = _read(file, described)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of arrays that are not what `build` makes
+        if arrays is not None and is_fresh(arrays):
             return arrays
     arrays = build()
     minimum = LEAST_BYTES if least_bytes is None else least_bytes

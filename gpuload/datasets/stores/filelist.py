@@ -46,6 +46,7 @@ __all__ = ["FileList", "NumberedPaths", "encode_targets", "stray_cells"]
 Rows = Iterable[tuple[int, Sequence[Any]]]  # of each its line or number, and its cells: the path, then the targets
 INDEX: Final = 3  # which form an index has; one of another form is built again
 NUL: Final = "a NUL byte; it is damaged, or not in UTF-8 (in UTF-16 every other byte is one): save it as UTF-8"
+TABLES: Final = (("pandas", "DataFrame"), ("pyarrow", "Table"))  # told by their names, without an import
 SEPARATORS: Final = (",", ";", "\t", "|")
 WHOLE: Final = re.compile(r"\s*[+-]?(0|[1-9][0-9]*)\s*")
 NUMBER: Final = re.compile(r"\s*[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
@@ -154,7 +155,7 @@ class FileList(ImageFileDataset):
         storage_options: StorageOptions = None,
     ) -> None:
         self.mode: Mode = check_mode(mode)
-        is_table = any(cls.__module__.partition(".")[0] in ("pandas", "pyarrow") for cls in type(manifest).__mro__)
+        is_table = any((cls.__module__.partition(".")[0], cls.__name__) in TABLES for cls in type(manifest).__mro__)
         name = "" if is_table else os.fsdecode(manifest)
         if "{index" in name:
             self._generate(name, root, count, start, labels, class_names(classes), storage_options)

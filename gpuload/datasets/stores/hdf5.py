@@ -6,6 +6,7 @@ together are read in the file's order, each chunk once.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import deque
@@ -39,6 +40,7 @@ __all__ = ["HDF5"]
 MOST_LINKS: Final = 64  # soft links on the way to a dataset
 LOOKED_AT: Final = 1000  # objects of a file, for a message that lists its datasets
 SHOWN: Final = 20
+AT_ONCE: Final = 16  # neighbours that are read by one call, which costs as much as for one
 
 
 class HDF5(Store):
@@ -55,8 +57,7 @@ class HDF5(Store):
             each sample is read at once, at the start; arrays are read with the image.
         layout, as_dtype: of pixels, as `ArrayFile` has them.
         mode: of bytes, what the pixels become, see `Encoded`.
-        cache_bytes: how much each worker keeps of the decompressed chunks read last, in HDF5's own cache; of the last
-            one everything.
+        cache_bytes: the size of each worker's chunk cache (HDF5's own), at least one chunk.
         storage_options: of a URL, what fsspec takes, or a `Remote`. There chunks are read one after the other.
 
     Raises:
@@ -135,7 +136,8 @@ class HDF5(Store):
             if dataset.is_virtual or dataset.external:
                 raise self._elsewhere(name)
             if dataset.shape:
-                chunk_bytes = dataset.dtype.itemsize * math.prod(dataset.chunks or ())
+                # The file's type: NumPy's, of bytes of varying length, is a pointer, which is smaller.
+                chunk_bytes = dataset.id.get_type().get_size() * math.prod(dataset.chunks) if dataset.chunks else 0
                 self._cache_bytes = max(self._cache_bytes, chunk_bytes)
                 return dataset
         names: list[str] = []
@@ -223,11 +225,24 @@ class HDF5(Store):
             what = f"a sample or chunk of {dataset.name!r}"
             check_expanded(dataset.dtype.itemsize * elements, what, path=self.path)
         rows: dict[int, np.ndarray] = {}
-        for row in sorted(set(numbers)):
-            what = f"row {row} of {dataset.name!r} cannot be read"
-            with naming(self.path, lambda text, what=what: damaged(self.path, f"{what}: {text}")):
-                rows[row] = np.asarray(dataset[row])
+        ordered = np.array(sorted(set(numbers)), np.int64)
+        for neighbours in np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1):
+            for start in range(0, len(neighbours), AT_ONCE):
+                run = neighbours[start : start + AT_ONCE].tolist()
+                rows.update(zip(run, self._neighbours(dataset, run), strict=True))
         return rows
+
+    def _neighbours(self, dataset: Any, run: list[int]) -> list[np.ndarray]:
+        if len(run) > 1:
+            with contextlib.suppress(Exception):  # read again one by one, which names the row that fails
+                return [np.asarray(row) for row in dataset[run[0] : run[-1] + 1]]
+        return [self._row(dataset, number) for number in run]
+
+    def _row(self, dataset: Any, number: int) -> np.ndarray:
+        with naming(
+            self.path, lambda text: damaged(self.path, f"row {number} of {dataset.name!r} cannot be read: {text}")
+        ):
+            return np.asarray(dataset[number])
 
     def __repr__(self) -> str:
         return f"HDF5({self.path!r}: {len(self)} samples in {self.image!r})"

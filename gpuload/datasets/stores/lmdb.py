@@ -198,8 +198,13 @@ class _View:
 
     def get(self, key: bytes) -> bytes:
         """Return a copy of the value, since the memory that it lies in is gone when the file is closed."""
-        with naming(self._path, lambda text: damaged(self._path, f"the value of key {key!r} cannot be read: {text}")):
+        try:
             value = self._transaction.get(key)
+        except Exception:
+            with naming(
+                self._path, lambda text: damaged(self._path, f"the value of key {key!r} cannot be read: {text}")
+            ):
+                raise
         if value is None:
             raise damaged(self._path, f"there is no key {key!r}, which a sample needs")
         return value

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import pickle
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -137,16 +138,19 @@ Request = Callable[[], Awaitable[Any]]
 
 _defaults = Remote()
 _clients: WeakKeyDictionary[Remote, tuple[int, Client]] = WeakKeyDictionary()
+_lock = threading.RLock()  # while a client or a file system is opened: threads that ask for one wait for it
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def client_of(remote: Remote | None) -> Client:
     """Return the client of this process for these options; None means the default options."""
     remote = remote or _defaults
-    process, client = _clients.get(remote, (0, None))
-    if client is None or process != os.getpid():
-        client = Client(remote)
-        _clients[remote] = os.getpid(), client
-    return client
+    with _lock:
+        process, client = _clients.get(remote, (0, None))
+        if client is None or process != os.getpid():
+            client = Client(remote)
+            _clients[remote] = os.getpid(), client
+        return client
 
 
 class Client:
@@ -187,8 +191,12 @@ class Client:
         for block, data in zip(missing, self._ranges(wanted), strict=True):
             blocks[block] = data
             self._disk.put(_key(*block), data)
-        joined = [b"".join([blocks[file, at] or b"" for at in _blocks(*span)]) for file, *span in spans]
-        return [data[begin % BLOCK_BYTES :][: end - begin] for data, (_, begin, end) in zip(joined, spans, strict=True)]
+        contents = []
+        for file, begin, end in spans:
+            data = b"".join([blocks[file, at] or b"" for at in _blocks(begin, end)])
+            at = begin % BLOCK_BYTES
+            contents.append(data[at : at + end - begin])
+        return contents
 
     def read_files(self, urls: Sequence[str]) -> list[bytes]:
         """Return the content of image files whose sizes are not known. Their keys in the disk cache consist of the URL
@@ -326,8 +334,9 @@ class Client:
         """Return the file system of a URL, which is opened on first use, and the path of the file in it."""
         scheme, _, location = url.partition("://")
         host = f"{scheme}://{location.partition('/')[0]}"
-        if host not in self._systems:
-            self._systems[host] = _open_file_system(url, self._options)
+        with _lock:
+            if host not in self._systems:
+                self._systems[host] = _open_file_system(url, self._options)
         return self._systems[host], self._systems[host]._strip_protocol(url)
 
 

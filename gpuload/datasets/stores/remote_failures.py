@@ -171,7 +171,7 @@ def http_system() -> Any:
             except FileNotFoundError:
                 raise
             except OSError as error:  # then fsspec would leave the folder out: a lost connection, a smaller data set
-                raise RuntimeError from error
+                raise RuntimeError(f"the folder {shown(url)!r} cannot be listed") from error
 
     return BoundedHTTP
 

@@ -51,6 +51,10 @@ def test_a_sample_is_a_view_of_the_file(tmp_path: Path) -> None:
     assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
 
 
+def test_no_samples_are_asked_for(tmp_path: Path) -> None:
+    assert ArrayFile(saved(tmp_path, PIXELS)).__getitems__([]) == [], "the first chunk counts as read from a disk"
+
+
 def test_it_is_pickled_without_its_numbers_and_without_a_descriptor(tmp_path: Path) -> None:
     dataset = ArrayFile(saved(tmp_path, PIXELS))
     assert (dataset[1].hwc == PIXELS[1]).all()

@@ -72,6 +72,13 @@ def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
     assert same(cached("/a", [7], refuse), build(7))
 
 
+def test_an_error_of_is_fresh_is_raised_unless_the_arrays_are_other_ones(folder: Path) -> None:
+    cached("/a", [1], build)
+    with pytest.raises(ZeroDivisionError):
+        cached("/a", [1], refuse, is_fresh=lambda arrays: 1 / 0 > 0)
+    assert same(cached("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
+
+
 @pytest.mark.parametrize("damage", ["directory", "length"])
 def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
     cached("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})

@@ -367,6 +367,12 @@ def test_a_table_in_memory(folder: Path, kind: int) -> None:
             assert FileList(frames()[kind], **options).root == str(Path.cwd())
 
 
+@pytest.mark.parametrize("column", [pandas.Series(["a.jpg"]), pyarrow.array(["a.jpg"])])
+def test_a_column_is_no_table(column: Any) -> None:
+    with pytest.raises(TypeError, match=r"^expected str, bytes or os\.PathLike object, not (Series|StringArray)$"):
+        FileList(column)
+
+
 @pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
 def test_a_cell_of_a_table_that_is_missing_is_named(missing: Any) -> None:
     frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": pandas.Series([1, missing], dtype=object)})

@@ -138,6 +138,41 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     assert (dataset[3][0].hwc == PIXELS[3]).all()
 
 
+def test_neighbours_are_read_by_one_call_of_at_most_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        images = file.create_dataset("images", 50, h5py.vlen_dtype("uint8"))
+        for number in range(50):
+            images[number] = np.full(number, number, np.uint8)
+    dataset = HDF5(tmp_path / "a.h5", target=None)
+    calls: list[Any] = []
+    real = h5py.Dataset.__getitem__
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: calls.append(rows) or real(self, rows))
+    numbers = [49, *range(3, 22), 1, 24, 25, 5]
+    assert [image.data for image in dataset.__getitems__(numbers)] == [bytes([number]) * number for number in numbers]
+    assert calls == [1, slice(3, 19), slice(19, 22), slice(24, 26), 49]
+    assert dataset.__getitems__([]) == []
+
+
+def test_of_neighbours_the_damaged_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = HDF5(written(tmp_path / "a.h5"))
+    real = h5py.Dataset.__getitem__
+
+    def damaged(images: h5py.Dataset, rows: Any) -> Any:
+        if 4 in np.atleast_1d(np.arange(COUNT)[rows]):
+            raise OSError("bad heap")
+        return real(images, rows)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", damaged)
+    with pytest.raises(gl.DecodeError, match=r": row 4 of '/images' cannot be read: bad heap$"):
+        dataset.__getitems__(range(2, 8))
+
+
+def test_the_cache_holds_a_chunk_of_what_varies_in_length(tmp_path: Path) -> None:
+    dataset = HDF5(written(tmp_path / "a.h5", chunks=(6,)), cache_bytes=0)
+    assert dataset._cache_bytes == 6 * 16, "in the file a length, the place of a heap, and a number in it"
+    assert HDF5(written(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "not in chunks"
+
+
 def strings(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["images"] = [b"abc"] * 3

@@ -86,6 +86,11 @@ def test_patterns_of_keys(tmp_path: Path) -> None:
     lacking = LMDB(tmp_path, image="image-{}", target="class-{}")
     with pytest.raises(gl.DecodeError, match=re.escape("there is no key b'class-003', which a sample needs")):
         lacking[3]
+    put(other := tmp_path / "other", {b"image-": b""})
+    unreadable = LMDB(other, image="image-{}", target="{}")
+    message = f"^{re.escape(repr(str(other / 'data.mdb')))}: the value of key b'' cannot be read: .*MDB_BAD_VALSIZE"
+    with pytest.raises(gl.DecodeError, match=message):
+        unreadable[0]
 
 
 def test_values_in_a_format_of_the_users_own(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,26 @@ def test_neighbours_are_one_request_and_others_several_in_flight(server: Server)
     reader = client(gap_bytes=0, in_flight=2)
     assert read(reader, server, *spans[:5]) == [DATA[begin:end] for begin, end in spans[:5]]
     assert (len(server.ranges()), server.most) == (5, 2)
+
+
+def test_threads_share_one_client_and_one_file_system_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens one waits a moment for a second thread to do the same."""
+    opened: list[str] = []
+    second = {what: threading.Barrier(2) for what in ("client", "system")}
+
+    def wait(what: str) -> None:
+        opened.append(what)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            second[what].wait(0.1)
+
+    make, open_system = Client.__init__, module._open_file_system
+    monkeypatch.setattr(Client, "__init__", lambda self, remote: (wait("client"), make(self, remote))[1])
+    monkeypatch.setattr(module, "_open_file_system", lambda *given: (wait("system"), open_system(*given))[1])
+    remote = Remote()
+    with ThreadPoolExecutor(8) as pool:
+        places = list(pool.map(lambda n: client_of(remote)._file_system(f"http://host/{n}"), range(8)))
+    assert sorted(opened) == ["client", "system"]
+    assert len({id(system) for system, _ in places}) == 1
 
 
 def test_a_long_range_is_asked_for_in_pieces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +308,29 @@ def test_each_process_has_a_client_of_its_own(server: Server) -> None:
         finally:
             os._exit(9)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_fork_while_a_thread_opens_a_client_does_not_stop_the_child() -> None:
+    held, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with module._lock:
+            held.set()
+            ended.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    if not (child := os.fork()):
+        try:
+            signal.alarm(20)  # instead of waiting for ever
+            client_of(Remote())
+            os._exit(0)
+        finally:
+            os._exit(9)
+    assert os.waitpid(child, 0)[1] == 0
+    ended.set()
+    thread.join()
 
 
 def test_a_client_ends_with_its_options() -> None:

@@ -118,8 +118,8 @@ _named: Final = functools.lru_cache(1024)(named)
 
 @functools.lru_cache(256)
 def _kind(name: str) -> tuple[bool, bool, str, Callable[[bytes], Any]]:
-    """Return of a field of this name: whether it is an image, and a mask; what its bytes are, and what makes a value
-    of them."""
+    """Return, for a field name, whether it is an image and whether a mask, what its bytes should be, and the function
+    that converts them."""
     before, _, ending = name.rpartition(".")
     return ending in IMAGES, before.rpartition(".")[2] in MASKS, *CONVERSIONS.get(ending, ("bytes", bytes))
 

@@ -18,9 +18,10 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gpuload.datasets.litter import without_litter
 from gpuload.datasets.scan import full_path
@@ -47,6 +48,7 @@ THREADS: Final = 8  # of each process: what they wait for is the medium
 MOST_PROCESSES: Final = 16
 FEW_BYTES: Final = 256 << 20  # of archives, for each process: fewer are indexed here while one would start
 SHOWN: Final = 3
+PIECE: Final = 1000  # characters; a line of twice as many, in quotes, is less than the 4096 bytes that stay whole
 
 PROGRAM: Final = """
 import json, signal, sys
@@ -83,14 +85,14 @@ def open_shards(
     shards: dict[str, Shard] = {}
     with _threads() as pool:
         for path, (shard, remarks) in zip(unique, pool.map(partial(_from_cache, remote=remote), unique), strict=True):
-            _warn(remarks)
+            _warn(remarks, 5)  # where the user makes a `TarShards`
             if shard is not None and not again:
                 shards[path] = shard
                 progress(path, False)
     missing = [path for path in unique if path not in shards]
     errors: dict[str, Exception] = {}
     for path, result, remarks in _index_missing(missing, workers, remote):
-        _warn(remarks)
+        _warn(remarks, 5)
         if isinstance(result, Exception):
             errors[path] = result
         else:
@@ -121,10 +123,11 @@ def _index_missing(
     yield from map(_make, remaining)  # with its error, if it has one
 
 
-def _made_by_processes(paths: list[str], count: int) -> Iterator[list[Any]]:
-    """Make indexes in other processes, all of which write to one pipe: a line for each index, its path and remarks.
-    The pipe ends with the last process."""
+def _made_by_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
+    """Make indexes in other processes, all of which write to one pipe, see `make_here`. Yields each path with its
+    remarks. The pipe ends with the last process."""
     processes: list[subprocess.Popen[bytes]] = []
+    numbered = list(enumerate(paths))
     reading, writing = os.pipe()
     try:
         with open(reading, "rb") as lines:
@@ -135,8 +138,12 @@ def _made_by_processes(paths: list[str], count: int) -> Iterator[list[Any]]:
                     processes.append(process)
                     assert process.stdin is not None
                     with process.stdin:
-                        process.stdin.write(json.dumps({"path": sys.path, "shards": paths[number::count]}).encode())
-            yield from map(json.loads, lines)
+                        process.stdin.write(json.dumps({"path": sys.path, "shards": numbered[number::count]}).encode())
+            pieces = defaultdict(str)
+            for number, piece, is_last in map(json.loads, lines):
+                pieces[number] += piece
+                if is_last:
+                    yield paths[number], json.loads(pieces.pop(number))
     finally:
         for process in processes:
             process.kill()
@@ -149,11 +156,16 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-def make_here(paths: Sequence[str]) -> None:
-    """Make the indexes of these shards in this process, and write a line for each. A shard that fails gets no line."""
+def make_here(shards: Sequence[tuple[int, str]]) -> None:
+    """Make the indexes of shards, given as (number, path), in this process, and write the number of each with its
+    remarks: JSON, in pieces, a line for each. Others write to the same pipe, which keeps only short lines whole."""
     with _threads() as pool:
-        for path, _, remarks in pool.map(_make, paths):
-            os.write(1, json.dumps([path, remarks]).encode() + b"\n")  # in one piece: others write to the same pipe
+        results = pool.map(_make, [path for _, path in shards])
+        for (number, _), (_, _, remarks) in zip(shards, results, strict=True):
+            text = json.dumps(remarks)
+            for begin in range(0, len(text), PIECE):
+                line = json.dumps([number, text[begin : begin + PIECE], begin + PIECE >= len(text)])
+                os.write(1, line.encode() + b"\n")
 
 
 def _make(path: str, remote: Remote | None = None) -> tuple[str, Shard | Exception, list[str]]:
@@ -202,7 +214,7 @@ def _at_url(path: str, place: str, known: tuple[int, int], remote: Remote | None
 
 def keep(shard: Shard) -> None:
     """Write the index of a shard beside it, or to the cache; a warning where neither can be done."""
-    _warn(_keep(shard))
+    _warn(_keep(shard), 3)  # where it is called
 
 
 def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
@@ -246,9 +258,9 @@ def _cache() -> str:
     return os.path.join(cache_folder(), "tar")
 
 
-def _warn(remarks: list[str]) -> None:
+def _warn(remarks: list[str], stacklevel: int) -> None:
     for remark in remarks:
-        warnings.warn(remark, stacklevel=5)  # where the user makes a `TarShards`
+        warnings.warn(remark, stacklevel=stacklevel)
 
 
 def _joined(errors: list[Exception], count: int) -> Exception:

@@ -134,7 +134,7 @@ class TarPass:
 
     def _next_raw(self) -> _Raw | None:
         raw = next(self._samples, None)
-        if isinstance(raw, Exception):
+        if isinstance(raw, BaseException):
             raise raw
         if raw is None:
             self._left_out.log(self._shards)
@@ -144,18 +144,22 @@ class TarPass:
 
     def _samples_from(
         self, first: int, offset: int, number: int, needed: Callable[[int], bool]
-    ) -> Iterator[_Raw | Exception]:
+    ) -> Iterator[_Raw | BaseException]:
         """Yield the samples from a place on, with the bytes of those whose numbers are needed. The error of a damaged
-        shard comes once, and then the next shard."""
+        shard comes once, and then the next shard, as after an interrupt."""
         for shard in range(first, len(self._shards)):
             try:
                 for raw in self._samples_of(shard, offset, number, needed):
                     yield raw
                     number = raw.place[2] + 1
+            except GeneratorExit:
+                raise
             except Exception as error:  # also a warning that was made one
                 if shard not in self._damaged:
                     self._damaged.append(shard)
                     yield error
+            except BaseException as error:  # raised here, a KeyboardInterrupt would end the generator, and the pass
+                yield error
             offset = 0
 
     def _samples_of(self, shard: int, offset: int, first: int, needed: Callable[[int], bool]) -> Iterator[_Raw]:

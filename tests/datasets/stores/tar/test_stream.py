@@ -183,6 +183,29 @@ def test_a_shard_that_is_cut_off_is_told_once_and_the_next_one_follows(tmp_path:
     assert flat(rest) == found
 
 
+def test_after_an_interrupt_the_pass_goes_on_with_the_next_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, read_at, interrupts = (
+        iter(gl.TarShards(numbers(tmp_path), fields="cls", stream=True)),
+        Sequential.read_at,
+        [1],
+    )
+
+    def interrupted(file: Sequential, offset: int, nbytes: int) -> bytes:
+        if file.path.endswith("1.tar") and interrupts:
+            interrupts.clear()
+            raise KeyboardInterrupt
+        return read_at(file, offset, nbytes)
+
+    monkeypatch.setattr(Sequential, "read_at", interrupted)
+    assert [next(samples) for _ in range(5)] == [*range(5)]
+    with pytest.raises(KeyboardInterrupt):
+        next(samples)
+    assert list(samples) == [*range(10, 20)]
+    assert samples.state_dict()["damaged"] == []
+
+
 def test_after_a_resume_its_damage_is_not_told_again(tmp_path: Path) -> None:
     shards = numbers(tmp_path, 3, 5)
     os.truncate(tmp_path / "1.tar", 2000)
