@@ -229,8 +229,8 @@ def _do(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: 
     return runner.run(
         request,
         ring[request.slot_offset : request.slot_offset + request.slot_bytes],
-        board.noting(worker, request.chunk),
-        board.wanting(request.chunk),
+        board.row_writer(worker, request.chunk),
+        board.wanted_check(request.chunk),
     )
 
 

@@ -541,7 +541,7 @@ class WorkerPool(RestartingEngine):
         """Declare lost the chunks that a dead worker may have taken from this queue without recording them."""
         if queue not in self._queues:
             return  # its chunks were declared lost before it was replaced
-        self._to_resend += queue.take_back()
+        self._to_resend += queue.withdraw()
         team = self._team_of(queue)
         for worker in team:
             self._drain(worker, events)

@@ -113,7 +113,7 @@ def test_what_cannot_be_sent_is_refused_with_the_remedy():
         ship(threading.Lock(), {})
     assert str(refusal.value) == (
         "a _thread.lock cannot be sent to the worker processes: TypeError: cannot pickle '_thread.lock' object. "
-        "Open files, locks, connections and the like when they are first used in the worker, not before; "
+        "Create locks, and open files and connections, in the worker when they are first used, not before; "
         "or use num_workers=0"
     )
 
@@ -256,7 +256,7 @@ def test_a_warning_names_what_each_worker_has_a_copy_of(monkeypatch):
     with (
         gl.Loader(Data(), 2, num_workers=2, device="cpu") as loader,
         pytest.warns(
-            RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers may come to have a copy"
+            RuntimeWarning, match=r"dataset\.records \(a list\), and each of 2 workers may end up with a copy"
         ),
     ):
         list(loader)
