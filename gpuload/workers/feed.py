@@ -496,7 +496,7 @@ class Feed:
 
 
 class SlotSize:
-    """An estimate of the slot size for a chunk, in a ring of `ring_bytes` and with chunks of up to `chunk_size` samples.
+    """An estimate of the slot size for chunks of up to `chunk_size` samples in a ring of `ring_bytes`.
 
     It is a guess for the first chunks, and then learned from them: a slot that is allocated in mid-epoch stalls the
     loop, since its memory has to be page-locked.

@@ -12,8 +12,8 @@ The following is collected in the main process when a job is pickled:
   not see ``config.SIZE = 224``. The worker compares the values and reports the differences.
 
 Workers outlive an epoch, so each `iter()` collects *changes of the dataset* (`DatasetChanges`), such as
-``loader.dataset.mosaic = False``. They are sent to the workers with each request, as a few bytes, and are applied before
-the epoch's first sample.
+``loader.dataset.mosaic = False``. They are sent to the workers with each request, as a few bytes, and are applied
+before the epoch's first sample.
 
 Values of modules and attributes of a dataset are considered only if they are *simple*: numbers, strings, and small
 tuples, lists and dicts of these. The attributes of a dataset include those of its inner datasets and its transforms.
@@ -118,8 +118,8 @@ class LibrarySettings:
 
     def apply(self, *, imported: bool = True) -> None:
         """Apply the settings in this process. `imported` means that the dataset's modules are imported. Before that,
-        filters that turn warnings into errors are skipped, since the main process may have imported these modules before
-        it set the filter."""
+        filters that turn warnings into errors are skipped, since the main process may have imported these modules
+        before it set the filter."""
         for call in self.calls:
             call()
         warnings.resetwarnings()
@@ -160,7 +160,7 @@ def _warning_filters() -> list[Filter]:
 
 
 def import_path() -> list[str]:
-    """Return this process's import path. A relative entry becomes the folder that it meant when it was first searched."""
+    """Return this process's import path. Relative entries become the folders that they meant when first searched."""
     entries = []
     for entry in sys.path:
         if isinstance(entry, str):

@@ -53,8 +53,8 @@ class PlannedBatch:
         slot: the slot that holds the arrays.
         data: the bytes of that slot.
         plan: how the passes are launched.
-        spans: the places in the slot of the arrays, keyed by name, and of the leaves that are an integer in each sample,
-            int64 (N,), keyed by leaf number.
+        spans: the places in the slot of the arrays, keyed by name, and of the leaves that are an integer in each
+            sample, int64 (N,), keyed by leaf number.
         size_hw: the size of all results.
         arrays: the named arrays, on the device.
     """
@@ -85,8 +85,8 @@ class PlannedBatch:
         return np.array([self.size_hw])
 
     def request(self, chunks: Sequence[bytes]) -> bytes:
-        """Return the input for the worker: the starts and descriptions of the chunks or, without descriptions, the table
-        of the batch's images."""
+        """Return the input for the worker: the starts and descriptions of the chunks or, without descriptions, the
+        table of the batch's images."""
         table = None if self.columns is None else self.columns.images[0].table.tobytes()
         return pickle.dumps((self.starts, chunks, table), 5)
 
@@ -121,7 +121,7 @@ class Planner:
         return len(self.in_flight)
 
     def submit(self, batch: Batch, chunk: int, usual_bytes: int) -> None:
-        """Request the plan of a complete batch, as chunk number `chunk`, in a slot of the usual size if that is enough."""
+        """Request the plan of a complete batch, as chunk number `chunk`; `usual_bytes` is the usual size of a slot."""
         if batch.errors or batch.dropped or batch.spec.on_due is not None or batch.planned is not None:
             return
         inputs = self._plan_inputs(batch)
@@ -173,7 +173,7 @@ class Planner:
 
 
 def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
-    """Plan a batch from the input in the slot, and write the plan to the slot; UNWANTED if it cannot be planned here."""
+    """Plan a batch from the input in its slot, and write the plan there; UNWANTED if the batch cannot be planned."""
 
     def reply(status: Status, nbytes: int = 0, meta: bytes = b"", meta_at: tuple[int, int] | None = None) -> Reply:
         return Reply(request.chunk, status, nbytes, meta, meta_at)

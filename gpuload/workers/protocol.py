@@ -158,8 +158,8 @@ class Request:
     `whole` means that the chunk is a complete batch. For an iterable dataset, `indices` number the samples of the
     worker's pass, and `iterable` says which pass. `epoch_sent` is passed to the dataset's ``set_epoch()``; -1 means no
     call. `changes` are described in `gpuload.workers.inherited`. With `plans`, the request asks for the plan of a batch
-    instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may allocate if it does not fit its
-    slot.
+    instead (see `gpuload.workers.planned`). `spare_bytes` is the memory that a chunk may allocate if it does not fit
+    its slot.
     """
 
     chunk: int
@@ -228,9 +228,9 @@ class Reply:
     """The end of one chunk.
 
     `nbytes` is the size of the chunk in its slot, or for TOO_LARGE the size that it needs. `meta` is the packed
-    description of its samples (see `ring/packing.py`). If it is too long for a message, it is in the slot, and `meta_at`
-    is its offset and length. `plain` means that the description has nothing unusual (`Columns.is_plain`), so it need
-    not be read yet. An engine without processes may return the `content` itself.
+    description of its samples (see `ring/packing.py`). If it is too long for a message, it is in the slot, and
+    `meta_at` is its offset and length. `plain` means that the description has nothing unusual (`Columns.is_plain`), so
+    it need not be read yet. An engine without processes may return the `content` itself.
 
     If the chunk did not fit its slot, the pixels and the description are in a separate `file`; `data` is its mapping.
     The file has no name, so its memory is freed when no process has it open or mapped any more.
@@ -261,8 +261,8 @@ class Reply:
         return reply
 
     def map(self, file: FileIO | None) -> None:
-        """Map the file that holds the chunk's bytes, and close it. If the file could not be received, since this process
-        has too many open files, or cannot be mapped, the chunk counts as too large."""
+        """Map the file that holds the chunk's bytes, and close it. If the file could not be received, since this
+        process has too many open files, or cannot be mapped, the chunk counts as too large."""
         self.file = None
         if file is not None:
             with file, standard_streams_taken(), contextlib.suppress(OSError):
@@ -289,8 +289,8 @@ def send_reply(end: socket.socket, reply: Reply) -> None:
 class Lost:
     """The end of a chunk whose worker died at `row`; None means that the worker died before it noted a row.
 
-    `cause` is the reason as text, and `stack` is where the worker crashed. `outside` means that it was killed by SIGKILL
-    (the machine ran out of memory, or somebody killed it).
+    `cause` is the reason as text, and `stack` is where the worker crashed. `outside` means that it was killed by
+    SIGKILL (the machine ran out of memory, or somebody killed it).
     """
 
     chunk: int
@@ -405,7 +405,7 @@ class Queue:
 
 @dataclass(slots=True, frozen=True)
 class Note:
-    """A worker's current chunk and row, and when it began the row. `chunk` is `IDLE` between chunks, `LEFT` at the end."""
+    """A worker's current chunk and row, and when the row began. `chunk` is `IDLE` between chunks, `LEFT` at the end."""
 
     chunk: int
     row: int

@@ -9,15 +9,15 @@ immediately; slots on other machines follow the rules of `gpuload.workers.pool`.
 
 `Host` is the actor: it runs a few workers on its machine, in an ordinary `WorkerPool`. It lives in a Ray process, in
 that process's event loop, and never unpickles the dataset: it passes the pickled bytes on to its workers. The host
-handles the deaths and delays of its own workers, and reports a lost chunk to the main process as lost. Each request gets
-a slot in the ring of the host's machine, as large as the slot that waits for the result in the main process. The host
-gives Ray a view of its slot, lends the slot until Ray has copied the view into its object store, and then releases it.
-A chunk that did not fit its slot has separate memory on the host, and gets separate memory in the main process too.
+handles the deaths and delays of its own workers, and reports a lost chunk to the main process as lost. Each request
+gets a slot in the ring of the host's machine, as large as the slot that waits for the result in the main process. The
+host gives Ray a view of its slot, lends the slot until Ray has copied the view into its object store, and then releases
+it. A chunk that did not fit its slot has separate memory on the host, and gets separate memory in the main process too.
 
-In addition to its chunks, each actor always has one pending call for a report. The call returns after a few seconds even
-if there is nothing to report. So if an actor has died, the call raises an error; if an actor or its machine hangs, the
-report is overdue. In both cases its chunks are lost, like those of a dead worker, and a new actor takes its place where
-the cluster has room. If several actors on one machine die at the same time, that counts as one death.
+In addition to its chunks, each actor always has one pending call for a report. The call returns after a few seconds
+even if there is nothing to report. So if an actor has died, the call raises an error; if an actor or its machine hangs,
+the report is overdue. In both cases its chunks are lost, like those of a dead worker, and a new actor takes its place
+where the cluster has room. If several actors on one machine die at the same time, that counts as one death.
 
 Lifetime: `RayPool.close` ends the actors. If the main process dies, Ray ends them, and workers end with their actor.
 """
@@ -107,8 +107,8 @@ class RayWorkers:
             raise TypeError(f'RayWorkers(address=…) must be a string such as "auto", got {self.address!r}')
         if self.address.startswith("ray://"):
             raise ValueError(
-                f"RayWorkers(address={self.address!r}): with Ray Client every chunk would pass through a proxy; run the "
-                'program on a machine that has joined the cluster by `ray start`, with address="auto"'
+                f"RayWorkers(address={self.address!r}): with Ray Client every chunk would pass through a proxy; run "
+                'the program on a machine that has joined the cluster by `ray start`, with address="auto"'
             )
         cpus: Any = self.cpus_per_worker
         if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < float("inf"):
@@ -430,8 +430,8 @@ class RayPool(RestartingEngine):
             requirements += " and the resources that actor_options request"
         free_cpus, cpus = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
         return (
-            f"{actor.name} is waiting for a machine with {requirements}: {free_cpus:g} of the cluster's {cpus:g} CPUs are "
-            "free. Add machines, or use fewer workers, or fewer per actor (workers_per_actor)"
+            f"{actor.name} is waiting for a machine with {requirements}: {free_cpus:g} of the cluster's {cpus:g} CPUs "
+            "are free. Add machines, or use fewer workers, or fewer per actor (workers_per_actor)"
         )
 
     # -- the connection -----------------------------------------------------------------------------------------------

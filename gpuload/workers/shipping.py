@@ -204,15 +204,15 @@ class _Pickler(cloudpickle.Pickler):
                 owner, start = arena
             elif not is_tensor(base):
                 raise TypeError(
-                    f"this array is in a mapping that only forks share, {path or 'without a name'}, and a worker cannot "
-                    "map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
+                    f"this array is in a mapping that only forks share, {path or 'without a name'}, and a worker "
+                    "cannot map it. Use an np.memmap, a multiprocessing.Array or a tensor after share_memory_()"
                 )
         if owner is None:
             return None
         return _refuse(array) if self._apart else (_view, (owner, at - start, array.dtype, array.shape, array.strides))
 
     def _mapping_at(self, address: int) -> tuple[str, int] | None:
-        """Return the file with a shared and writable mapping at an address, and the address of the file's first byte."""
+        """Return the file that has a shared, writable mapping at an address, and the address of its first byte."""
         for start, end, path, file_start in self._mappings:
             if start <= address < end:
                 return path, file_start
@@ -385,7 +385,7 @@ def _reduce_authkey(key: AuthenticationString) -> Reduced:
 
 
 def _reduce_cache(place: Any) -> Reduced | None:
-    """Reduce the place of an in-memory cache to that memory; None for a cache in a folder, which needs no descriptor."""
+    """Reduce the place of an in-memory cache to that memory; None for a cache in a folder, which needs nothing."""
     if place.folder:
         return None
     fd = get_spawning_popen().duplicate_for_child(place.fd)  # pyright: ignore
@@ -397,7 +397,7 @@ def _address(buffer: Any) -> int:
 
 
 def _arena_at(address: int) -> tuple[Any, int] | None:
-    """Return the `multiprocessing` arena (of an ``Array``, for example) at an address, and the arena's first address."""
+    """Return the `multiprocessing` arena (of an ``Array``, say) at an address, and the arena's first address."""
     heap: Any = sys.modules.get("multiprocessing.heap")
     for arena in () if heap is None else heap.BufferWrapper._heap._arenas:
         start = _address(arena.buffer)
@@ -416,7 +416,7 @@ def _view(owner: Any, offset: int, dtype: np.dtype, shape: tuple[int, ...], stri
 
 
 def _take_authkey(key: bytes) -> bytes:
-    """Set a manager's password in a worker, since further proxies that the worker gets from it need the password too."""
+    """Set a manager's password in a worker: further proxies that the worker gets from the manager need it too."""
     current_process().authkey = key
     return current_process().authkey
 
@@ -442,8 +442,8 @@ def _refusal(obj: Any, error: Exception, apart: bool) -> str:
         "Create locks, and open files and connections, in the worker when they are first used, not before"
     )
     return (
-        f"{f'{path} ({described})' if path else described} cannot be sent to the worker processes: {type(error).__name__}: "
-        f"{error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
+        f"{f'{path} ({described})' if path else described} cannot be sent to the worker processes: "
+        f"{type(error).__name__}: {error}{'' if str(error).endswith('.') else '.'} {remedy}; or use num_workers=0"
     )
 
 
