@@ -129,9 +129,9 @@ class RestartingEngine(Engine):
         if self.broken is not None:
             raise WorkerError(f"this epoch has failed: {self.broken}")
 
-    def _warn_once(self, about: str, text: str) -> None:
-        if about not in self._warned_topics:
-            self._warned_topics.add(about)
+    def _warn_once(self, topic: str, text: str) -> None:
+        if topic not in self._warned_topics:
+            self._warned_topics.add(topic)
             self.pending_warnings.append(text)
 
 
@@ -145,7 +145,7 @@ class WorkerPool(RestartingEngine):
         timeout_s: a worker that spends longer on one sample is killed, and its chunk is lost; 0 means no limit.
         own_queues: one queue per worker; `Request.iterable` selects the worker.
         first, total: the number of this pool's first worker, and the number of workers in all pools.
-        most: the maximum for `resize`; the attribute decreases once a worker could not be added.
+        most: the maximum for `resize`; the attribute decreases if a worker cannot be added.
         cpus_for: returns the CPUs for a number of workers; an empty set means the CPUs of this process.
 
     Raises:

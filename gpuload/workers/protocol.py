@@ -6,8 +6,7 @@ There are two kinds of channel. Both are inherited descriptors without a name:
   idle worker takes the next chunk, and no chunk waits behind a slow file.
 - Each worker has a *reply* pair, SOCK_SEQPACKET, which only this worker writes to.
 
-Each worker also has a *lifeline*, a pipe that nobody writes to: when the parent's end closes, the kernel kills the
-worker.
+Each worker also has a *lifeline*, a pipe without writers: when the parent's end closes, the kernel kills the worker.
 
 The *board* is one shared page. There the parent says which chunks are still wanted, and each worker notes its current
 row, so that the parent knows which sample the worker was processing if it dies:

@@ -438,19 +438,19 @@ MASKS = gl.Mask(scene(0).masks)
         (
             T.Mosaic(40),
             (IMAGE, 7),
-            r"Mosaic puts images of several samples together, so their boxes or masks have to go",
+            r"Mosaic combines images of several samples, and their boxes or masks with them",
         ),
-        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste takes samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
-        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste takes samples with one leaf of boxes"),
+        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
+        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one leaf of boxes"),
         (
             T.Mosaic(40),
             (IMAGE, target(scores=np.ones(3))),
-            r"'scores', with 3 entries for 3 boxes, may belong to them or not; give Mosaic a labels_getter=",
+            r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter=",
         ),
         (
             T.CopyPaste(),
             (IMAGE, target(masks=MASKS, names=["a", "b", "c"])),
-            r"CopyPaste takes boxes to other samples, and 'names', with 3 entries",
+            r"CopyPaste moves boxes to other samples, .*'names', with 3 entries",
         ),
     ],
 )

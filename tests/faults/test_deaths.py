@@ -19,7 +19,7 @@ from gpuload import transforms as T
 from gpuload.ring.ring import GRANULE_BYTES
 from gpuload.workers import pool as pool_module
 
-pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
 class Deadly:

@@ -45,7 +45,7 @@ def numbers_of(batches):
     return [number for _, numbers, _ in batches for number in numbers]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further ones are only recorded:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are only recorded:RuntimeWarning")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -101,7 +101,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
         lambda: load(lambda i: chw(i) / 255),
-        ("gpuload.Image(tensor, layout='CHW')", "leave out the dataset's ToTensor"),
+        ("gpuload.Image(tensor, layout='CHW')", "remove the dataset's ToTensor"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
     "thirteen channels of levels": (
