@@ -253,15 +253,15 @@ class _Search:
         Raises:
             ValueError: the labels are not an array, or several arrays may be the labels.
         """
-        named = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
-        named = [(key, value) for key, value in named if "label" in key]
-        options = [value for _, value in sorted(named, key=lambda entry: entry[0] != "labels")]
+        candidates = [(key.lower(), value) for key, value in self._entries if isinstance(key, str)]
+        candidates = [(key, value) for key, value in candidates if "label" in key]
+        labels = [value for _, value in sorted(candidates, key=lambda entry: entry[0] != "labels")]
         with contextlib.suppress(ValueError):
-            options.append(_find_labels(self._sample))
-        for label in options:
+            labels.append(_find_labels(self._sample))
+        for label in labels:
             if _shape(label)[:1] == (self.count,) and (number := self._number(label)) is not None:
                 return {number}
-        for label in options:
+        for label in labels:
             if isinstance(label, list | tuple) and len(label) == self.count:
                 raise ValueError(self._no_rows(self._name, label))
         for key, value in self._entries:
@@ -289,7 +289,7 @@ class _Search:
                 )
 
     def _number(self, leaf: Any) -> int | None:
-        return next((number for number, other in enumerate(self._leaves) if other is leaf), None)
+        return next((number for number, candidate in enumerate(self._leaves) if candidate is leaf), None)
 
     def _no_rows(self, name: str, label: Any) -> str:
         return (

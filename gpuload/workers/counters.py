@@ -40,7 +40,7 @@ class Counters:
 
     Args:
         memory: the memory that holds the row; default: ordinary memory, in the main process.
-        at: the offset of the row.
+        offset: the offset of the row.
 
     Attributes:
         running: the index in `FIELDS` of the time that is running; 0 means none.
@@ -71,14 +71,12 @@ class Counters:
     bytes_decoded: int
     restarts: int
 
-    def __init__(self, memory: mmap.mmap | bytearray | None = None, at: int = 0) -> None:
-        self._at = at
-        self._cpu_at = (
-            None if memory is None else time.process_time_ns()
-        )  # the main process counts its CPU time elsewhere
+    def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
+        self._offset = offset
+        self._cpu_at = None if memory is None else time.process_time_ns()  # not counted for the main process
         self._memory = bytearray(ROW_BYTES) if memory is None else memory
         self._queue_fd, self._queued_at = -1, 0
-        numbers = _ROW.unpack_from(self._memory, at)
+        numbers = _ROW.unpack_from(self._memory, offset)
         vars(self).update(zip(_NAMES, numbers, strict=False))
         self.decoded = dict(zip(COUNTED, numbers[-len(COUNTED) :], strict=True))
         if memory is None:
@@ -87,7 +85,7 @@ class Counters:
     @property
     def table(self) -> CounterTable:
         """The row as a table, for readers."""
-        return CounterTable(self._memory, self._at, 1)
+        return CounterTable(self._memory, self._offset, 1)
 
     def count_queue(self) -> None:
         """Start to count `queued_ns` for the calling process; it stays 0 if the kernel does not report it."""
@@ -114,10 +112,10 @@ class Counters:
     def flush(self, running: int | None = None) -> None:
         """Write all numbers to the row, and switch to the time `running`; by default the same time goes on running."""
         if self._cpu_at is not None:
-            before, self._cpu_at = self._cpu_at, time.process_time_ns()
-            self.cpu_ns += self._cpu_at - before
-        before, self._queued_at = self._queued_at, self._queued()
-        self.queued_ns += self._queued_at - before
+            last, self._cpu_at = self._cpu_at, time.process_time_ns()
+            self.cpu_ns += self._cpu_at - last
+        last, self._queued_at = self._queued_at, self._queued()
+        self.queued_ns += self._queued_at - last
         self.switch(self.running if running is None else running)
 
     def switch(self, running: int) -> None:
@@ -126,7 +124,7 @@ class Counters:
         if self.running:
             setattr(self, name, getattr(self, name) + now - self.since)
         self.running, self.since = running, now
-        _ROW.pack_into(self._memory, self._at, *_numbers_of(self), *self.decoded.values())
+        _ROW.pack_into(self._memory, self._offset, *_numbers_of(self), *self.decoded.values())
 
 
 _NAMES: Final = tuple(Counters.__annotations__)
@@ -143,26 +141,26 @@ class CounterTable:
 
     Args:
         memory: the memory that holds the rows.
-        at: the offset of the first row.
+        offset: the offset of the first row.
         workers: the number of workers.
         first: the number of the first worker.
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray, at: int, workers: int, first: int = 0) -> None:
+    def __init__(self, memory: mmap.mmap | bytearray, offset: int, workers: int, first: int = 0) -> None:
         self._memory: mmap.mmap | bytearray | None = memory
-        self._at, self._workers, self._first = at, workers, first
+        self._offset, self._workers, self._first = offset, workers, first
         self._last = np.zeros((0, len(FIELDS)), np.int64)
 
     def of(self, worker: int) -> Counters:
         """Return a worker's own row, in the worker itself or while no process has its number."""
         assert self._memory is not None
-        return Counters(self._memory, self._at + ROW_BYTES * (worker - self._first))
+        return Counters(self._memory, self._offset + ROW_BYTES * (worker - self._first))
 
     def read(self) -> np.ndarray:
         """Return all numbers up to now, int64 (workers, `FIELDS`); after `close`, the final numbers."""
         if self._memory is None:
             return self._last
-        snapshot = bytes(self._memory[self._at : self._at + ROW_BYTES * self._workers])
+        snapshot = bytes(self._memory[self._offset : self._offset + ROW_BYTES * self._workers])
         rows = np.frombuffer(snapshot, np.int64).reshape(self._workers, -1)[:, : len(FIELDS)].copy()
         timed = np.flatnonzero(rows[:, 0])
         running, since = rows[timed, :2].T

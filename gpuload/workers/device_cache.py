@@ -42,8 +42,8 @@ __all__ = ["WINDOW", "CacheEngine", "CachedSamples", "cut", "span_of"]
 
 IMMUTABLE: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
 POINTER_BYTES: Final = 8
-# The offset in the cache's memory, the number of rows, the bytes in a row, the stride between rows, and the offset in the
-# chunk.
+# The offset in the cache's memory, the number of rows, the bytes in a row, the stride between rows, and the offset in
+# the chunk.
 WINDOW: Final = np.dtype([(name, np.int64) for name in ("start", "rows", "row_bytes", "step", "at")])
 
 
@@ -218,18 +218,18 @@ def cut(columns: Columns, regions_tlhw: Sequence[np.ndarray]) -> None:
     first_regions = np.zeros((len(columns), 4), np.int64)
     first_regions[columns.images[0].row_numbers] = regions_tlhw[0]
     mask_regions = [(column, first_regions[column.row_numbers]) for column in columns.masks]
-    parts, at = [], 0
+    parts, offset = [], 0
     for column, regions in (*zip(columns.images, regions_tlhw, strict=True), *mask_regions):
         table, windows = column.table, np.empty(len(regions), WINDOW)
         width, pixel_bytes = table["shape"][:, 1], table["shape"][:, 2]
         top, left, windows["rows"], cut_width = regions.T
         windows["row_bytes"], windows["step"] = cut_width * pixel_bytes, width * pixel_bytes
         windows["start"] = table["offset"] + top * windows["step"] + left * pixel_bytes
-        ends = at + np.cumsum(-(-windows["rows"] * windows["row_bytes"] // ALIGN) * ALIGN)
-        windows["at"] = [at, *ends[:-1]]
+        ends = offset + np.cumsum(-(-windows["rows"] * windows["row_bytes"] // ALIGN) * ALIGN)
+        windows["at"] = [offset, *ends[:-1]]
         table["offset"], table["shape"][:, :2], table["region_tlhw"] = windows["at"], regions[:, 2:], regions
         parts.append(windows)
-        at = int(ends[-1])
+        offset = int(ends[-1])
     columns.windows = np.concatenate(parts)
 
 

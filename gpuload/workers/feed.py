@@ -39,9 +39,9 @@ Failed = list[tuple[Part, list[ErrorRecord]]]
 LAUNCHED_AHEAD = 2  # batches in addition to the one that is due, so that their plans can be made in time
 READY_S = 0.01  # the interval for checking whether workers have started or left
 FIRST_GUESS_BYTES: Final = 320 * 1024  # the assumed size of a sample until the first one is loaded
-HEADROOM: Final = 1.4  # by which slots grow, so much that few have to be allocated again
-LEAST_HEADROOM: Final = 1.2  # with less than this, slots grow
-FIRST_CHUNKS: Final = 64  # that set the slot size: later growth costs a new slot for each chunk in progress
+HEADROOM: Final = 1.4  # the factor for growing slots, so large that few have to be allocated again
+LEAST_HEADROOM: Final = 1.2  # below this, slots grow
+FIRST_CHUNKS: Final = 64  # the chunks that set the slot size: later growth costs a new slot for each chunk in progress
 
 
 class Consumer:
@@ -138,8 +138,8 @@ class Feed:
     def take(self) -> Batch | None:
         """Wait for the next batch and return it; None at the end of the epoch.
 
-        The caller calls `release` once it needs the slots no more, at the latest before it waits for another batch, or
-        on `reclaim`.
+        The caller calls `release` once it no longer needs the slots, at the latest before it waits for another batch,
+        or on `reclaim`.
 
         Raises:
             TooManyErrors: too many samples of the epoch failed.

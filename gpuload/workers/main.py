@@ -1,4 +1,4 @@
-"""A worker process: takes requests from the queue, loads the chunks into their slots, and replies. Runs in the child only.
+"""A worker process: takes requests from the queue, loads chunks into their slots, and replies. Runs only in the child.
 
 It imports no torch unless the user's dataset does. It ends when the queue is closed, or between two chunks if the
 parent asks it to leave. When the parent dies, the worker ends even while it hangs in foreign code: it holds the
@@ -131,9 +131,7 @@ def end() -> NoReturn:
     atexit._run_exitfuncs()
     files = (obj for obj in gc.get_objects() if type(obj) in FILES)
     for file in (sys.stdout, sys.stderr, *files):
-        with contextlib.suppress(
-            AttributeError, OSError, ValueError
-        ):  # the stream is None, closed, or out of disk space
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is None, closed, or out of space
             file.flush()
     os._exit(0)
 

@@ -294,7 +294,7 @@ class WorkerPool(RestartingEngine):
         """Replace the workers that may still write to slots of lost chunks; False if there are no such slots.
 
         Call this when nothing is in progress, and again until the slots are free: see the module's docstring. Workers
-        exit when they reach the end of their queue; workers already waiting there exit at once.
+        exit when they reach the end of their queue; workers already waiting there exit immediately.
         """
         suspects = {worker for _, workers in self._written_off.values() for worker in workers}
         for place, queue in enumerate(self._queues):
@@ -333,9 +333,9 @@ class WorkerPool(RestartingEngine):
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start_template(self) -> None:
-        job_fd, *others = self._job_fds
+        job_fd, *shared_memory_fds = self._job_fds
         with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
-            self._template = Template((job_fd, self._ring.fd, self._board.fd, *others))
+            self._template = Template((job_fd, self._ring.fd, self._board.fd, *shared_memory_fds))
             self._register(self._template)
 
     def _start(self, number: int, *, added: bool = False) -> None:
@@ -345,11 +345,11 @@ class WorkerPool(RestartingEngine):
         self._start_due()
 
     def _start_due(self) -> None:
-        job_fd, *others = self._job_fds
+        job_fd, *shared_memory_fds = self._job_fds
         while self._due and (self._template is None or self._template.ready):
             number, added = next(iter(self._due.items()))
             queue = self._queues[number % len(self._queues)]
-            shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *others)
+            shared = (job_fd, self._ring.fd, self._board.fd, queue.read_end.fileno(), *shared_memory_fds)
             # Otherwise ctrl-C could arrive between the start of a process and its entry in the team.
             with deferred_signals(), standard_streams_taken(), running_on(self._cpus_for(self._wanted)):
                 try:
@@ -545,12 +545,12 @@ class WorkerPool(RestartingEngine):
         team = self._team_of(queue)
         for worker in team:
             self._drain(worker, events)
-        known = {request.chunk for request in self._to_resend}
-        known |= {self._board.read(worker.number).chunk for worker in team}
+        located = {request.chunk for request in self._to_resend}
+        located |= {self._board.read(worker.number).chunk for worker in team}
         # A worker says hello before it takes a chunk, so workers that are not ready cannot have one.
         suspects = [worker for worker in team if worker.ready]
         for chunk, request in list(self._in_flight.items()):
-            if self._queue_of(request) is queue and chunk not in known:
+            if self._queue_of(request) is queue and chunk not in located:
                 events.append(self._lose(Lost(chunk, None, "its worker died before it started"), suspects))
 
     def _lose(self, lost: Lost, suspects: Iterable[WorkerProcess] = ()) -> Lost:

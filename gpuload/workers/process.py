@@ -234,15 +234,15 @@ class Process:
 
     def stack(self) -> str:
         """Return the Python stacks of its threads, the innermost call first, or a text that says why there are none."""
-        size = before = os.fstat(self._stacks).st_size
+        size = old_size = os.fstat(self._stacks).st_size
         self._signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline:
             time.sleep(0.005)
             last, size = size, os.fstat(self._stacks).st_size
-            if size > before and size == last:
-                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, before))
-        if not self.ready and before == 0 and self._state() != "D":
+            if size > old_size and size == last:
+                return _tidy(os.pread(self._stacks, MAX_STACK_BYTES, old_size))
+        if not self.ready and old_size == 0 and self._state() != "D":
             return "(its start has not got far enough to report a stack)"
         return f"(it does not answer: state {self._state()!r}; 'D' means waiting in the kernel, for a disk or a mount)"
 

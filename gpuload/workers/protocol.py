@@ -6,7 +6,8 @@ There are two kinds of channel. Both are inherited descriptors without a name:
   idle worker takes the next chunk, and no chunk waits behind a slow file.
 - Each worker has a *reply* pair, SOCK_SEQPACKET, which only this worker writes to.
 
-Each worker also has a *lifeline*, a pipe without writers: when the parent's end closes, the kernel kills the worker.
+Each worker also has a *lifeline*, a pipe that is never written to: when the parent's end closes, the kernel kills the
+worker.
 
 The *board* is one shared page. There the parent says which chunks are still wanted, and each worker notes its current
 row, so that the parent knows which sample the worker was processing if it dies:
@@ -179,14 +180,14 @@ class Request:
         indices = self.indices
         is_array = isinstance(indices, np.ndarray)
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
-        samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickled_keys(indices)
+        samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickle_keys(indices)
         options = self.whole, self.iterable, self.epoch_sent, self.plans, self.changes, self.spare_bytes
         message = pickle.dumps((numbers, samples, options), 5)
         if len(message) > MAX_REQUEST_BYTES:
-            too_large = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
+            subject = "the dataset's state_dict() is" if self.iterable is not None else "its keys are"
             raise ValueError(
                 f"the request for a chunk of {len(self.positions)} samples has {len(message):,} bytes, more than "
-                f"{MAX_REQUEST_BYTES:,}: {too_large} too large to be sent to a worker with each chunk"
+                f"{MAX_REQUEST_BYTES:,}: {subject} too large to be sent to a worker with each chunk"
             )
         return message
 
@@ -198,7 +199,7 @@ class Request:
         return cls(chunk, epoch, offset, nbytes, np.frombuffer(positions, np.int64), indices, *options)
 
 
-def _pickled_keys(keys: list[object]) -> bytes:
+def _pickle_keys(keys: list[object]) -> bytes:
     try:
         packed = pickle.dumps(keys, 5)
         if b"__mp_main__" not in packed:  # the name of the script in a process that `multiprocessing` spawned
@@ -212,7 +213,7 @@ def _pickled_keys(keys: list[object]) -> bytes:
 
 
 class Status(enum.IntEnum):
-    """How a chunk ended."""
+    """The outcome of a chunk."""
 
     DONE = 0
     TOO_LARGE = 1  # it needs `nbytes`, more than it was allowed; it has to be repeated
@@ -435,8 +436,8 @@ class Board:
 
     def row_writer(self, worker: int, chunk: int) -> Callable[[int], None]:
         """Return a fast function that writes the worker's current row of a chunk; it is called for each sample."""
-        pack, memory, at, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
-        return lambda row: pack(memory, at, chunk, row, clock())
+        pack, memory, offset, clock = _NOTE.pack_into, self._map, self._line(worker), time.monotonic_ns
+        return lambda row: pack(memory, offset, chunk, row, clock())
 
     def wanted_check(self, chunk: int) -> Callable[[], bool]:
         """Return a fast function that says whether a chunk is still wanted; it is called for each sample."""

@@ -158,9 +158,8 @@ class ChunkRunner:
     def __init__(self, job: Job, *, guard_generators: bool) -> None:
         self.job = job
         self._reader = SampleReader(job)
-        self.source = Source(
-            job.dataset, job.seed, learns=job.collate_fn is None
-        )  # a collate_fn draws after the last sample
+        # A collate_fn continues the draws of the last sample, so seeding must not be skipped.
+        self.source = Source(job.dataset, job.seed, learns=job.collate_fn is None)
         self._row_copier = RowCopier(job) if RowCopier.can_do(job) else None
         self.counters = Counters()
         self._guards = guard_generators
@@ -257,9 +256,7 @@ class ChunkRunner:
             note(row)
             try:
                 sample = sample_of(row)
-                if (
-                    not stacks or clock() - read_start > FLUSH_NS
-                ):  # counting the time of a small sample would take longer
+                if not stacks or clock() - read_start > FLUSH_NS:  # timing each small sample would double its time
                     read_start = count(read_start)
                 if stacks:
                     samples[row] = sample
@@ -344,7 +341,7 @@ class ChunkRunner:
 
     def _fill_slot(self, chunk: Chunk) -> Reply:
         """Draw the regions of the samples, decode them into the slot, and pack the description after them."""
-        counters, start = self._counters, clock()
+        counters, now = self._counters, clock()
         self._draw(chunk)
         samples, chunk.samples = chunk.samples, []
         # Check the size before any pixel is decoded.
@@ -356,9 +353,9 @@ class ChunkRunner:
                     nbytes += align(height * width * channels, ALIGN)
         if chunk.room(nbytes) is None:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
-        at, flush_at = sent_bytes, sent_bytes + FLUSH_BYTES
-        before, start = start, clock()
-        counters.header_ns += start - before
+        end, flush_at = sent_bytes, sent_bytes + FLUSH_BYTES
+        last, now = now, clock()
+        counters.header_ns += now - last
         counters.bytes_decoded += nbytes - sent_bytes
         cut_samples = 0
         for number, sample in enumerate(samples):
@@ -368,27 +365,27 @@ class ChunkRunner:
             if number == cut_samples:
                 cut_samples += self._reader.cut(samples[number:])
             try:
-                at = self._reader.decode(sample, chunk.slot, at)
+                end = self._reader.decode(sample, chunk.slot, end)
             except Exception as error:
                 chunk.fail(sample.row, error, sample.source)
             else:
                 chunk.samples.append(sample)
-            if at > flush_at:
-                before, start, flush_at = start, clock(), at + FLUSH_BYTES
-                counters.decode_ns += start - before
+            if end > flush_at:
+                last, now, flush_at = now, clock(), end + FLUSH_BYTES
+                counters.decode_ns += now - last
                 counters.flush()
-        before, start = start, clock()
-        counters.decode_ns += start - before
+        last, now = now, clock()
+        counters.decode_ns += now - last
         columns = as_columns(chunk.samples, sent_bytes)
         columns.remark = self._reader.remark
         try:
-            reply = chunk.pack(columns, at, keep_types=self._keeps_types)
+            reply = chunk.pack(columns, end, keep_types=self._keeps_types)
         except Exception as error:
             # A leaf cannot be sent. All samples fail, since a dataset usually returns the same types for each sample.
             for sample in chunk.samples:
                 chunk.fail(sample.row, _unsendable(error), sample.source)
             reply = chunk.pack(Columns())
-        counters.pack_ns += clock() - start
+        counters.pack_ns += clock() - now
         return reply
 
     def _send(self, request: Request, samples: list[Sample]) -> int:
@@ -455,7 +452,7 @@ class RowCopier:
 
     def fill(self, chunk: Chunk, counters: Counters) -> Reply | None:
         """Copy the samples of a chunk to its slot; None if the chunk has to go through the three steps."""
-        request, start = chunk.request, clock()
+        request, now = chunk.request, clock()
         try:
             numbers = self._numbers(request.indices)
             images = None if numbers is None else self._dataset._image_rows(numbers.tolist())
@@ -469,31 +466,31 @@ class RowCopier:
             return chunk.refusal(Status.TOO_LARGE, nbytes)
         counters.bytes_read += len(numbers) * images[0].nbytes
         counters.bytes_decoded += nbytes
-        before, start = start, clock()
-        counters.header_ns += start - before
+        last, now = now, clock()
+        counters.header_ns += now - last
         flat = images.reshape(len(images), -1).view(np.uint8)  # the file's own memory
         uncropped, flush_at = bool((table["region_tlhw"][:, 2:] == table["size_hw"]).all()), 0
         columns = (table[name].tolist() for name in ("offset", "shape", "region_tlhw"))
-        for row, (number, at, shape, region_tlhw) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
+        for row, (number, offset, shape, region_tlhw) in enumerate(zip(numbers.tolist(), *columns, strict=True)):
             (height, width, channels), (top, left, _, _) = shape, region_tlhw
-            if at >= flush_at:
-                before, start, flush_at = start, clock(), at + FLUSH_BYTES
-                counters.decode_ns += start - before
+            if offset >= flush_at:
+                last, now, flush_at = now, clock(), offset + FLUSH_BYTES
+                counters.decode_ns += now - last
                 counters.flush()
                 if not chunk.wanted():
                     return chunk.refusal(Status.UNWANTED)
             chunk.note(row)
-            out = chunk.slot[at : at + height * width * channels]
+            out = chunk.slot[offset : offset + height * width * channels]
             if uncropped:
                 out[...] = flat[number]
             else:
                 region = images[number, top : top + height, left : left + width]
                 out.view(images.dtype).reshape(region.shape)[...] = region
         counters.samples += len(numbers)
-        before, start = start, clock()
-        counters.decode_ns += start - before
+        last, now = now, clock()
+        counters.decode_ns += now - last
         reply = chunk.pack(self._columns(numbers, table, images.dtype), nbytes)
-        counters.pack_ns += clock() - start
+        counters.pack_ns += clock() - now
         return reply
 
     def _numbers(self, indices: Any) -> np.ndarray | None:

@@ -296,39 +296,39 @@ class SampleReader:
             if eighths:
                 picture.resized, picture.region = Resized(eighths, (size[0], size[1]), filter), box
 
-    def send(self, sample: Sample, at: int) -> int:
-        """Choose the images that the device decodes, and assign places in the slot to their files from offset `at` on;
+    def send(self, sample: Sample, offset: int) -> int:
+        """Choose the images that the device decodes, and assign places in the slot to their files from `offset` on;
         return the end. Nothing is written yet, since the slot may be too small."""
         for picture in sample.images.values():
             if picture.is_device_decodable:
                 leaf: Any = picture.leaf
                 is_grey = leaf.mode != "RGB" and picture.header.jpeg.components == 1
                 source = None if leaf.source == sample.source else leaf.source
-                picture.sent = (at, len(leaf.data), picture.header.orientation, int(is_grey), source)
-                at = align(at + len(leaf.data), ALIGN)
-        return at
+                picture.sent = (offset, len(leaf.data), picture.header.orientation, int(is_grey), source)
+                offset = align(offset + len(leaf.data), ALIGN)
+        return offset
 
     def cut(self, samples: Sequence[Sample]) -> int:
         """Cut the bytes that the regions need out of the images' files, where that saves time, before the images are
         decoded. Cuts the files of the first few samples together, and returns the number of these samples."""
         pictures: list[Picture] = []
-        wanted: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
+        requests: list[tuple[Encoded, Any, tuple[int, int, int, int]]] = []
         nbytes = number = 0
         while number < len(samples) and nbytes < CUT_BYTES:
             for picture in samples[number].images.values():
                 leaf, (top, left, height, width) = picture.leaf, picture.region
                 if isinstance(leaf, Encoded) and picture.resized is None and not picture.sent:
                     pictures.append(picture)
-                    wanted.append((leaf, picture.header, (top, left, height, width)))
+                    requests.append((leaf, picture.header, (top, left, height, width)))
                     nbytes += len(leaf.data)
             number += 1
         with contextlib.suppress(Exception):  # raised again for the one file when it is decoded
-            for picture, part in zip(pictures, self._decoder.cuts(wanted), strict=True):
+            for picture, part in zip(pictures, self._decoder.cuts(requests), strict=True):
                 picture.part = part
         return number
 
-    def decode(self, sample: Sample, slot: np.ndarray, at: int) -> int:
-        """Decode the regions of a sample's images and masks into the slot from offset `at` on; return the end. The
+    def decode(self, sample: Sample, slot: np.ndarray, offset: int) -> int:
+        """Decode the regions of a sample's images and masks into the slot from `offset` on; return the end. The
         files of images that the device decodes are copied to their places.
 
         Raises:
@@ -340,16 +340,16 @@ class SampleReader:
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
                 continue
             height, width, channels = picture.shape
-            end = at + height * width * channels
+            end = offset + height * width * channels
             try:
-                self._decode(picture, slot[at:end])
+                self._decode(picture, slot[offset:end])
             except Exception as error:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
                 leaf = [*sample.images, *sample.masks][number]
                 raise Sourced(source, places_of(sample.structure)[leaf]) from error
-            picture.offset, at = at, align(end, ALIGN)
-        return at
+            picture.offset, offset = offset, align(end, ALIGN)
+        return offset
 
     def _decode(self, picture: Picture, out: np.ndarray) -> None:
         """Decode the region of an image, H×W×C, or of a mask, H×W×N."""

@@ -190,17 +190,17 @@ class _Pickler(cloudpickle.Pickler):
             base = base.base
         if isinstance(base, memoryview):
             base = base.obj
-        owner, at = None, array.__array_interface__["data"][0]
+        owner, addr = None, array.__array_interface__["data"][0]
         if hasattr(base, "_wrapper"):  # a ctypes object that `multiprocessing` created
             owner, start = base, _address(base)
         elif (isinstance(base, mmap.mmap) or is_tensor(base)) and array.size:
-            mapping = self._mapping_at(at)
+            mapping = self._mapping_at(addr)
             if mapping is None:
                 return None
             path, start = mapping
             if os.path.isfile(path):  # not a device, which page-locked memory may be a mapping of
                 owner = path
-            elif (arena := _arena_at(at)) is not None:
+            elif (arena := _arena_at(addr)) is not None:
                 owner, start = arena
             elif not is_tensor(base):
                 raise TypeError(
@@ -209,7 +209,9 @@ class _Pickler(cloudpickle.Pickler):
                 )
         if owner is None:
             return None
-        return _refuse(array) if self._apart else (_view, (owner, at - start, array.dtype, array.shape, array.strides))
+        return (
+            _refuse(array) if self._apart else (_view, (owner, addr - start, array.dtype, array.shape, array.strides))
+        )
 
     def _mapping_at(self, address: int) -> tuple[str, int] | None:
         """Return the file that has a shared, writable mapping at an address, and the address of its first byte."""
@@ -488,8 +490,8 @@ def _attributes(obj: Any) -> dict[str, Any]:
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
         state = {**(state[0] or {}), **state[1]}
     transforms = obj.chain.transforms if isinstance(obj, Job) else ()
-    named = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
-    return named | state if isinstance(state, dict) else {}
+    transform_attributes = {f"transforms[{number}]": transform for number, transform in enumerate(transforms)}
+    return transform_attributes | state if isinstance(state, dict) else {}
 
 
 def _remedy_for(error: BaseException) -> str | None:

@@ -119,24 +119,24 @@ class Stopwatch:
         def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
             if threading.get_ident() != thread:
                 return find_and_load(name, import_)
-            owner, before_s, begun = self._owner, self._within_s, self._clock()
+            owner, before_s, start = self._owner, self._within_s, self._clock()
             self._owner, self._within_s = _owner_of(name, owner), 0.0
             try:
                 return find_and_load(name, import_)
             finally:
-                seconds = self._clock() - begun
+                seconds = self._clock() - start
                 self._imports_s[self._owner] = self._imports_s.get(self._owner, 0.0) + seconds - self._within_s
                 self._owner, self._within_s = owner, before_s + seconds
 
         # Python hides frames of importlib in tracebacks and from `stacklevel`; this makes the function one of them.
         _find_and_load.__code__ = _find_and_load.__code__.replace(co_filename=find_and_load.__code__.co_filename)
         importlib_._find_and_load = _find_and_load
-        begun = self._clock()
+        start = self._clock()
         try:
             yield
         finally:
             importlib_._find_and_load = find_and_load
-            self._unpickling_s += self._clock() - begun - self._within_s
+            self._unpickling_s += self._clock() - start - self._within_s
             self._within_s = 0.0
 
     def pack(self) -> bytes:
