@@ -538,7 +538,7 @@ def test_a_mask_of_another_size():
 
 def test_targets_of_images_of_two_sizes():
     batch = {"a": photographs(4), "b": photographs(4, (30, 30)), "mask": gl.Mask(np.zeros((4, 40, 56)))}
-    message = 'must be of one size, but sample["a"] has 40×56 and sample["b"] 30×30 (height × width)'
+    message = 'must have the same size, but sample["a"] has 40×56 and sample["b"] has 30×30 (height × width)'
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC)(batch)
 

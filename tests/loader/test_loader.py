@@ -561,9 +561,9 @@ def test_a_path_is_no_dataset(path):
     [
         (
             "x/cat.JPG",
-            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) in its place (gpu",
+            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) instead (gpu",
         ),
-        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) in its place"),
+        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
         (
             (b"abc", 3),
             "for the transforms: sample[0] is bytes of an unknown kind; if they are an image file",
