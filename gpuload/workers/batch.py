@@ -86,7 +86,7 @@ class Part:
         positions, indices = self.positions[rows], self.indices[rows]
         return Part(self.batch, positions, indices, substitutes=self.substitutes)
 
-    def died_alone(self, *, outside: bool) -> bool:
+    def count_death_alone(self, *, outside: bool) -> bool:
         """Count the death of a worker that processed only its sample; return whether the sample now counts as bad."""
         self.deaths_alone += 1
         self.crashes_alone += not outside

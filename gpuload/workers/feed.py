@@ -423,7 +423,7 @@ class Feed:
             ends = sorted({0, lost.row, lost.row + 1, rows})
             self._split(part, [slice(*pair) for pair in pairwise(ends)])
         else:
-            if not part.died_alone(outside=lost.outside):
+            if not part.count_death_alone(outside=lost.outside):
                 self._requeue(part)
             else:
                 deaths = f"the worker that was alone with it died {part.deaths_alone} times"

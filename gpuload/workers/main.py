@@ -54,7 +54,7 @@ from gpuload.workers.runner import ChunkRunner
 from gpuload.workers.source import init_position, worker_info
 from gpuload.workers.start import Stopwatch
 
-__all__ = ["be_a_child", "end", "run"]
+__all__ = ["end", "run", "set_up_child"]
 
 MAX_DIFFERENCES = 10  # differences between modules that a warning names
 # The methods of a process group that work without communication; all other methods raise an error.
@@ -62,7 +62,7 @@ GROUP_METHODS = frozenset({"rank", "size", "name", "group_name", "group_desc", "
 FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # types that buffer unwritten data
 
 
-def be_a_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
+def set_up_child(lifeline_fd: int, stacks_fd: int, descriptors: list[int]) -> None:
     """Set up a process of a session: it dies with the parent, writes its stacks on request, and ignores signals that
     the parent handles."""
     # C code writes the stack after a crash or when the parent asks for it, even while Python hangs.
@@ -84,7 +84,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
     """Process chunks until the parent closes the queue. A forked process already has the job."""
     stopwatch = Stopwatch()
     reply_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, queue_fd, *_ = descriptors
-    be_a_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
+    set_up_child(lifeline_fd, stacks_fd, [fd for fd in descriptors if fd >= 0])
     with socket.socket(fileno=queue_fd) as queue, socket.socket(fileno=reply_fd) as replies:
         for channel in (queue, replies):
             channel.setblocking(True)  # a forked worker already has the user's default timeout for sockets

@@ -77,7 +77,7 @@ from gpuload.workers.protocol import (
     Request,
     read_with_file,
 )
-from gpuload.workers.shipping import Parcel, ship, warning_of_copies
+from gpuload.workers.shipping import Parcel, copy_warning, ship
 from gpuload.workers.signals import deferred_signals, signals_enabled
 from gpuload.workers.start import SLOW_START_S, Start
 
@@ -194,7 +194,7 @@ class WorkerPool(RestartingEngine):
         }
         with signals_enabled(), standard_streams_taken():  # pickling may be slow; allow ctrl-C
             self._job_fds = ship(job, settings)
-        if copies := warning_of_copies(self._job_fds[0], job, workers):
+        if copies := copy_warning(self._job_fds[0], job, workers):
             self.pending_warnings.append(copies)
         with contextlib.ExitStack() as undo, standard_streams_taken():
             for fd in self._job_fds:

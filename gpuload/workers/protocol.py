@@ -75,14 +75,14 @@ __all__ = [
     "Request",
     "Status",
     "arm_lifeline",
+    "error_text",
+    "error_traceback",
     "next_request",
     "read_message",
     "read_with_file",
     "record_of",
     "send_reply",
     "socket_pair",
-    "text_of",
-    "traceback_of",
 ]
 
 IDLE = -1
@@ -484,19 +484,19 @@ def record_of(
         position=int(position),
         index=int(index) if isinstance(index, np.integer) else index,
         source=source,
-        cause=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE)
+        cause=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE)
         + (f" (in {place})" if place not in ("", "sample") else ""),
-        traceback=traceback_of(error),
+        traceback=error_traceback(error),
         kinds=kinds_of(error),
     )
 
 
-def traceback_of(error: BaseException) -> str:
+def error_traceback(error: BaseException) -> str:
     """Return the traceback of an exception and its causes, safe to print on a terminal."""
     return visible("".join(traceback.format_exception(error)), LINES)[-MAX_TRACEBACK:]
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an exception; the ``__str__`` of a user's own class may itself fail."""
     try:
         return str(error)

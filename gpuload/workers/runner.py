@@ -51,12 +51,12 @@ from gpuload.workers.protocol import (
     Reply,
     Request,
     Status,
+    error_text,
+    error_traceback,
     record_of,
-    text_of,
-    traceback_of,
 )
-from gpuload.workers.sample import Sample, SampleReader, Sourced, as_columns
-from gpuload.workers.source import Ended, Source
+from gpuload.workers.sample import ImageFailure, Sample, SampleReader, as_columns
+from gpuload.workers.source import EndOfSamples, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
 
@@ -92,7 +92,7 @@ class Chunk:
     def fail(self, row: int, error: BaseException, source: str | None = None, place: str = "") -> None:
         """Record that the sample of a row failed. `source` is the file of its images, and `place` the failed image's
         place in the sample."""
-        if isinstance(error, Sourced) and error.__cause__ is not None:
+        if isinstance(error, ImageFailure) and error.__cause__ is not None:
             source, place, error = error.source, error.place, error.__cause__
         request = self.request
         record = record_of(request.epoch, request.positions[row], request.indices[row], source, error, place)
@@ -263,7 +263,7 @@ class ChunkRunner:
                 else:
                     chunk.samples.append(self._reader.read(row, sample))
                     read_start = clock()
-            except Ended:
+            except EndOfSamples:
                 break
             except Exception as error:
                 chunk.fail(row, error)
@@ -334,8 +334,8 @@ class ChunkRunner:
             return Collated(self.job.collate_fn(samples[0] if self.job.single else samples))
         except Exception as error:
             return Collated(
-                error=one_line(f"{type(error).__name__}: {text_of(error)}", MAX_CAUSE),
-                traceback=traceback_of(error),
+                error=one_line(f"{type(error).__name__}: {error_text(error)}", MAX_CAUSE),
+                traceback=error_traceback(error),
                 kinds=kinds_of(error),
             )
 

@@ -44,7 +44,7 @@ from gpuload.workers.box_fields import check_transforms, droppers, find_fields, 
 from gpuload.workers.counters import Counters
 from gpuload.workers.job import Job
 
-__all__ = ["Region", "Sample", "SampleReader", "Sourced", "as_columns"]
+__all__ = ["ImageFailure", "Region", "Sample", "SampleReader", "as_columns"]
 
 CUT_BYTES = 8 << 20  # files of this size together are cut before the first of their images is decoded
 SEARCHED_SAMPLES = 16  # samples per worker that are searched for unrecognized targets
@@ -129,7 +129,7 @@ class Sample:
         return to_xyxy(boxes.array, boxes.format)
 
 
-class Sourced(Exception):
+class ImageFailure(Exception):
     """An error with the source of the failed image and its place in the sample; its cause is the original error."""
 
     def __init__(self, source: str | None, place: str) -> None:
@@ -177,7 +177,7 @@ class SampleReader:
 
         Raises:
             TypeError, ValueError: it lacks an image that is needed, or its targets do not match its image.
-            Sourced: a header cannot be read.
+            ImageFailure: a header cannot be read.
         """
         if original is None and self._job.collate_fn is None:
             raise TypeError(
@@ -203,7 +203,7 @@ class SampleReader:
             try:
                 images[leaf] = self._picture(image)
             except Exception as error:
-                raise Sourced(source, places_of(structure)[leaf]) from error
+                raise ImageFailure(source, places_of(structure)[leaf]) from error
         values = {leaf: value for leaf, value in enumerate(leaves) if leaf not in declared and leaf not in targets}
         sample = Sample(row, original, structure, images, values, source)
         if targets or self._needs_boxes:
@@ -275,7 +275,7 @@ class SampleReader:
                 header = self._decoder.header(mask.array)
                 dtype = self._decoder.mask_dtype(header)
             except Exception as error:
-                raise Sourced(mask.array.source, place) from error
+                raise ImageFailure(mask.array.source, place) from error
             shape = self._decoder.size_hw(header)
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
@@ -332,7 +332,7 @@ class SampleReader:
         files of images that the device decodes are copied to their places.
 
         Raises:
-            Sourced: an image or mask cannot be decoded.
+            ImageFailure: an image or mask cannot be decoded.
         """
         for number, picture in enumerate(sample.pictures):
             if picture.sent:
@@ -347,7 +347,7 @@ class SampleReader:
                 file = picture.leaf.array if isinstance(picture.leaf, Mask) else picture.leaf
                 source = getattr(file, "source", None) or sample.source
                 leaf = [*sample.images, *sample.masks][number]
-                raise Sourced(source, places_of(sample.structure)[leaf]) from error
+                raise ImageFailure(source, places_of(sample.structure)[leaf]) from error
             picture.offset, offset = offset, align(end, ALIGN)
         return offset
 

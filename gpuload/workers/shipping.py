@@ -41,7 +41,7 @@ from gpuload.datasets.tree import is_tensor
 from gpuload.workers.inherited import LibrarySettings, import_path, pickled_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickled_bytes, write_job
 
-__all__ = ["Parcel", "find_lists", "pack", "ship", "warning_of_copies"]
+__all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
 MAX_COPIED_BYTES: Final = 1_000_000_000  # all workers' copies together; more than this gets a warning
 MIN_LIST_BYTES: Final = 1 << 20  # smaller lists of bytes are pickled, not shared
@@ -105,7 +105,7 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
     return [fd, *inheritance.descriptors]
 
 
-def warning_of_copies(job_fd: int, job: Any, workers: int) -> str:
+def copy_warning(job_fd: int, job: Any, workers: int) -> str:
     """Return a warning if all workers together copy more than a gigabyte of data that is not shared; else ""."""
     copied_bytes = pickled_bytes(job_fd)
     if copied_bytes * workers <= MAX_COPIED_BYTES:

@@ -37,7 +37,7 @@ from gpuload.workers.inherited import apply_changes
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Request
 
-__all__ = ["Ended", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
+__all__ = ["EndOfSamples", "Pass", "Source", "init_position", "pickled_state", "worker_info"]
 
 SLOW_NS: Final = 200_000  # per sample; 130 KB from the page cache take 25 µs, and 100 µs on a busy machine
 CHUNKS_AHEAD: Final = 64  # chunks with read-ahead after a slow one, which look fast because of it
@@ -88,8 +88,8 @@ class Source:
     def open(self, request: Request, touch: Callable[[], None] = lambda: None) -> Callable[[int], Any]:
         """Return a function that reads the sample of a row of a chunk; call it for the rows in ascending order.
 
-        The function raises `Ended` when an iterable dataset has no more samples, and any error of the dataset. The
-        caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
+        The function raises `EndOfSamples` when an iterable dataset has no more samples, and any error of the dataset.
+        The caller measures its time. `touch` is called for each sample that an iterable dataset yields up to that row.
         """
         if request.changes != self._changes:
             self._changes = request.changes
@@ -260,7 +260,7 @@ def _keys_of(request: Request) -> list[Any]:
     return [int(key) if isinstance(key, np.integer) else key for key in request.indices]
 
 
-class Ended(Exception):
+class EndOfSamples(Exception):
     """The end of an iterable dataset."""
 
 
@@ -323,7 +323,7 @@ class Pass:
         """Return sample `number` of this pass; `touch` is called for each sample that the iterator yields until then.
 
         Raises:
-            Ended: there are fewer samples.
+            EndOfSamples: there are fewer samples.
             Exception: the iterator's error for this sample.
         """
         while self._next <= number:
@@ -336,7 +336,7 @@ class Pass:
 
     def _take(self) -> None:
         if self._ended:
-            raise Ended
+            raise EndOfSamples
         if self.broken is not None:
             raise self.broken
         if self._iterator is None:
@@ -354,7 +354,7 @@ class Pass:
             sample = next(self._iterator)
         except StopIteration:
             self._ended = True
-            raise Ended from None
+            raise EndOfSamples from None
         except Exception as error:
             sample_error = error
             if inspect.isgenerator(self._iterator) or getattr(self._iterator, "broken", False) is True:

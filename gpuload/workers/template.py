@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from gpuload.errors import one_line
 from gpuload.workers.job import Job, receive
-from gpuload.workers.main import be_a_child, end, run
+from gpuload.workers.main import end, run, set_up_child
 from gpuload.workers.protocol import FORKED, MAX_INLINE_BYTES, TEMPLATE_READY, TEMPLATE_UNFIT
 from gpuload.workers.start import Stopwatch
 
@@ -49,7 +49,7 @@ def serve(settings: dict[str, Any], descriptors: list[int]) -> None:
     """Unpickle the job, then fork a worker for each request of the parent, until the parent closes the socket."""
     stopwatch = Stopwatch()
     control_fd, lifeline_fd, stacks_fd, job_fd, ring_fd, board_fd, *_ = descriptors
-    be_a_child(lifeline_fd, stacks_fd, descriptors)
+    set_up_child(lifeline_fd, stacks_fd, descriptors)
     inherited_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses are lost
     # These errors mean that the parent has closed its end of the socket.
     with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
