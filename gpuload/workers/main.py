@@ -113,7 +113,7 @@ def run(worker: int, settings: dict[str, Any], descriptors: list[int], forked_jo
             while board.may_stay(worker) and (message := _next_message(queue, memory, counters)):
                 if runner.source.reads_ahead:
                     runner.source.will_need(next_request(queue, memory))
-                reply = _run(Request.unpack(message), worker, runner, board, ring)
+                reply = _process_request(Request.unpack(message), worker, runner, board, ring)
                 counters.flush()  # before the reply, so that the parent finds the chunk counted
                 send_reply(replies, reply)
                 board.write(worker, IDLE)
@@ -225,7 +225,7 @@ def _make_refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _run(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
+def _process_request(request: Request, worker: int, runner: ChunkRunner, board: Board, ring: np.ndarray) -> Reply:
     board.write(worker, request.chunk)
     return runner.run(
         request,

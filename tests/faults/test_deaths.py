@@ -225,7 +225,7 @@ class Unnoted(Deadly):
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do, taken = main._do, []
+        do, taken = main._process_request, []
 
         def die_or_do(request, *others):
             taken.append(request.chunk)
@@ -234,7 +234,7 @@ class Unnoted(Deadly):
                 kill_from_outside()
             return do(request, *others)
 
-        main._do = die_or_do
+        main._process_request = die_or_do
 
 
 @pytest.mark.slow

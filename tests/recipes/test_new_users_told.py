@@ -133,7 +133,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
         ("Unsaid has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "leave it out")),
+    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove it")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, OnLevels()]),
         ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),
