@@ -1,9 +1,9 @@
-"""How boxes and keypoints move when their image does.
+"""Moving boxes and keypoints together with their image.
 
 A point is (x, y) in pixels, measured from the top left corner of the image; the centre of pixel (0, 0) is at (½, ½).
-Boxes are (left, top, right, bottom). A map moves a box to the smallest box around its four moved corners, cut to the
-image where torchvision cuts it: after crops, padding and warps, but not after a flip or a mere resize. Keypoints are
-never cut; a flip takes them as numbers of pixels (x becomes width − 1 − x), as in torchvision.
+Boxes are (left, top, right, bottom). A map moves a box to the smallest box around its four moved corners. The result is
+clipped to the image where torchvision does so: after crops, padding and warps, but not after a flip or a plain resize.
+Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
 Everything is computed in float64. Integers stay integers: they are truncated after each transform, as in torchvision.
 """
@@ -40,14 +40,14 @@ CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The boxes and keypoints of one sample on their way through a chain.
+    """The boxes and keypoints of one sample while they move through a chain.
 
     Attributes:
-        boxes: for each leaf with boxes, float64 or int64 (n, 4).
-        points: for each leaf with keypoints, float64 or int64 (…, 2).
+        boxes: one array for each leaf with boxes, float64 or int64 (n, 4).
+        points: one array for each leaf with keypoints, float64 or int64 (…, 2).
         format: the format that a transform set for the boxes; None means unchanged.
-        left: int64 (n,), which of the original boxes are left; None means all.
-        valid: bool (n,), which of the keypoints are to be kept; None means all.
+        left: int64 (n,), the indices of the original boxes that remain; None means all.
+        valid: bool (n,), the keypoints to keep; None means all.
     """
 
     boxes: list[np.ndarray]
@@ -64,14 +64,14 @@ class Trail:
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The boxes of each sample after some records."""
+    """Return the boxes of each sample after the given records."""
     trails = [Trail([array]) for array in boxes]
     follow(records, trails)
     return [trail.boxes[0] for trail in trails]
 
 
 def follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
-    """Move the boxes and keypoints of each sample by some records; changes `trails`."""
+    """Move the boxes and keypoints of each sample through the records; changes `trails` in place."""
     for record in records:
         if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
@@ -94,8 +94,8 @@ def _step(record: Record, at: int, trail: Trail) -> None:
             trail.boxes = [_called(record, "apply_boxes", at, boxes, size_hw) for boxes in trail.boxes]
             trail.points = [_called(record, "apply_keypoints", at, points, size_hw) for points in trail.points]
         case ClampPoints():
-            most = np.maximum(size_hw[::-1] - 1, 0)
-            trail.points = [np.clip(points, 0, most).astype(points.dtype) for points in trail.points]
+            last_xy = np.maximum(size_hw[::-1] - 1, 0)
+            trail.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in trail.points]
         case TidyPoints():
             for points in trail.points:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
@@ -118,7 +118,7 @@ def _step(record: Record, at: int, trail: Trail) -> None:
 
 
 def _called(record: Call, method: str, at: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Boxes or keypoints, as a transform of the user's own moves them."""
+    """Move boxes or keypoints with a user-defined transform."""
     if not record.transform.has(method):
         return points
     height, width = size_hw.tolist()
@@ -128,20 +128,20 @@ def _called(record: Call, method: str, at: int, points: np.ndarray, size_hw: np.
     if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
         got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
         raise ValueError(
-            f"{record.name}.{method} must return a numpy array of shape {points.shape}, as given; got {got}"
+            f"{record.name}.{method} must return a numpy array of the input's shape, {points.shape}; got {got}"
         )
     return moved.astype(points.dtype)
 
 
 def _tidy(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Return which boxes are large enough, and within the image."""
+    """Return a mask of the boxes that are large enough and within the image."""
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
     return large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
 
 
 def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
-    """Mirror the targets of an image of this size: `axis` 0 upside down, 1 left to right."""
+    """Mirror the targets of an image of this size: vertically for `axis` 0, horizontally for 1."""
     first, second, length = 1 - axis, 3 - axis, size_hw[axis]
     for number, boxes in enumerate(trail.boxes):
         trail.boxes[number] = moved = boxes.copy()
@@ -185,19 +185,20 @@ def _is_whole(record: Box, at: int) -> bool:
 
 
 def _scaled(points: np.ndarray, record: Box, at: int) -> np.ndarray:
-    """Scaled from the box to the result; multiplied first, so that whole numbers come out exactly."""
+    """Scale points from the box to the result. They are multiplied before the division so that integers are exact."""
     before, after = record.box_tlhw[at, 3:1:-1], record.size_hw[at, ::-1]
     if (before == after).all():
         return points
-    times = points.shape[-1] // 2
-    return (points * np.tile(after, times) / np.tile(before, times)).astype(points.dtype)
+    repeats = points.shape[-1] // 2
+    return (points * np.tile(after, repeats) / np.tile(before, repeats)).astype(points.dtype)
 
 
 def _projected(record: Warp, at: int, points: np.ndarray) -> np.ndarray:
-    """Move points (…, 2) by a warp, whose coefficients lead the other way.
+    """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
 
-    The adjugate of its matrix is the inverse, up to a factor that the division takes out. Every step rounds as IEEE 754
-    says. `np.linalg.inv` and `@` round as the processor's BLAS kernel does: boxes differed from one CPU to the next.
+    The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
+    as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so boxes differed between
+    CPUs.
     """
     a, b, c, d, e, f, g, h = record.coefficients[at].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
