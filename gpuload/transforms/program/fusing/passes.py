@@ -396,13 +396,11 @@ class Passes:
                 continue
             images, passes = rows[entries], self.last[rows[entries]]
             values = np.zeros((len(entries), VALUES))
-            for axis, (_, _, position, direction, _) in enumerate(AXES):
+            for axis, (_, _, first, step, _) in enumerate(AXES):
                 # Operations use coordinates of the geometry's result, which can be mirrored and cut afterwards.
                 start, length = boxes[entries, axis], boxes[entries, axis + 2]
-                steps = self.jobs[passes, direction, images]
-                values[:, axis] = self.jobs[passes, position, images] + np.where(
-                    steps > 0, start, -(start + length - 1)
-                )
+                steps = self.jobs[passes, step, images]
+                values[:, axis] = self.jobs[passes, first, images] + np.where(steps > 0, start, -(start + length - 1))
                 values[:, axis + 2] = length
             values[:, 4 : 4 + self.channels] = levels
             self._operations.append(
