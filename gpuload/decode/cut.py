@@ -82,11 +82,11 @@ def _pays(part: Part[Grid]) -> bool:
     """Return whether cutting costs less than it saves. It saves decoding the bytes beside and above the region,
     assuming that all cells have equally many, and the extra time per pixel of a decoder of regions."""
     grid, (_, _, height, width), x0, x1, y0, y1 = part
-    count, needed = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
-    saved = (y1 * grid.columns - needed) / count * (len(grid.data) - grid.header.first_scan)
+    all_cells, part_cells = grid.rows * grid.columns, (y1 - y0) * (x1 - x0)
+    saved = (y1 * grid.columns - part_cells) / all_cells * (len(grid.data) - grid.header.first_scan)
     decoded = (x1 - x0) * grid.width * (y1 - y0) * grid.height
     gain = saved * BYTE_NS + height * width * REGION_PIXEL_NS - decoded * PIXEL_NS
-    return needed < count and gain > grid.cost_ns
+    return part_cells < all_cells and gain > grid.cost_ns
 
 
 class Intervals(Grid):

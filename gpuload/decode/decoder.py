@@ -114,10 +114,10 @@ class Decoder:
             raise DecodeError(f"mode='unchanged' gives all that a file holds, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
-        way = "gpuload.Encoded(data, mode='unchanged')"
+        alternative = "gpuload.Encoded(data, mode='unchanged')"
         if mode == "unchanged":
-            way = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
-        if (complaint := too_deep(f"this {header.format}", header.mode, way)) is not None:
+            alternative = f"gpuload.Image(array){' of what tifffile.imread gives' * (header.format == 'TIFF')}"
+        if (complaint := too_deep(f"this {header.format}", header.mode, alternative)) is not None:
             raise DecodeError(complaint)
         if mode != "unchanged":
             return CHANNELS[mode]

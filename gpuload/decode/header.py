@@ -194,19 +194,19 @@ def decoder_bytes(data: bytes, opened: PillowImage, scans: int) -> int:
 
 def _jpeg2000_tile(data: bytes) -> int | None:
     """Return the number of pixels in a tile, from the codestream's SIZ segment."""
-    at = 0
-    while data[at : at + 4] != b"\xff\x4f\xff\x51":  # the file consists of boxes, one of which holds the codestream
-        if data[at + 4 : at + 8] == b"jp2c":
-            at += 16 if data[at : at + 4] == b"\0\0\0\1" else 8
-            if data[at : at + 4] != b"\xff\x4f\xff\x51":
+    pos = 0
+    while data[pos : pos + 4] != b"\xff\x4f\xff\x51":  # the file consists of boxes, one of which holds the codestream
+        if data[pos + 4 : pos + 8] == b"jp2c":
+            pos += 16 if data[pos : pos + 4] == b"\0\0\0\1" else 8
+            if data[pos : pos + 4] != b"\xff\x4f\xff\x51":
                 return None
             break
-        length = int.from_bytes(data[at : at + 4], "big")
-        length = int.from_bytes(data[at + 8 : at + 16], "big") if length == 1 else length
+        length = int.from_bytes(data[pos : pos + 4], "big")
+        length = int.from_bytes(data[pos + 8 : pos + 16], "big") if length == 1 else length
         if length < 8:
             return None
-        at += length
-    width, height = (int.from_bytes(data[at + offset : at + offset + 4], "big") for offset in (24, 28))
+        pos += length
+    width, height = (int.from_bytes(data[pos + offset : pos + offset + 4], "big") for offset in (24, 28))
     return width * height or None
 
 
@@ -249,39 +249,39 @@ class JpegHeader(NamedTuple):
 
 def scan_markers(data: bytes) -> JpegHeader | None:
     """Read the segments from SOI to the first SOS; return None if there is anything but well-formed segments."""
-    at, frame, exif, xmp = 2, 0, b"", b""
+    pos, frame, exif, xmp = 2, 0, b"", b""
     bits = height = width = components = start = interval = index = 0
     try:
         while True:
-            marker, length = segment_at(data, at)
+            marker, length = segment_at(data, pos)
             if marker in PASSED_OVER:
                 pass
             elif marker in FRAMES:
                 if frame:
                     return None
-                frame, start = marker, at
-                bits, height, width, components = frame_at(data, at + 4)
+                frame, start = marker, pos
+                bits, height, width, components = frame_at(data, pos + 4)
             elif marker == 0xFFDA:
                 if not frame or not height or not width:
                     return None
-                single_scan = frame not in PROGRESSIVE and data[at + 4] == components
+                single_scan = frame not in PROGRESSIVE and data[pos + 4] == components
                 return JpegHeader(
-                    frame, bits, height, width, components, at, single_scan, exif, xmp, True, start, interval, index
+                    frame, bits, height, width, components, pos, single_scan, exif, xmp, True, start, interval, index
                 )
             elif marker == 0xFFE1:
-                if data.startswith(EXIF, at + 4):
-                    exif += data[at + 10 : at + 2 + length]
-                elif data.startswith(XMP, at + 4):
-                    xmp = data[at + 4 + len(XMP) : at + 2 + length]
+                if data.startswith(EXIF, pos + 4):
+                    exif += data[pos + 10 : pos + 2 + length]
+                elif data.startswith(XMP, pos + 4):
+                    xmp = data[pos + 4 + len(XMP) : pos + 2 + length]
             elif marker == 0xFFEA:
-                index = at if data.startswith(INDEX, at + 4) else index
+                index = pos if data.startswith(INDEX, pos + 4) else index
             elif marker == DRI:
-                (interval,) = number_at(data, at + 4)
+                (interval,) = number_at(data, pos + 4)
             elif marker == 0xFFFF:  # a fill byte
                 length = -1
             else:
                 return None
-            at += 2 + length
+            pos += 2 + length
     except struct.error:
         return None
 
@@ -294,21 +294,21 @@ def read_scans(data: bytes, header: JpegHeader) -> tuple[int, bool]:
     """
     if header.single_scan:
         return 1, True
-    count, at, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
+    count, pos, is_progressive = 0, header.first_scan, header.frame in PROGRESSIVE
     missing: dict[int, bytearray] = {}  # for each component and coefficient, the number of low bits not yet read
-    while (match := NEXT_MARKER.search(data, at)) is not None:
-        at = match.start()
-        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+    while (match := NEXT_MARKER.search(data, pos)) is not None:
+        pos = match.start()
+        marker, length = data[pos + 1], int.from_bytes(data[pos + 2 : pos + 4], "big")
         if marker == EOI[1]:
             break
         if marker == SOS[1]:
             count += 1
-            if is_progressive and len(segment := data[at + 4 : at + 2 + length]) > 5:
+            if is_progressive and len(segment := data[pos + 4 : pos + 2 + length]) > 5:
                 first, last, low = segment[-3], segment[-2], segment[-1] & 15
                 for component in segment[1:-3:2]:
                     bits = missing.setdefault(component, bytearray(b"\xff" * 64))
                     bits[first : last + 1] = bytes((low,)) * len(bits[first : last + 1])
-        at += 2 if marker == TEM else 2 + length
+        pos += 2 if marker == TEM else 2 + length
     complete = len(missing) == header.components and not any(map(any, missing.values()))
     return count, complete or not is_progressive
 
@@ -344,8 +344,8 @@ def mcus(header: JpegHeader, mcu: tuple[int, int]) -> tuple[int, int]:
 
 def scan_start(data: bytes, header: JpegHeader) -> int:
     """Return the offset of the first scan's entropy-coded data."""
-    at = header.first_scan + 2
-    return at + int.from_bytes(data[at : at + 2], "big")
+    pos = header.first_scan + 2
+    return pos + int.from_bytes(data[pos : pos + 2], "big")
 
 
 def is_transposed(orientation: int) -> bool:

@@ -94,13 +94,13 @@ class Index(Grid):
     @classmethod
     def read(cls, data: bytes, header: JpegHeader, mcu: tuple[int, int], blocks: tuple[int, ...]) -> Self | None:
         """Return the index of a JPEG that has one; None if it cannot belong to this file."""
-        at = header.index_at
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        at += 4 + len(INDEX)
-        if end < at + FIXED.size or end > header.frame_at:
+        pos = header.index_at
+        end = pos + 2 + int.from_bytes(data[pos + 2 : pos + 4], "big")
+        pos += 4 + len(INDEX)
+        if end < pos + FIXED.size or end > header.frame_at:
             return None
-        _, _, nbytes, spacing, place, first, others, kinds, *kind_of, lowest = FIXED.unpack_from(data, at)
-        start, joints_at, widths = scan_start(data, header), at + FIXED.size, (header.components, place, first, others)
+        _, _, nbytes, spacing, offset, first, other, kinds, *kind_of, lowest = FIXED.unpack_from(data, pos)
+        start, joints_at, widths = scan_start(data, header), pos + FIXED.size, (header.components, offset, first, other)
         stop = start + nbytes
         if not spacing or data[stop : stop + 2] != EOI:
             return None
@@ -133,17 +133,21 @@ class Index(Grid):
             return [None] if len(parts) == 1 else [result for part in parts for result in cls.cut([part])]
 
 
-def point_bytes(components: int, place: int, first: int, others: int) -> int:
+def point_bytes(components: int, position_bits: int, first_bits: int, other_bits: int) -> int:
     """Return the size in bytes of a point whose fields have these bit widths."""
-    return (place + first + (components - 1) * others + 7) // 8
+    return (position_bits + first_bits + (components - 1) * other_bits + 7) // 8
 
 
 @lru_cache(maxsize=64)
-def _shifts(components: int, place: int, first: int, others: int) -> tuple[int, ...]:
+def _shifts(components: int, position_bits: int, first_bits: int, other_bits: int) -> tuple[int, ...]:
     """Return the mask of a point's position field, then the left shifts and then the right shifts that extract each
     component's predictor."""
-    widths = [first] + [others] * (components - 1)
-    return (1 << place) - 1, *(POINT - place - end for end in accumulate(widths)), *(POINT - width for width in widths)
+    widths = [first_bits] + [other_bits] * (components - 1)
+    return (
+        (1 << position_bits) - 1,
+        *(POINT - position_bits - end for end in accumulate(widths)),
+        *(POINT - width for width in widths),
+    )
 
 
 def digest(header: bytes | memoryview, scan: bytes | memoryview) -> int:

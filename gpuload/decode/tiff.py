@@ -91,22 +91,22 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
     entry_struct = struct.Struct(order + entry)
     entry_bytes = entry_struct.size + value_bytes
     seen: set[int] = set()
-    at = 8 if is_big else 4
+    pos = 8 if is_big else 4
     try:
-        while (at := link.unpack_from(data, at)[0]) and at not in seen and len(seen) < 2 * MOST_PAGES:
-            seen.add(at)
-            (count,) = entries.unpack_from(data, at)
-            start, tags = at + entries.size, dict(USUAL)
-            for place in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
-                tag, kind, value_count = entry_struct.unpack_from(data, place)
+        while (pos := link.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MOST_PAGES:
+            seen.add(pos)
+            (count,) = entries.unpack_from(data, pos)
+            start, tags = pos + entries.size, dict(USUAL)
+            for entry_at in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
+                tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
                 if tag in USUAL and kind in TYPES and value_count:
                     number_struct = struct.Struct(order + TYPES[kind])
                     inline = value_count * number_struct.size <= value_bytes
-                    value_at = place + entry_struct.size
+                    value_at = entry_at + entry_struct.size
                     tags[tag] = number_struct.unpack_from(
                         data, value_at if inline else link.unpack_from(data, value_at)[0]
                     )[0]
             yield tags
-            at = start + count * entry_bytes
+            pos = start + count * entry_bytes
     except struct.error:  # the file is truncated or damaged
         return

@@ -213,8 +213,8 @@ class Block:
 
     def array(self, memory: np.ndarray, piece: int = 0, base: int = 0) -> np.ndarray:
         """Return the bits of a piece, N×…, as a view of `memory`, whose first byte has the offset `base`."""
-        at, count = self.pieces[piece]
-        return np.ndarray((count, *self.shape), self.dtype, memory, at - base)
+        offset, count = self.pieces[piece]
+        return np.ndarray((count, *self.shape), self.dtype, memory, offset - base)
 
 
 @dataclass(slots=True)
@@ -350,9 +350,9 @@ class Columns:
         blocks: dict[int, Block] = {}
         for leaf, first in chunks[0].blocks.items() if chunks else ():
             pieces = [
-                (start + at, n)
+                (start + offset, n)
                 for chunk, start in zip(chunks, offsets, strict=True)
-                for at, n in chunk.blocks[leaf].pieces
+                for offset, n in chunk.blocks[leaf].pieces
             ]
             blocks[leaf] = replace(first, pieces=pieces)
         return cls(
@@ -395,7 +395,7 @@ def entry(entries: Sequence[Any], row: int) -> Any:
 
 def one_for_all(entries: list[Any]) -> list[Any]:
     """Reduce a list of equal entries to one entry; return other lists unchanged."""
-    return entries[:1] if all(other == entries[0] for other in entries) else entries
+    return entries[:1] if all(item == entries[0] for item in entries) else entries
 
 
 def _each(entries: list[Any], count: int) -> list[Any]:

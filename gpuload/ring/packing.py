@@ -114,15 +114,17 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     buffers: Sequence[bytearray] = ()
     if count:
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-        buffers = [bytearray(slot[at : at + n]) for at, n in zip(spans[::2], spans[1::2], strict=True)]
+        buffers = [
+            bytearray(slot[position : position + n]) for position, n in zip(spans[::2], spans[1::2], strict=True)
+        ]
     content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
     # The columns are still plain tuples. Most chunks have one column of images, one of values, and no others.
     described: list[Any] = [*content.images, *content.masks]
-    at = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
+    position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in described])
     for columns in (content.images, content.masks):
         for number, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
-            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, at), leaves, _array(rows), kinds)
-            at += IMAGE.itemsize * length
+            columns[number] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _array(rows), kinds)
+            position += IMAGE.itemsize * length
     content.values, content.points = (
         {leaf: ValueColumn(values, _array(rows)) for leaf, values, rows in columns}  # pyright: ignore
         for columns in (content.values, content.points)
@@ -141,20 +143,20 @@ def _list(rows: Rows) -> list[int] | None:
 
 def spans_of(entries: Sequence[Sequence[np.ndarray]]) -> tuple[list[Span], int]:
     """Lay out entries one after the other, each a group of arrays of one type; return their spans and the end."""
-    spans, at = [], 0
+    spans, position = [], 0
     for arrays in entries:
         nbytes = sum([array.nbytes for array in arrays])
-        spans.append((at, nbytes, arrays[0].dtype.name))
-        at = align(at + nbytes, ALIGNMENT)
-    return spans, at
+        spans.append((position, nbytes, arrays[0].dtype.name))
+        position = align(position + nbytes, ALIGNMENT)
+    return spans, position
 
 
 def write_arrays(entries: Sequence[Sequence[np.ndarray]], spans: Sequence[Span], memory: np.ndarray) -> None:
     """Write the arrays of entries to their spans in `memory`, uint8."""
-    for arrays, (at, _, _) in zip(entries, spans, strict=True):
+    for arrays, (position, _, _) in zip(entries, spans, strict=True):
         for array in arrays:
-            np.ndarray(array.shape, array.dtype, memory, at)[...] = array
-            at += array.nbytes
+            np.ndarray(array.shape, array.dtype, memory, position)[...] = array
+            position += array.nbytes
 
 
 def _make_blocks(content: Columns, end: int, keep_types: bool) -> tuple[list[Filler], int]:

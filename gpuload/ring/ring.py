@@ -417,8 +417,8 @@ _watched: dict[int, weakref.ref] = {}
 atexit.register(_watched.clear)
 
 
-def on_collected(thing: object, function: Callable[..., object], *args: object) -> Callable[[], object]:
-    """Call ``function(*args)`` when `thing` is collected, in the thread that drops the last reference. Return a
+def on_collected(obj: object, function: Callable[..., object], *args: object) -> Callable[[], object]:
+    """Call ``function(*args)`` when `obj` is collected, in the thread that drops the last reference. Return a
     function that cancels the call.
 
     Works like `weakref.finalize`, but without the registry that the interpreter iterates at shutdown. The interpreter
@@ -430,7 +430,7 @@ def on_collected(thing: object, function: Callable[..., object], *args: object) 
         if watched.pop(id(ref), None) is not None:
             function(*args)
 
-    ref = weakref.ref(thing, call)
+    ref = weakref.ref(obj, call)
     _watched[id(ref)] = ref  # keyed by id, because a reference hashes as its referent and arrays are not hashable
     return lambda: _watched.pop(id(ref), None)
 

@@ -293,10 +293,10 @@ def stretch_table(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
 def equalize_table(counts: torch.Tensor) -> torch.Tensor:
     """Return the new level for each level, float64 (…, 256), given its number of pixels, int64 (…, 256)."""
     ramp = torch.arange(LEVELS, device=counts.device)
-    last = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
-    step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last)) // 255
-    before = counts.cumsum(dim=-1) - counts
-    table = ((before + step // 2) // step.clamp(min=1)).clamp_(max=255)
+    last_level = torch.where(counts > 0, ramp, 0).amax(dim=-1, keepdim=True)
+    step = (counts.sum(dim=-1, keepdim=True) - counts.gather(-1, last_level)) // 255
+    counts_below = counts.cumsum(dim=-1) - counts
+    table = ((counts_below + step // 2) // step.clamp(min=1)).clamp_(max=255)
     return torch.where(step > 0, table, ramp).to(torch.float64)
 
 

@@ -99,12 +99,12 @@ class Source:
         step = np.where(flipped, -step, step)
         return replace(self, base=base, **{"column_step" if horizontally else "row_step": step})
 
-    def transpose(self, which: np.ndarray) -> Source:
+    def transpose(self, transposed: np.ndarray) -> Source:
         """Swap rows and columns of some of the images."""
         swapped = {}
         for name, other_name in (("row_step", "column_step"), ("heights", "widths")):
-            swapped[name] = np.where(which, getattr(self, other_name), getattr(self, name))
-            swapped[other_name] = np.where(which, getattr(self, name), getattr(self, other_name))
+            swapped[name] = np.where(transposed, getattr(self, other_name), getattr(self, name))
+            swapped[other_name] = np.where(transposed, getattr(self, name), getattr(self, other_name))
         return replace(self, **swapped)
 
     @cached_property

@@ -98,12 +98,12 @@ class Program:
             return self, images
         resize = self.resize
         assert resize is not None
-        full, which = full_windows(resize.size_hw), resized[:, None]
-        box = np.where(which, full, resize.box_tlhw)
-        new_resize = replace(resize, box_tlhw=box, sizes_hw=np.where(which, resize.size_hw, resize.sizes_hw))
+        full, mask = full_windows(resize.size_hw), resized[:, None]
+        box = np.where(mask, full, resize.box_tlhw)
+        new_resize = replace(resize, box_tlhw=box, sizes_hw=np.where(mask, resize.size_hw, resize.sizes_hw))
         records = tuple(new_resize if record is resize else record for record in self.records)
-        sizes = np.where(which, resize.size_hw, self.sizes_hw)
-        images = image_table(images["offset"], images["shape"], sizes, np.where(which, full, images["region_tlhw"]))
+        sizes = np.where(mask, resize.size_hw, self.sizes_hw)
+        images = image_table(images["offset"], images["shape"], sizes, np.where(mask, full, images["region_tlhw"]))
         return replace(self, records=records, sizes_hw=sizes), images
 
     def part(self, start: int, end: int) -> Program:

@@ -33,13 +33,15 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displaced(record: Elastic, at: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `at` of a record by the displacement of the pixel that `rounded` maps their
-    coordinates to."""
-    size_hw = record.sizes_hw[at]
+def displaced(
+    record: Elastic, index: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `index` of a record by the displacement of the pixel that `rounded` maps
+    their coordinates to."""
+    size_hw = record.sizes_hw[index]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(rounded(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
-    key = Key(*record.keys[at].tolist())
+    key = Key(*record.keys[index].tolist())
     for plane in (0, 1):
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])

@@ -38,12 +38,12 @@ def full_windows(sizes_hw: np.ndarray) -> np.ndarray:
     return windows
 
 
-def transposed_boxes(boxes_tlhw: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Swap rows and columns of boxes, int64 (B, …, 4), for the images selected by `which`, bool (B,)."""
-    if not which.any():
+def transposed_boxes(boxes_tlhw: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+    """Swap rows and columns of boxes, int64 (B, …, 4), for the images selected by `transposed`, bool (B,)."""
+    if not transposed.any():
         return boxes_tlhw
-    which = which.reshape(-1, *[1] * (boxes_tlhw.ndim - 1))
-    return np.where(which, boxes_tlhw[..., [1, 0, 3, 2]], boxes_tlhw)
+    transposed = transposed.reshape(-1, *[1] * (boxes_tlhw.ndim - 1))
+    return np.where(transposed, boxes_tlhw[..., [1, 0, 3, 2]], boxes_tlhw)
 
 
 def source_windows(
@@ -122,8 +122,8 @@ def _plain_weights(centres: np.ndarray, lengths: np.ndarray, interpolation: str)
     firsts = places[:, :, 0]
     gathered = np.zeros_like(weights)
     for tap in range(2 * reach):
-        at = (places[:, :, tap] - firsts)[:, :, None]
-        np.put_along_axis(gathered, at, np.take_along_axis(gathered, at, 2) + weights[:, :, tap, None], 2)
+        offsets = (places[:, :, tap] - firsts)[:, :, None]
+        np.put_along_axis(gathered, offsets, np.take_along_axis(gathered, offsets, 2) + weights[:, :, tap, None], 2)
     return firsts, _fixed_point(gathered)
 
 

@@ -103,7 +103,7 @@ class Passes:
         self.transposed = np.zeros(count, np.bool_)
         self.tables: list[np.ndarray] = []
         self._table_length = 0
-        self._everything = np.arange(count)
+        self._all_rows = np.arange(count)
         self._level: int | None = 0  # the number of the last pass of all images; None means the numbers differ
         self._open = np.ones(count, np.bool_)  # whether the last pass only selects pixels so far
         self._operations: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -122,7 +122,7 @@ class Passes:
             first[R.CHANNEL_STEP] = 0
         first[R.BASE] = images["offset"]
         self._write_all(0, slice(None))
-        self._cut(self._everything, images["region_tlhw"], windows_tlhw)
+        self._cut(self._all_rows, images["region_tlhw"], windows_tlhw)
 
     @property
     def count(self) -> int:
@@ -152,7 +152,7 @@ class Passes:
 
     def set_last(self, numbers: Iterable[tuple[int, Any]]) -> None:
         """Set numbers of all images' last passes, from pairs of an index and an int64 (B,) or one number for all."""
-        passes, images = self._index(self._everything)
+        passes, images = self._index(self._all_rows)
         for column, number in numbers:
             self.jobs[passes, column, images] = number
 
@@ -160,7 +160,7 @@ class Passes:
         """Add the records of a program, each from its input window to its output window."""
         for number, record in enumerate(program.records):
             before, after = windows_tlhw[number], windows_tlhw[number + 1]
-            rows = self._everything
+            rows = self._all_rows
             if record.rows is not None:
                 rows, before, after = record.rows, before[record.rows], after[record.rows]
             match record:
@@ -493,9 +493,9 @@ class Passes:
             self.floats[passes, rows, R.LEVELS] = fill
 
 
-def _rows_where(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Return the rows selected by `which`; the same array if all are selected."""
-    return rows if which.all() else rows[which]
+def _rows_where(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return the rows selected by `mask`; the same array if all are selected."""
+    return rows if mask.all() else rows[mask]
 
 
 def _shifted(
@@ -513,10 +513,10 @@ def _shifted(
     return [np.where(numbers.view(np.uint32) < end, numbers, -1) for numbers, end in zip(places, ends, strict=True)]
 
 
-def _entries(which: np.ndarray) -> Any:
-    """Return where `which` is True as an index; a slice if everywhere, None if nowhere."""
-    entries = which.nonzero()[0]
-    return None if not len(entries) else slice(None) if len(entries) == len(which) else entries
+def _entries(mask: np.ndarray) -> Any:
+    """Return where `mask` is True as an index; a slice if everywhere, None if nowhere."""
+    entries = mask.nonzero()[0]
+    return None if not len(entries) else slice(None) if len(entries) == len(mask) else entries
 
 
 def _groups_of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
@@ -525,5 +525,5 @@ def _groups_of_one_size(sizes_hw: np.ndarray) -> list[np.ndarray]:
         return []
     if (sizes_hw == sizes_hw[0]).all():
         return [np.arange(len(sizes_hw))]
-    _, which = np.unique(sizes_hw, axis=0, return_inverse=True)
-    return [(which == number).nonzero()[0] for number in range(int(which.max()) + 1)]
+    _, groups = np.unique(sizes_hw, axis=0, return_inverse=True)
+    return [(groups == number).nonzero()[0] for number in range(int(groups.max()) + 1)]

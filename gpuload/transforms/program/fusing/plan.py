@@ -131,7 +131,7 @@ class Plan(NamedTuple):
         scratch = _place_scratch(passes)
         channel, *down_across = steps
         if passes.transposed.any():
-            down_across = [np.where(passes.transposed, *both) for both in (down_across[::-1], down_across)]
+            down_across = [np.where(passes.transposed, *pair) for pair in (down_across[::-1], down_across)]
         places = R.OUT_AT, R.OUT_CHANNEL, R.OUT_ROW, R.OUT_PIXEL
         passes.set_last(zip(places, (starts, channel, *down_across), strict=True))
         boxes = _place_boxes(passes, on_finished, channels[-1])
@@ -205,7 +205,7 @@ def portions(count: int, first: int = 0, *, programs: int) -> list[slice]:
         programs: the number of programs per image along the grid's first axis; images are along the second axis.
     """
     end, step = first + count, max(1, min(SECOND_AXIS, MOST_PROGRAMS // max(1, programs)))
-    return [slice(at, min(at + step, end)) for at in range(first, end, step)]
+    return [slice(start, min(start + step, end)) for start in range(first, end, step)]
 
 
 def _place_scratch(passes: Passes) -> tuple[int, int]:
@@ -265,19 +265,19 @@ def _launches(
             finished, kind = divmod(group, KINDS)
             max_tiles = int(tiles[start:end].max())
             for portion in portions(end - start, start, programs=max_tiles):
-                at, to = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
+                lo, hi = counting.searchsorted((portion.start, portion.stop)).tolist() if len(counting) else (0, 0)
                 pixels = 0
-                if to > at:
-                    places = jobs[R.OPERATIONS_AT, counting[at:to]]  # counting operations come first in a pass
-                    counted.append(_counted(jobs, counting[at:to], codes[places]))
+                if hi > lo:
+                    places = jobs[R.OPERATIONS_AT, counting[lo:hi]]  # counting operations come first in a pass
+                    counted.append(_counted(jobs, counting[lo:hi], codes[places]))
                     factors.append(values[places, 0])
                     pixels = int(counted[-1]["size_hw"].prod(axis=1).max())
-                inputs = tables, to - at, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
+                inputs = tables, hi - lo, pixels, *R.place_tables(jobs[:, portion].T, kind, tile.rows)
                 launches.append(
                     Launch(first, portion.stop - portion.start, max_tiles, number, kind, bool(finished), *inputs)
                 )
                 first += portion.stop - portion.start
-                tables += to - at
+                tables += hi - lo
         ints.append(jobs.T)
         floats.append(job_floats)
     return tuple(launches), [ints, floats], [[rows.view(np.int64) for rows in counted], factors]
