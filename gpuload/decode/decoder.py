@@ -41,7 +41,7 @@ DECODERS: Final = (NvImageCodec.name, SimpleJpeg.name, "Pillow", "cut", "scaled"
 # counts crops for which the entire JPEG was decoded because nvImageCodec cannot be used.
 COUNTED: Final = (*DECODERS, "whole")
 
-UNUSABLE: Final = "nvImageCodec is installed and cannot be used"  # the start of `Decoder.remark`
+UNUSABLE: Final = "nvImageCodec is installed but cannot be used"  # the start of `Decoder.remark`
 ENDS_EARLY: Final = "Premature end of JPEG file"  # libjpeg's text; simplejpeg reports only the first warning
 
 
@@ -77,7 +77,7 @@ class Decoder:
 
     @cached_property
     def jpeg_decoders(self) -> tuple[list[JpegDecoder], list[str]]:
-        """The usable decoders that JPEGs are passed to before Pillow, and for each unusable one the reason."""
+        """The usable decoders that JPEGs are passed to before Pillow, and why the other decoders are unusable."""
         usable: list[JpegDecoder] = []
         missing: list[str] = []
         for kind in (NvImageCodec, SimpleJpeg):
@@ -111,7 +111,7 @@ class Decoder:
                 cannot have.
         """
         if mode == "unchanged" and (lost := _lost(header)) is not None:
-            raise DecodeError(f"mode='unchanged' gives all that a file holds, but this TIFF has {lost}; {REMEDY}")
+            raise DecodeError(f"mode='unchanged' returns everything in a file, but this TIFF has {lost}; {REMEDY}")
         if mode == "unchanged" and self.dtype(header) != "uint8":
             return CHANNELS.get(header.mode, 1)
         alternative = "gpuload.Encoded(data, mode='unchanged')"
@@ -162,9 +162,9 @@ class Decoder:
         np.copyto(out[:, :, None], upright(values[:, :, None], header.orientation), casting="unsafe")
 
     def cuts(self, requests: Sequence[tuple[Encoded, Header, Region]]) -> list[Cut | None]:
-        """Cut the parts that regions need out of JPEGs. The results are for `decode`, whose arguments `requests` holds;
-        without them `decode` cuts the file itself. If cutting does not pay off, the cut is the entire file. Files that
-        are not JPEGs yield None.
+        """Cut the parts that regions need out of JPEGs, for the argument `part` of `decode`. Each request holds the
+        first three arguments of `decode`. If cutting does not pay off, the cut is the entire file. Files that are not
+        JPEGs yield None.
 
         Cutting several files before the first is decoded takes less than half the time, because CPU caches do not hold
         the code of both a decoder and a cut.

@@ -40,7 +40,7 @@ __all__ = [
 # but its file is equally large.
 MEMORY: Final[dict[str, int]] = {"TIFF": 8, "QOI": 8, "AVIF": 14, "WEBP": 16, "JPEG2000": 25}
 USUAL, SEVERAL_SCANS = 4, 12  # the decoder of a JPEG with several scans also holds its coefficients
-TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # tags of TIFF
+TILE_WIDTH, TILE_HEIGHT, SAMPLES = 322, 323, 277  # TIFF tags
 SOI = b"\xff\xd8\xff"
 EOI = b"\xff\xd9"
 SOS = b"\xff\xda"

@@ -29,7 +29,7 @@ from gpuload.errors import one_line
 __all__ = ["JpegDecoder", "NvImageCodec", "SimpleJpeg", "check_version", "columns"]
 
 NV_MAX_BYTES = 1 << 29  # limit of nvImageCodec's libjpeg extension (0.8 and 0.9); above it, another decoder is tried
-KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, or a single panorama would keep it in each worker
+KEEP_BYTES = 64 << 20  # larger image memory is freed after the image, so that no panorama stays in every worker
 VERBOSITY = "PYNVIMGCODEC_VERBOSITY"
 
 

@@ -100,12 +100,10 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
             for entry_at in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
                 tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
                 if tag in USUAL and kind in TYPES and value_count:
-                    number_struct = struct.Struct(order + TYPES[kind])
-                    inline = value_count * number_struct.size <= value_bytes
+                    scalar = struct.Struct(order + TYPES[kind])
+                    inline = value_count * scalar.size <= value_bytes
                     value_at = entry_at + entry_struct.size
-                    tags[tag] = number_struct.unpack_from(
-                        data, value_at if inline else link.unpack_from(data, value_at)[0]
-                    )[0]
+                    tags[tag] = scalar.unpack_from(data, value_at if inline else link.unpack_from(data, value_at)[0])[0]
             yield tags
             pos = start + count * entry_bytes
     except struct.error:  # the file is truncated or damaged

@@ -33,7 +33,7 @@ __all__ = ["ALIGN", "ALIGNMENT", "Packed", "Span", "read_content", "spans_of", "
 
 ALIGN = 64
 ALIGNMENT: Final = 16  # bytes, of consecutive small arrays: for a GPU's vector loads
-MIN_PAYLOAD_BYTES = 2048  # shorter arrays travel in the message
+MIN_PAYLOAD_BYTES = 2048  # shorter arrays are sent in the message
 Filler = Callable[[np.ndarray], Any]  # writes the rows of a block
 Span = tuple[int, int, str]  # location of an array: offset and length in bytes, and numpy's name of its type
 # Types that only torch has, each with the numpy type that holds its bits.
@@ -114,9 +114,7 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     buffers: Sequence[bytearray] = ()
     if count:
         spans = np.frombuffer(meta, np.int64, 2 * count, 8).tolist()
-        buffers = [
-            bytearray(slot[position : position + n]) for position, n in zip(spans[::2], spans[1::2], strict=True)
-        ]
+        buffers = [bytearray(slot[start : start + n]) for start, n in zip(spans[::2], spans[1::2], strict=True)]
     content = Columns(*pickle.loads(memoryview(meta)[8 * (1 + 2 * count) :], buffers=buffers))
     # The columns are still plain tuples. Most chunks have one column of images, one of values, and no others.
     described: list[Any] = [*content.images, *content.masks]

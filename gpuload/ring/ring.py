@@ -1,4 +1,4 @@
-"""The ring of slots that pixels travel in: one memfd, mapped by the main process and by every worker.
+"""The ring of slots that carries pixels: one memfd, mapped by the main process and by every worker.
 
 Memory layout: a sparse memfd of `ring_bytes` bytes, mapped in full. Only pages that have been written to use memory. A
 *slot* is a page-aligned range of the memfd that holds the results of one chunk. Released slots are reused, the most

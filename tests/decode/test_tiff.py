@@ -91,7 +91,7 @@ def test_what_is_not_given_is_refused_where_all_was_asked_for(given: list[Tags],
         r"'HWC'\) of uint8, uint16 or float32$"
     )
     with pytest.raises(
-        DecodeError, match=f"^mode='unchanged' gives all that a file holds, but this TIFF has {lost}{end}"
+        DecodeError, match=f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
     ):
         decoded(data, "unchanged")
 

@@ -323,7 +323,7 @@ def _solarize(canvas: Canvas, values: Sequence[float]) -> None:
     if threshold > 255:
         return
     above = np.greater_equal(image, max(threshold, 0)).view(np.uint8)
-    canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # 255 where it was 1
+    canvas.set(np.bitwise_xor(image, np.negative(above, out=above)))  # becomes 255 where it was 1
 
 
 def _autocontrast(canvas: Canvas, values: Sequence[float]) -> None:

@@ -94,7 +94,7 @@ def _coded(planes: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     n, channels, height, width = numbers.shape
     blocks = numbers.view(n, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(3, 4)
     basis = upload(np.array(COSINES, np.float64), planes.device)
-    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # 8 times as large
+    forward = _shifted(basis @ _shifted(blocks @ basis.T, BITS - MORE_BITS), BITS + MORE_BITS)  # scaled by 8
     steps = torch.copysign(((forward.abs() + 4 * table) / (8 * table)).floor(), forward)
     between = _shifted(basis.T @ (steps * table), BITS - MORE_BITS)
     back = _shifted(between @ basis, BITS + MORE_BITS + 3).add_(128).clamp_(0, 255)

@@ -33,15 +33,13 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displaced(
-    record: Elastic, index: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Move points (…, 2), x and y, of image `index` of a record by the displacement of the pixel that `rounded` maps
+def displaced(record: Elastic, i: int, points: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Move points (…, 2), x and y, of image `i` of a record by the displacement of the pixel that `rounded` maps
     their coordinates to."""
-    size_hw = record.sizes_hw[index]
+    size_hw = record.sizes_hw[i]
     displaced_xy = points.reshape(-1, 2).astype(np.float64)
     pixels = np.clip(rounded(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
-    key = Key(*record.keys[index].tolist())
+    key = Key(*record.keys[i].tolist())
     for plane in (0, 1):
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])

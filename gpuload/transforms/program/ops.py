@@ -47,7 +47,7 @@ OPS: Final = (
     "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which consists of box blurs
     "jpeg",  # quality, 1 … 100
 )
-NOTHING: Final = -1  # the code of no operation
+NOTHING: Final = -1  # the code that means no operation
 VALUES: Final = 8  # the maximum number of values of an operation
 NO_SIZES: Final = np.empty((0, 2), np.int64)  # `sizes_hw` until a record becomes part of a program
 
@@ -449,9 +449,9 @@ def in_params(params: Any, change: Callable[[Any], Any]) -> Any:
     return change(params)
 
 
-# The records after these two lines change numbers and boxes.
+# The record classes below change numbers and boxes.
 CHANGES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic, Ops, Mixture, Erase, Mix, Call)
-MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # and operations named "warp"
+MOVES_PIXELS: Final = (Box, Flip, Turn, Warp, Elastic)  # operations named "warp" also do
 
 
 @dataclass(eq=False, repr=False)

@@ -75,13 +75,13 @@ def follow(records: Iterable[Record], trails: Sequence[Trail]) -> None:
     for record in records:
         if isinstance(record, MOVES):
             rows = range(len(trails)) if record.rows is None else record.rows.tolist()
-            for index, row in enumerate(rows):
-                _step(record, index, trails[row])
+            for i, row in enumerate(rows):
+                _step(record, i, trails[row])
 
 
-def _step(record: Record, index: int, trail: Trail) -> None:
-    """Move the targets of one sample by a record; `index` is the sample's index in the record's arrays."""
-    size_hw = record.sizes_hw[index]
+def _step(record: Record, i: int, trail: Trail) -> None:
+    """Move the targets of one sample by a record; `i` is the sample's index in the record's arrays."""
+    size_hw = record.sizes_hw[i]
     match record:
         case Reformat():
             trail.format = record.format
@@ -91,8 +91,8 @@ def _step(record: Record, index: int, trail: Trail) -> None:
             if trail.boxes:
                 trail.keep(_tidy(record, trail.boxes[0], size_hw))
         case Call():
-            trail.boxes = [_called(record, "apply_boxes", index, boxes, size_hw) for boxes in trail.boxes]
-            trail.points = [_called(record, "apply_keypoints", index, points, size_hw) for points in trail.points]
+            trail.boxes = [_called(record, "apply_boxes", i, boxes, size_hw) for boxes in trail.boxes]
+            trail.points = [_called(record, "apply_keypoints", i, points, size_hw) for points in trail.points]
         case ClampPoints():
             last_xy = np.maximum(size_hw[::-1] - 1, 0)
             trail.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in trail.points]
@@ -101,29 +101,29 @@ def _step(record: Record, index: int, trail: Trail) -> None:
                 inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
                 trail.valid = inside if trail.valid is None else trail.valid & inside
         case Flip():
-            if record.flipped[index]:
+            if record.flipped[i]:
                 _mirror(trail, record.axis, size_hw)
         case Turn():
-            if record.transposed[index]:
+            if record.transposed[i]:
                 trail.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in trail.boxes]
                 trail.points = [points[..., ::-1] for points in trail.points]
                 size_hw = size_hw[::-1]
-            for axis in np.flatnonzero(record.flipped[index]).tolist():
+            for axis in np.flatnonzero(record.flipped[i]).tolist():
                 _mirror(trail, axis, size_hw)
         case Box() | Elastic() | Warp():
             if isinstance(record, Box) and record.kept_boxes is not None and trail.boxes:
-                trail.keep(record.kept_boxes[index, : len(trail.boxes[0])])
-            trail.boxes = [_moved_boxes(record, index, boxes) for boxes in trail.boxes]
-            trail.points = [_moved_points(record, index, points) for points in trail.points]
+                trail.keep(record.kept_boxes[i, : len(trail.boxes[0])])
+            trail.boxes = [_moved_boxes(record, i, boxes) for boxes in trail.boxes]
+            trail.points = [_moved_points(record, i, points) for points in trail.points]
 
 
-def _called(record: Call, method: str, index: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
+def _called(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
     """Move boxes or keypoints with a user-defined transform."""
     if not record.transform.has(method):
         return points
     height, width = size_hw.tolist()
     moved = getattr(record.transform, method)(
-        points.copy(), in_params(record.params, lambda array: array[index]), (height, width)
+        points.copy(), in_params(record.params, lambda array: array[i]), (height, width)
     )
     if not isinstance(moved, np.ndarray) or moved.shape != points.shape:
         got = f"an array of shape {moved.shape}" if isinstance(moved, np.ndarray) else type(moved).__name__
@@ -151,60 +151,56 @@ def _mirror(trail: Trail, axis: int, size_hw: np.ndarray) -> None:
         moved[..., first] = length - 1 - points[..., first]
 
 
-def _moved_boxes(record: Box | Elastic | Warp, index: int, boxes: np.ndarray) -> np.ndarray:
-    if not len(boxes) or _stays(record, index):
+def _moved_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.ndarray:
+    if not len(boxes) or _stays(record, i):
         return boxes
     if isinstance(record, Box):
-        moved = boxes - np.tile(record.box_tlhw[index, 1::-1], 2)
-        if record.cuts or not _is_whole(record, index):
-            moved = _clipped(moved, record.box_tlhw[index, 2:])
-        return _scaled(moved, record, index)
+        moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
+        if record.cuts or not _is_whole(record, i):
+            moved = _clipped(moved, record.box_tlhw[i, 2:])
+        return _scaled(moved, record, i)
     corners = boxes[:, CORNERS]
-    corners = (
-        _projected(record, index, corners) if isinstance(record, Warp) else displaced(record, index, corners, np.ceil)
-    )
+    corners = _projected(record, i, corners) if isinstance(record, Warp) else displaced(record, i, corners, np.ceil)
     moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    return _clipped(moved, record.after_hw[index]).astype(boxes.dtype)
+    return _clipped(moved, record.after_hw[i]).astype(boxes.dtype)
 
 
-def _moved_points(record: Box | Elastic | Warp, index: int, points: np.ndarray) -> np.ndarray:
-    if not points.size or _stays(record, index):
+def _moved_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:
+    if not points.size or _stays(record, i):
         return points
     if isinstance(record, Box):
-        return _scaled(points - record.box_tlhw[index, 1::-1], record, index)
-    moved = (
-        _projected(record, index, points) if isinstance(record, Warp) else displaced(record, index, points, np.trunc)
-    )
+        return _scaled(points - record.box_tlhw[i, 1::-1], record, i)
+    moved = _projected(record, i, points) if isinstance(record, Warp) else displaced(record, i, points, np.trunc)
     return moved.astype(points.dtype)
 
 
-def _stays(record: Box | Elastic | Warp, index: int) -> bool:
+def _stays(record: Box | Elastic | Warp, i: int) -> bool:
     if isinstance(record, Box):
-        return _is_whole(record, index) and np.array_equal(record.size_hw[index], record.sizes_hw[index])
-    return isinstance(record, Warp) and not record.warped[index]
+        return _is_whole(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
+    return isinstance(record, Warp) and not record.warped[i]
 
 
-def _is_whole(record: Box, index: int) -> bool:
-    return np.array_equal(record.box_tlhw[index], [0, 0, *record.sizes_hw[index]])
+def _is_whole(record: Box, i: int) -> bool:
+    return np.array_equal(record.box_tlhw[i], [0, 0, *record.sizes_hw[i]])
 
 
-def _scaled(points: np.ndarray, record: Box, index: int) -> np.ndarray:
+def _scaled(points: np.ndarray, record: Box, i: int) -> np.ndarray:
     """Scale points from the box to the result. They are multiplied before the division so that integers are exact."""
-    old_size, new_size = record.box_tlhw[index, 3:1:-1], record.size_hw[index, ::-1]
+    old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
     if (old_size == new_size).all():
         return points
     repeats = points.shape[-1] // 2
     return (points * np.tile(new_size, repeats) / np.tile(old_size, repeats)).astype(points.dtype)
 
 
-def _projected(record: Warp, index: int, points: np.ndarray) -> np.ndarray:
+def _projected(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
     """Move points (…, 2) by a warp, whose coefficients map in the opposite direction.
 
     The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every step here rounds
     as IEEE 754 specifies. `np.linalg.inv` and `@` round as the processor's BLAS kernel does, so boxes differed between
     CPUs.
     """
-    a, b, c, d, e, f, g, h = record.coefficients[index].tolist()
+    a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
     x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
     moved = np.stack(
         [(e - f * h) * x + (c * h - b) * y + (b * f - c * e), (f * g - d) * x + (a - c * g) * y + (c * d - a * f)],

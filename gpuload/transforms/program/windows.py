@@ -28,7 +28,7 @@ _SUPPORTS: Final = np.array([*SUPPORT.values()])
 _IS_PLAIN: Final = np.array([name in PLAIN.values() for name in FILTERS])
 SMOOTHING: Final = ("bilinear", "bicubic", "lanczos")  # filters that antialias when an image becomes smaller
 FIXED_LIMIT: Final = 32768.0  # nearest pixels of maps with coordinates beyond this limit are not found in fixed point
-PRECISION_BITS: Final = 22  # of the fixed-point weights: 32 bits minus 8 for a level and 2 for overflow
+PRECISION_BITS: Final = 22  # fractional bits of fixed-point weights: 32 minus 8 for a level and 2 for overflow
 
 
 def full_windows(sizes_hw: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ COUNTED: Final = np.dtype([("base", "i8"), ("size_hw", "i8", 2), ("code", "i8"),
 # A box to erase. For a constant, its numbers are the bits of three float32; for random numbers, the index of the first
 # random number and the two words of the key.
 ERASED: Final = np.dtype([("box_tlhw", "i8", 4), ("kind", "i8"), ("numbers", "i8", 3)])
-RECORD: Final = ERASED.itemsize // 8  # its number of int64
+RECORD: Final = ERASED.itemsize // 8  # the size of an entry, in int64 numbers
 KINDS: Final = ("const", "rand", "pixel")  # the kinds of erasing
 TRANSPOSED_PIXEL: Final = len(KINDS)  # "pixel" in a result whose rows are written as columns
 
@@ -121,7 +121,7 @@ def place_tables(ints: np.ndarray, kind: int, rows: int) -> tuple[int, int]:
         taps_x = np.minimum(ints[:, KERNEL_W], widths)
         lines = ints[:, KERNEL_H] + (rows - 1)
     lines = np.minimum(lines, heights)
-    heights, widths = ints.T[OUT]  # of the results
+    heights, widths = ints.T[OUT]  # sizes of the results
     ints[:, TAPS] = taps = _round_up(taps_x, TAPS_AT_ONCE)
     ints[:, LINES] = lines = _round_up(lines, LINES_AT_ONCE)
     # Row tables begin at multiples of `rows`, so that the weights of a source row can be read together.

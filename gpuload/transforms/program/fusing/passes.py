@@ -421,17 +421,17 @@ class Passes:
         """Return which images with open passes have sources without gaps in memory, so that their pixels can be
         counted. For planes, return whether they would have no gaps as H×W×C, so that planes get the same passes."""
         passes, images = self._index(rows)
-        is_dense = (self.jobs[passes, R.CHANNEL_STEP, images] == 1) & (
+        dense = (self.jobs[passes, R.CHANNEL_STEP, images] == 1) & (
             self.jobs[passes, R.COLUMN_STEP, images] == self.channels
         )
-        is_dense &= self.jobs[passes, R.ROW_STEP, images] == self.jobs[passes, R.WIDTH, images] * self.channels
+        dense &= self.jobs[passes, R.ROW_STEP, images] == self.jobs[passes, R.WIDTH, images] * self.channels
         if self._steps is None:
-            return is_dense
+            return dense
         first = self.jobs[0][:, rows]
-        is_source_dense = (first[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
+        source_dense = (first[R.SOURCE_STEPS] == self._steps[rows].T).all(axis=0) & (
             first[R.WIDTH] == self._widths[rows]
         )
-        return np.where(self.last[rows] == 0, is_source_dense, is_dense)
+        return np.where(self.last[rows] == 0, source_dense, dense)
 
     def _open_passes(self, rows: np.ndarray) -> np.ndarray:
         """Return open passes of these images; begin new passes if needed."""
@@ -461,9 +461,8 @@ class Passes:
         self._set(passes, R.WHOLE, images, sizes)
         self._write_all(passes, images)
         self._open[rows] = True
-        if (
-            transposed := self.transposed[rows]
-        ).any():  # the last pass wrote rows as rows, so this pass reads them as columns
+        # The last pass wrote rows as rows, so this pass reads them as columns.
+        if (transposed := self.transposed[rows]).any():
             self.transposed[rows] = False
             self._transpose(_rows_where(rows, transposed))
 
