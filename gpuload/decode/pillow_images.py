@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuload.decode.tiff import not_given
+from gpuload.decode.tiff import lost_content
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -122,7 +122,7 @@ class PillowImage:
         is_uint16 = self._is_wide or self.mode.startswith("I;16") or (self.mode == "I" and image.format != "TIFF")
         self.dtype: str = "uint16" if is_uint16 else "float32" if self.mode == "F" else "uint8"
         bits = 8 if self.mode in CHANNELS and self.dtype == "uint8" else 32
-        self.lost = not_given(data, CHANNELS.get(self.mode, 1), bits) if image.format == "TIFF" else None
+        self.lost = lost_content(data, CHANNELS.get(self.mode, 1), bits) if image.format == "TIFF" else None
 
     def _load(self) -> None:
         # Pillow drops its list of tiles even if loading failed, and would return half-filled memory the next time.

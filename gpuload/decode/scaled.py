@@ -67,9 +67,9 @@ def choose_eighths(
     is_whole = is_cut or (height, width) == (header.height, header.width)
     sample_ns, pixel_ns = (WHOLE_SAMPLE_NS, WHOLE_PIXEL_NS) if is_whole else (REGION_SAMPLE_NS, REGION_PIXEL_NS)
     exact_ns = height * width * (samples * sample_ns + pixel_ns)
-    decoded = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
+    decoded_pixels = height * width if is_cut else (top + height if _can_end(header) else header.height) * header.width
     taps = 2 * SUPPORT[interpolation] * height * eighths / 8 * (width * eighths / 8 + size_hw[1])
-    scaled_ns = SCALED_NS + decoded * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
+    scaled_ns = SCALED_NS + decoded_pixels * samples * SCALED_SAMPLE_NS[eighths] + taps * TAP_NS
     return eighths if scaled_ns < exact_ns else 0
 
 
@@ -79,11 +79,11 @@ def decode_scaled(
     """Decode the part of the smaller picture that holds a region with simplejpeg's `decode_jpeg`; None if it
     complains."""
     top, left, height, width = region_tlhw
-    ended, part = None, cut(data, header, region_tlhw)
+    shortened, part = None, cut(data, header, region_tlhw)
     if part is not None:  # the cut begins at a block boundary, so the smaller picture's pixels are the same
         data, header, (top, left, height, width) = part
-    elif (ended := _ended(data, header, top + height)) is not None:
-        data, header = ended
+    elif (shortened := _shortened(data, header, top + height)) is not None:
+        data, header = shortened
     share = eighths / 8
     size = math.ceil(header.height * share), math.ceil(header.width * share)
     pixels = np.empty((*size, 1 if grey else 3), np.uint8)
@@ -93,7 +93,7 @@ def decode_scaled(
         if decoded.shape != pixels.shape:
             return None
     except Exception as error:
-        if ended is None or not MORE_ROWS.fullmatch(str(error)):
+        if shortened is None or not MORE_ROWS.fullmatch(str(error)):
             return None
     y0, x0 = int(top * share), int(left * share)
     y1, x1 = math.ceil((top + height) * share), math.ceil((left + width) * share)
@@ -106,7 +106,7 @@ def _can_end(header: JpegHeader) -> bool:
     return header.single_scan and not header.restart_interval
 
 
-def _ended(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
+def _shortened(data: bytes, header: JpegHeader, row: int) -> tuple[bytes, JpegHeader] | None:
     """Return a JPEG whose header ends the picture after the blocks that contain the rows above `row`, so that nothing
     below is decoded; None if this is impossible or would change nothing."""
     if not _can_end(header):

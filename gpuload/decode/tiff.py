@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["REMEDY", "Page", "not_given", "pages", "remedy"]
+__all__ = ["REMEDY", "Page", "lost_content", "pages", "remedy"]
 
 REMEDY: Final = (
     "read it in the dataset, as with tifffile.imread(path), and yield gpuload.Image(array, layout='CHW' or 'HWC') of "
@@ -51,7 +51,7 @@ def pages(data: bytes) -> list[Page]:
     return listed
 
 
-def not_given(data: bytes, channels: int, bits: int) -> str | None:
+def lost_content(data: bytes, channels: int, bits: int) -> str | None:
     """Describe what would be lost if a TIFF were read as its first page with this many channels of at most this many
     bits; None if nothing would be lost."""
     listed = pages(data)
@@ -86,24 +86,26 @@ def _directories(data: bytes) -> Iterator[dict[int, int]]:
     """Iterate over the pages; yield the first number of each tag in `USUAL`, or its default."""
     order = "<" if data[:2] == b"II" else ">"
     is_big = data[2:4] in (b"+\0", b"\0+")
-    head, entry, value_bytes, number = ("Q", "HHQ", 8, "Q") if is_big else ("H", "HHI", 4, "I")
-    entries, link = struct.Struct(order + head), struct.Struct(order + number)
-    entry_struct = struct.Struct(order + entry)
+    count_format, entry_format, value_bytes, offset_format = ("Q", "HHQ", 8, "Q") if is_big else ("H", "HHI", 4, "I")
+    count_struct, offset_struct = struct.Struct(order + count_format), struct.Struct(order + offset_format)
+    entry_struct = struct.Struct(order + entry_format)
     entry_bytes = entry_struct.size + value_bytes
     seen: set[int] = set()
     pos = 8 if is_big else 4
     try:
-        while (pos := link.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MOST_PAGES:
+        while (pos := offset_struct.unpack_from(data, pos)[0]) and pos not in seen and len(seen) < 2 * MOST_PAGES:
             seen.add(pos)
-            (count,) = entries.unpack_from(data, pos)
-            start, tags = pos + entries.size, dict(USUAL)
+            (count,) = count_struct.unpack_from(data, pos)
+            start, tags = pos + count_struct.size, dict(USUAL)
             for entry_at in range(start, start + min(count, MOST_ENTRIES) * entry_bytes, entry_bytes):
                 tag, kind, value_count = entry_struct.unpack_from(data, entry_at)
                 if tag in USUAL and kind in TYPES and value_count:
                     scalar = struct.Struct(order + TYPES[kind])
                     inline = value_count * scalar.size <= value_bytes
                     value_at = entry_at + entry_struct.size
-                    tags[tag] = scalar.unpack_from(data, value_at if inline else link.unpack_from(data, value_at)[0])[0]
+                    tags[tag] = scalar.unpack_from(
+                        data, value_at if inline else offset_struct.unpack_from(data, value_at)[0]
+                    )[0]
             yield tags
             pos = start + count * entry_bytes
     except struct.error:  # the file is truncated or damaged

@@ -67,15 +67,16 @@ def map_ring(fd: int, ring_bytes: int) -> mmap.mmap:
 
 
 def map_file(fd: int, nbytes: int) -> np.ndarray:
-    """Map the first `nbytes` bytes of a memory file, shared and writable; the mapping lives as long as the returned
-    array. It holds its own descriptor for that time before Python 3.13, and none from 3.13 on."""
+    """Map the first `nbytes` bytes of a memory file, shared and writable. The mapping lives as long as the returned
+    array. Before Python 3.13 it also holds a duplicate of the descriptor."""
     options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     return np.frombuffer(mmap.mmap(fd, nbytes, **options), np.uint8)
 
 
 @contextlib.contextmanager
 def standard_streams_taken() -> Iterator[None]:
-    """Enter a context in which no new descriptor is 0, 1 or 2. On exit, those that were closed before are closed again.
+    """Occupy descriptors 0, 1 and 2 within a context, so that no new descriptor gets these numbers. On exit, the ones
+    that were closed before are closed again.
 
     A program can start with descriptors 0, 1 or 2 closed (cron, daemons), and the system assigns the lowest free
     number. The ring would become descriptor 1, and a worker's output would be written into pixels.
@@ -112,17 +113,17 @@ def running_on(cpus: frozenset[int]) -> Iterator[None]:
     Memory is placed on the NUMA node of the CPU that first touches it, and page-locking touches it. New memory and new
     processes therefore end up near a device. `mbind` would need a privilege that containers deny.
     """
-    before: set[int] = set()
+    old_cpus: set[int] = set()
     if cpus:
         with contextlib.suppress(OSError):
-            before = os.sched_getaffinity(0)
+            old_cpus = os.sched_getaffinity(0)
             os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
-        if before:
+        if old_cpus:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, before)
+                os.sched_setaffinity(0, old_cpus)
 
 
 def move(pids: Iterable[int], cpus: frozenset[int]) -> None:
@@ -290,10 +291,10 @@ class Ring:
         has less left once the ring is full. The check takes 0.4 ms, so its result is reused for `SPARE_S`."""
         now = time.monotonic()
         if now - self._spare_since > SPARE_S:
-            left = self._memory_left() if self._memory_left is not None else None
-            if left is not None:
-                left -= self.ring_bytes - self._allocated_bytes() + MARGIN_BYTES
-            self._spare_bytes = self.ring_bytes if left is None else max(0, min(left, self.ring_bytes))
+            left_bytes = self._memory_left() if self._memory_left is not None else None
+            if left_bytes is not None:
+                left_bytes -= self.ring_bytes - self._allocated_bytes() + MARGIN_BYTES
+            self._spare_bytes = self.ring_bytes if left_bytes is None else max(0, min(left_bytes, self.ring_bytes))
             self._spare_since = now
         return self._spare_bytes
 
@@ -318,8 +319,8 @@ class Ring:
         Return False if more than 1/LENT_SHARE of the ring would be on loan, because the user decides when a slot comes
         back.
         """
-        lent = [slot, *self._lent.values(), *self._forked]
-        if self.fd < 0 or sum(other.capacity_bytes for other in lent) > self.ring_bytes // LENT_SHARE:
+        lent_slots = [slot, *self._lent.values(), *self._forked]
+        if self.fd < 0 or sum(lent_slot.capacity_bytes for lent_slot in lent_slots) > self.ring_bytes // LENT_SHARE:
             return False
         # A forked process keeps the arrays that existed at the fork.
         self._map.madvise(mmap.MADV_DOFORK, slot.offset, slot.capacity_bytes)
@@ -333,14 +334,14 @@ class Ring:
 
     def collect(self) -> bool:
         """Release the lent slots whose arrays have all been collected; return True if there were any."""
-        collected = False
+        has_released = False
         while self._returned:
             slot = self._lent.pop(self._returned.popleft(), None)
             if slot is not None:
                 self._map.madvise(mmap.MADV_DONTFORK, slot.offset, slot.capacity_bytes)
                 self.release(slot)
-                collected = True
-        return collected
+                has_released = True
+        return has_released
 
     def close(self) -> None:
         """Retire the free slots and close the descriptor; the mapping ends with its last reference. Idempotent."""
@@ -359,17 +360,18 @@ class Ring:
 
     def _lacking(self, extra_bytes: int = 0) -> str | None:
         """Return why the machine has no memory for all slots plus `extra_bytes`, or None if it has."""
-        left = self._memory_left() if self._memory_left is not None else None
-        if left is None:
+        left_bytes = self._memory_left() if self._memory_left is not None else None
+        if left_bytes is None:
             return None
-        # Pages count against the limit only once they are written to, so `left` still includes the promised bytes.
+        # Pages count against the limit only once they are written to, so `left_bytes` still includes the promised bytes.
         promised = max(0, self.slot_bytes - self._allocated_bytes()) + extra_bytes
-        if promised + MARGIN_BYTES <= left:
+        if promised + MARGIN_BYTES <= left_bytes:
             return None
         return (
             f"decoded images need {promised:,} more bytes of memory, in addition to {MARGIN_BYTES:,} for the rest of "
-            f"the program, but its control group has only {left:,} bytes left. Use a smaller batch_size or chunk_size, "
-            "use fewer workers, let the first transform crop, or raise the memory limit of the container or job"
+            f"the program, but its control group has only {left_bytes:,} bytes left. Use a smaller batch_size or "
+            "chunk_size, use fewer workers, let the first transform crop, or raise the memory limit of the container "
+            "or job"
         )
 
     def _log_growth(self, slot: Slot) -> None:

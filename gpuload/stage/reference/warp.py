@@ -38,7 +38,7 @@ from gpuload.stage.reference.blur import mirrored
 from gpuload.stage.reference.resample import image_on_grid
 from gpuload.transforms.program.fields import gaussian, kernel_size
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import nearest_ways, scaled_pixels
+from gpuload.transforms.program.windows import nearest_methods, scaled_pixels
 
 __all__ = ["deform", "mapped_points", "nearest_pixels", "warp_batch", "warp_image"]
 
@@ -166,7 +166,7 @@ def nearest_pixels(
     levels: torch.Tensor, coefficients: np.ndarray, size_hw: tuple[int, int], corners: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest pixels, y and x, int64 (N, H'·W'); outside the image if there is none."""
-    scaling, fixed = nearest_ways(coefficients, corners + np.array(size_hw))
+    scaling, fixed = nearest_methods(coefficients, corners + np.array(size_hw))
     groups = rows_by_key(np.where(scaling, 0, np.where(fixed, 1, 2)).tolist())
     if len(groups) == 1:
         return NEAREST[min(groups)](levels, coefficients, size_hw, corners)

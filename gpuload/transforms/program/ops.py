@@ -107,7 +107,7 @@ class Record:
         return replace(self, **changes)
 
 
-class OfWholeImages(Record):
+class WholeImageRecord(Record):
     """A record in which each pixel of a result can depend on the entire image."""
 
     def input_windows(self, windows_tlhw: np.ndarray) -> np.ndarray:
@@ -206,7 +206,7 @@ class Turn(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Warp(OfWholeImages):
+class Warp(WholeImageRecord):
     """A projective map from results to inputs, as in Pillow's `Image.transform(size, PERSPECTIVE, …)`.
 
     Attributes:
@@ -232,7 +232,7 @@ class Warp(OfWholeImages):
 
 
 @dataclass(eq=False, repr=False)
-class Elastic(OfWholeImages):
+class Elastic(WholeImageRecord):
     """An elastic deformation: each pixel shows the input at a smooth random displacement; see `program.fields`.
 
     Attributes:
@@ -280,7 +280,7 @@ class Ops(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Mixture(OfWholeImages):
+class Mixture(WholeImageRecord):
     """A mixture of each image with the results of several chains of operations (AugMix).
 
     Attributes:
@@ -356,7 +356,7 @@ class Mix(Record):
 
 
 @dataclass(eq=False, repr=False)
-class Gather(OfWholeImages):
+class Gather(WholeImageRecord):
     """A combination of each image with the images of its group: Mosaic and CopyPaste. The record applies to all rows.
 
     The group of the sample at position p consists of the samples at positions p XOR 1, p XOR 2, …. Their rows are not
@@ -419,7 +419,7 @@ class Gather(OfWholeImages):
 
 
 @dataclass(eq=False, repr=False)
-class Call(OfWholeImages):
+class Call(WholeImageRecord):
     """A call of a user-defined transform with the images. No backend sees it: `gpuload.stage.segments` splits a program
     at this record, and `gpuload.stage.user_code` calls the transform.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "boxes_within", "filter_names", "filter_weights",
-    "full_windows", "nearest_indices", "nearest_ways", "padded_places", "padded_windows", "rare_filter",
+    "full_windows", "nearest_indices", "nearest_methods", "padded_places", "padded_windows", "rare_filter",
     "scaled_pixels", "source_windows", "transposed_boxes",
 ]  # fmt: skip
 
@@ -199,7 +199,7 @@ def boxes_within(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray
     return np.concatenate([start, np.maximum(end - start, 0)], axis=2)
 
 
-def nearest_ways(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nearest_methods(coefficients: np.ndarray, ends_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return two bool arrays (N,): the maps whose nearest pixels are found by adding up steps, and the maps for which
     fixed point is used. All other maps use float64.
 

@@ -36,7 +36,7 @@ from gpuload.transforms.program.ops import (
 from gpuload.transforms.program.windows import (
     boxes_within,
     nearest_indices,
-    nearest_ways,
+    nearest_methods,
     padded_places,
     scaled_pixels,
     transposed_boxes,
@@ -303,7 +303,7 @@ class Passes:
         """Warp images in the given passes, and compute these windows of the results."""
         nearest = filters == R.NEAREST
         if nearest.any():
-            scaling, fixed = nearest_ways(coefficients, windows[:, :2] + windows[:, 2:])
+            scaling, fixed = nearest_methods(coefficients, windows[:, :2] + windows[:, 2:])
             filters = np.where(nearest & fixed, R.FIXED_POINT, filters)
             nearest &= scaling
             scaled = nearest.nonzero()[0]
