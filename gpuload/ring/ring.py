@@ -363,7 +363,7 @@ class Ring:
         left_bytes = self._memory_left() if self._memory_left is not None else None
         if left_bytes is None:
             return None
-        # Pages count against the limit only once they are written to, so `left_bytes` still includes the promised bytes.
+        # Pages count against the limit only once they are written to, so `left_bytes` still includes promised bytes.
         promised = max(0, self.slot_bytes - self._allocated_bytes()) + extra_bytes
         if promised + MARGIN_BYTES <= left_bytes:
             return None

@@ -34,7 +34,7 @@ def image_table(offsets: np.ndarray, shapes: np.ndarray, sizes_hw: np.ndarray, r
 
 
 def concat_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate tables. They are viewed as int64 because NumPy takes sixty times as long to compare their dtypes."""
+    """Concatenate tables, viewed as int64 because comparing their dtypes would take NumPy sixty times as long."""
     return np.concatenate([table.view(np.int64) for table in tables]).view(IMAGE)
 
 
