@@ -1,4 +1,4 @@
-"""`pack`: write a dataset as a packed set. Runs in the main process: plans, reuses finished parts, makes missing ones.
+"""`pack`: write a dataset as a packed set. The main process plans the job, and makes the parts that are missing.
 
 Work in progress (the plan, the records of parts, drafts) is in ``.gpuload-pack`` inside the set's folder. The manifest
 is written last, and then ``.gpuload-pack`` is removed. So whenever a process is killed, the files on disk show which
@@ -40,7 +40,7 @@ __all__ = ["BadSamples", "Packed", "Progress", "pack"]
 PLAN: Final = "plan.json"
 MAX_WORKERS: Final = 16
 MAX_LISTED: Final = 20
-PROGRESS_S: Final = 0.2  # at least between two reports
+PROGRESS_S: Final = 0.2  # the minimum time between two reports
 STORES: Final = ("tar", "lmdb", "parquet", "array")
 PART_FIELDS: Final = ("file", "first", "samples", "bytes", "sha256")  # the manifest's fields for each part
 
@@ -225,7 +225,7 @@ def _check(dataset: Any, to: str, options: ImageOptions, shard_bytes: int, worke
             f"exif=True needs to='array', got {to!r}: packed files keep their orientation; read with Decode(exif=True)"
         )
     if options.cuttable and to == "array":
-        raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; leave one of them out")
+        raise ValueError("cuttable=True needs JPEG files, but to='array' stores pixels; use only one of them")
 
 
 def _check_folder(folder: str, work: str) -> None:
@@ -240,7 +240,7 @@ def _check_folder(folder: str, work: str) -> None:
     if names and WORK not in names and MANIFEST not in names:
         raise FileExistsError(
             f"{folder!r} holds other files ({', '.join(map(repr, names[:3]))} …); expected a folder that is new or "
-            "empty, or holds the beginning of the same pack"
+            "empty, or holds an unfinished set of the same job"
         )
 
 
@@ -280,10 +280,10 @@ def _resume_job(job: Job, plan: dict[str, Any]) -> Job:
         write_file(path, as_json({**plan, "bounds": job.bounds, "like": like}), job.work)
         durable.sync_names(job.work)
     else:
-        _refuse_different_plan(saved_plan, plan, job.folder, "holds the beginning of a set")
+        _refuse_different_plan(saved_plan, plan, job.folder, "holds an unfinished set")
         if saved_plan["like"] != like:
             raise FileExistsError(
-                f"{job.folder!r} was begun with samples of {saved_plan['like']}, but they are now {like}; remove it"
+                f"{job.folder!r} was started with samples of {saved_plan['like']}, but they are now {like}; remove it"
             )
         job = replace(job, bounds=saved_plan["bounds"])
     for name in (ARRAY, DATABASE):  # moved by a run that was killed in `_finish`
