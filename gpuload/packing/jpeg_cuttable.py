@@ -51,11 +51,7 @@ from gpuload.packing.jpeg_huffman import (
 __all__ = ["add_index", "make_cuttable"]
 
 END: Final = 0x00  # the AC symbol that ends a block
-DUMMIES: Final = (
-    END,
-    0x01,
-    0x02,
-)  # AC symbols that can pad to any number of bits: 0x01 has 1 bit after its code, 0x02 has 2
+DUMMIES: Final = (END, 0x01, 0x02)  # AC symbols that pad to any number of bits: with 1 or 2 bits after the code
 MOST_BYTES: Final = 65_533  # the maximum size of a segment, without its length
 MAX_GROWTH, ALLOWED_BYTES = 0.055, 2_000  # the maximum growth of a file, as a fraction; these bytes are always allowed
 MIN_BITS: Final = 8  # between two points, so that no stretch begins and ends in the same byte

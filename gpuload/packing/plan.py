@@ -29,12 +29,7 @@ from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fiel
 __all__ = ["Job", "Store", "begun_plan", "identity_of", "planned", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
-MACHINE_ERRORS: Final = (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-)  # errors of the machine, not of a sample
+MACHINE_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not the fault of a sample
 TRIALS: Final = 32
 PART_BYTES: Final = 16 << 20  # the size of a part in stores that are a single file
 TAR_BLOCK: Final = 512

@@ -67,16 +67,12 @@ class Parts:
                 f"{self.job.folder!r} does not exist on the machine {os.uname().nodename!r} of the cluster; put the "
                 "set's folder (and the source) on a shared file system that all machines see under the same path"
             )
-        samples_done, bytes_written = 0, 0
+        done, nbytes_done = 0, 0
 
         def report(samples: int, nbytes: int) -> None:
-            nonlocal samples_done, bytes_written
-            samples_done, bytes_written = samples_done + samples, bytes_written + nbytes
-            os.pwrite(
-                progress.fileno(),
-                struct.pack(PROGRESS, samples_done, bytes_written),
-                struct.calcsize(PROGRESS) * number,
-            )
+            nonlocal done, nbytes_done
+            done, nbytes_done = done + samples, nbytes_done + nbytes
+            os.pwrite(progress.fileno(), struct.pack(PROGRESS, done, nbytes_done), struct.calcsize(PROGRESS) * number)
 
         with open(self._progress_file if self._is_local else os.devnull, "r+b", buffering=0) as progress:
             return json.dumps(make_part(self.job, number, report))

@@ -82,9 +82,7 @@ def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
 def values_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     """Return the image and its label as values of an LMDB, named ``"image"`` and ``"int"`` or ``"text"``."""
     if isinstance(sample, Mapping):
-        raise Unfit(
-            f"an LMDB holds images, or pairs of an image and a label, got a dict of {_types(sample)}; pack to a tar"
-        )
+        raise Unfit(f"an LMDB holds images, or images and labels, got a dict of {_types(sample)}; pack to a tar")
     image, *target = _pair(sample, "an LMDB")
     labels: list[tuple[str, bytes]] = []
     for value in map(_plain, target):
@@ -113,9 +111,7 @@ def row_of(sample: Any, images: Images, root: str | None) -> dict[str, Any]:
             row[name] = _plain(value)
             _utf8(row[name] if isinstance(row[name], str) else "")
             if not isinstance(row[name], bool | int | float | str | bytes | list | np.ndarray):
-                raise Unfit(
-                    f"column {name!r} cannot hold {type(value).__name__}; pack to a tar, or leave the field out"
-                )
+                raise Unfit(f"column {name!r} cannot hold {type(value).__name__}; pack to a tar, or leave it out")
     return row
 
 

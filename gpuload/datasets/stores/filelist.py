@@ -256,10 +256,7 @@ def _select_columns(path: str | int, target: Any, classes: Any) -> tuple[list[st
     if not targets or len(set(targets)) < len(targets) or not all(isinstance(name, str | int) for name in targets):
         raise ValueError(f"target must be a column, or a list of different columns, got {target!r}")
     if classes is not None and (not isinstance(classes, Mapping) or not set(classes) <= set(targets)):
-        raise ValueError(
-            f"for a list of targets, classes= must be a dict from column to names, such as {{{targets[0]!r}: names}}, "
-            f"got {classes!r}"
-        )
+        raise ValueError(f"with several targets, classes= must be a dict {{{targets[0]!r}: names, …}}, got {classes!r}")
     return [path, *targets], [class_names((classes or {}).get(name)) for name in targets]
 
 

@@ -104,9 +104,7 @@ class HDF5(Store):
                     'length, of type h5py.vlen_dtype("uint8") (strings would end at the first zero byte of an image)'
                 )
             elif layout is not None or as_dtype is not None:
-                raise ValueError(
-                    f"{what} holds encoded images, but layout= and as_dtype= are for pixels; leave them out"
-                )
+                raise ValueError(f"{what} holds encoded images; leave out layout= and as_dtype=, which are for pixels")
             self._count = len(images)
             self._chunk = images.chunks[0] if images.chunks else 1  # samples per chunk
             if target is not None:

@@ -247,15 +247,13 @@ def _index(path: str, database: str | None, image: str | None) -> dict[str, np.n
         ValueError: there are no keys, or the file is damaged.
     """
     command, arguments = [sys.executable, "-P", "-c", PROGRAM], json.dumps([sys.path, [path, database, image]])
-    process = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
-    if process.returncode:
-        how = (
-            signal.Signals(-process.returncode).name if process.returncode < 0 else f"exit status {process.returncode}"
-        )
+    result = subprocess.run(command, input=arguments.encode(), stdout=subprocess.PIPE, check=False)
+    if result.returncode:
+        how = signal.Signals(-result.returncode).name if result.returncode < 0 else f"exit status {result.returncode}"
         raise ValueError(
             f"{path!r} is damaged: LMDB crashed the process that read its keys ({how}); copy or write the file again"
         )
-    arrays = dict(np.load(io.BytesIO(process.stdout), allow_pickle=False))
+    arrays = dict(np.load(io.BytesIO(result.stdout), allow_pickle=False))
     if "error" in arrays:
         raise ValueError(arrays["error"].tobytes().decode())
     return arrays

@@ -126,10 +126,8 @@ class OpenFile:
         self._descriptor = self._descriptors[0]
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
-            what = (
-                "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
-            )
-            raise OSError(f"{path!r} is {what}; expected a regular file")
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+            raise OSError(f"{path!r} is {kind}; expected a regular file")
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         if mapped and self.size:
             with contextlib.suppress(OSError):  # some file systems do not support mappings
@@ -137,9 +135,7 @@ class OpenFile:
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return these bytes; fewer only at the end of the file."""
-        if (
-            self._map is not None and os.fstat(self._descriptor).st_size >= self.size
-        ):  # a shorter file would raise SIGBUS
+        if self._map is not None and os.fstat(self._descriptor).st_size >= self.size:  # shorter: SIGBUS
             return self._map[offset : offset + nbytes]
         parts, end = [], offset + nbytes
         while offset < end and (part := os.pread(self._descriptor, end - offset, offset)):

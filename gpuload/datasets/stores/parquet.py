@@ -289,14 +289,12 @@ def _type(table: Any, name: str, path: str) -> Any:
     return column.type
 
 
-def _check_image(table: Any, column_type: Any, name: str, path: str) -> None:
-    if str(column_type) in ("binary", "large_binary", "binary_view") or str(column_type).startswith(
-        "fixed_size_binary"
-    ):
+def _check_image(table: Any, dtype: Any, name: str, path: str) -> None:
+    if str(dtype) in ("binary", "large_binary", "binary_view") or str(dtype).startswith("fixed_size_binary"):
         return
     hint = "" if _column(table, f"{name}.bytes") is None else f"; did you mean image={name + '.bytes'!r}?"
     raise TypeError(
-        f"column {name!r} of {path!r} is {visible(str(column_type))}; expected the bytes of encoded images, of type "
+        f"column {name!r} of {path!r} is {visible(str(dtype))}; expected the bytes of encoded images, of type "
         f"binary{hint}"
     )
 

@@ -434,11 +434,11 @@ def test_several_targets_come_as_a_dict(folder: Path, workers: int) -> None:
         ),
         (
             {"target": ["a"], "classes": ["x"]},
-            "for a list of targets, classes= must be a dict from column to names, such as {'a': names}, got ['x']",
+            "with several targets, classes= must be a dict {'a': names, …}, got ['x']",
         ),
         (
             {"target": ["a"], "classes": {"b": ["x"]}},
-            "for a list of targets, classes= must be a dict from column to names, such as {'a': names}",
+            "with several targets, classes= must be a dict {'a': names, …}",
         ),
         (
             {"target": None, "classes": ["x"]},

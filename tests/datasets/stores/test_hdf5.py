@@ -319,7 +319,7 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
             "expected numbers N×…, or bytes of varying length, of type h5py.vlen_dtype(",
         ),
         (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload refuses to open"),
-        (written, {"layout": "HWC"}, ValueError, "holds encoded images, but layout= and as_dtype= are for pixels"),
+        (written, {"layout": "HWC"}, ValueError, "holds encoded images; leave out layout= and as_dtype="),
         (written, {"cache_bytes": -1}, ValueError, "cache_bytes must be a number of bytes, 0 or more, got -1"),
         (
             lambda path: written(path, labels=[1, 2]),

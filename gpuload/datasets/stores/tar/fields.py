@@ -48,9 +48,7 @@ class Fields:
         if fields is not None:
             self.wanted = tuple(map(_alternatives, (fields,) if isinstance(fields, str) else fields))
             if not self.wanted:
-                raise ValueError(
-                    "fields must name at least one field, such as ('jpg', 'cls'), or be None for all fields"
-                )
+                raise ValueError("fields must name at least one field, such as ('jpg', 'cls'); None selects all fields")
 
     @property
     def names(self) -> set[str] | None:

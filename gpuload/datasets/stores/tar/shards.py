@@ -183,16 +183,12 @@ def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, 
     """Return the shard with its saved index, or None; and warnings about unusable index files."""
     remarks = []
     try:
-        current_stamp = stamp(path, remote)
+        current = stamp(path, remote)
     except OSError:
         return None, []  # building the index will raise the error
     for file in _index_paths(path, remote):
         try:
-            shard = (
-                _at_url(path, file, current_stamp, remote)
-                if is_url(file)
-                else index_file.read(path, file, current_stamp)
-            )
+            shard = _at_url(path, file, current, remote) if is_url(file) else index_file.read(path, file, current)
             if shard is not None:
                 return shard, []
         except (Unusable, OSError) as error:

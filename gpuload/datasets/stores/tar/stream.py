@@ -308,12 +308,10 @@ class ShuffleBuffer:
         replaced = min(max(0, items_drawn - 1), max(0, read - self._capacity))
         numbers = np.arange(min(self._capacity, read))
         for start in range(0, replaced, REPLAYED):
-            chosen_slots = self._draws(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(
-                32
-            )
-            numbers[chosen_slots] = np.arange(start, start + len(chosen_slots)) + len(
+            slots = self._draws(start, min(REPLAYED, replaced - start)) * np.uint64(len(numbers)) >> np.uint64(32)
+            numbers[slots] = np.arange(start, start + len(slots)) + len(
                 numbers
-            )  # the last of several items stays
+            )  # the last item drawn into a slot stays
         self.slots, self._hole = numbers.tolist(), None
         self.items_drawn, self.ended = replaced, ended
         for _ in range(replaced, items_drawn):
