@@ -1,6 +1,6 @@
 """Writing files that are either complete or absent: write under another name, sync, rename, and sync the folder.
 
-A full disk is neither the fault of a sample nor of the program: `telling_of_a_full_disk` turns the errors that
+A full disk is neither the fault of a sample nor of the program: `explain_full_disk` turns the errors that
 libraries raise for it into one message.
 """
 
@@ -18,8 +18,7 @@ from typing import Any, Final
 from gpuload.errors import GpuloadError, one_line
 
 __all__ = [
-    "WORK", "as_json", "draft", "hash_of", "read_json", "record_of", "sync_names", "telling_of_a_full_disk",
-    "write_file",
+    "WORK", "as_json", "draft", "explain_full_disk", "hash_of", "read_json", "record_of", "sync_names", "write_file",
 ]  # fmt: skip
 
 WORK: Final = ".gpuload-pack"  # the folder for unfinished files inside the packed set
@@ -107,7 +106,7 @@ def hash_of(path: str, start: int = 0, nbytes: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def telling_of_a_full_disk(folder: str) -> Iterator[None]:
+def explain_full_disk(folder: str) -> Iterator[None]:
     """Raise a GpuloadError if the disk is full or a quota is exceeded, whichever library raised the original error."""
     try:
         yield

@@ -32,7 +32,7 @@ from gpuload.packing.durable import WORK, read_json
 
 __all__ = [
     "ARRAY", "CLASSES", "DATABASE", "FORMAT", "LABELS", "MANIFEST", "SOURCES", "SUMS", "difference", "how_to_read",
-    "open_packed", "plan_like", "read_manifest", "reading_line", "record_like", "sealed", "source_stamps",
+    "open_packed", "plan_form", "read_manifest", "reading_line", "record_form", "sealed", "source_stamps",
 ]  # fmt: skip
 
 FORMAT: Final = 2
@@ -155,17 +155,17 @@ def _first_difference(manifest: dict[str, Any]) -> str | None:
         "digits": int,
         "samples": int,
         "read": _read(to, manifest.get("form"), [str], IMAGE, [str], ("int", "text"), ("data", *LAYOUTS.values())),
-        "parts": [_part_like(to)],
+        "parts": [_part_form(to)],
         "files": {re.compile("|".join(map(re.escape, (SUMS, CLASSES, LABELS, DATABASE, ARRAY)))): DIGEST},
         "left_out": BAD,
         "kept": {TEXT: int},
-        "plan": plan_like(to),
+        "plan": plan_form(to),
         "sha256": DIGEST,
     }
     return difference(manifest, expected)
 
 
-def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
+def plan_form(to: str | tuple[str, ...]) -> dict[str, Any]:
     """Return the expected form of a plan: the arguments of a job, and the identity of its dataset."""
     return {
         "format": FORMAT,
@@ -176,7 +176,7 @@ def plan_like(to: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def record_like(to: str, number: int) -> dict[str, Any]:
+def record_form(to: str, number: int) -> dict[str, Any]:
     """Return the expected form of a part's record."""
     store_fields = {"parquet": {}, "array": {"labels": list}}.get(to, {"fields": [[str]]})
     return {
@@ -185,12 +185,12 @@ def record_like(to: str, number: int) -> dict[str, Any]:
         "bad": BAD,
         "kept": {TEXT: int},
         "sources": (SOURCE_STAMP, None),
-        **_part_like(to),
+        **_part_form(to),
         **store_fields,
     }
 
 
-def _part_like(to: str) -> dict[str, Any]:
+def _part_form(to: str) -> dict[str, Any]:
     return {"file": READERS[to][2], "first": int, "samples": int, "bytes": int, "sha256": DIGEST}
 
 

@@ -23,10 +23,10 @@ import numpy as np
 from gpuload.errors import GpuloadError, import_optional, one_line
 from gpuload.packing.durable import WORK, read_json
 from gpuload.packing.images import ImageOptions, Images
-from gpuload.packing.manifest import READERS, difference, plan_like
+from gpuload.packing.manifest import READERS, difference, plan_form
 from gpuload.packing.samples import FAILURES, Unfit, array_of, each_sample, fields_of, row_of, values_of
 
-__all__ = ["Job", "Store", "begun_plan", "identity_of", "planned", "source_stamp"]
+__all__ = ["Job", "Store", "identity_of", "load_plan", "plan_job", "source_stamp"]
 
 Store = Literal["tar", "lmdb", "parquet", "array"]
 MACHINE_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not the fault of a sample
@@ -96,7 +96,7 @@ class Job:
             yield index, sample, prepared
 
 
-def planned(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
+def plan_job(dataset: Any, folder: str, to: Store, options: ImageOptions, shard_bytes: int) -> Job:
     """Return the job, with the bounds of its parts.
 
     Raises:
@@ -171,7 +171,7 @@ def _cut(sizes: np.ndarray, limit: int) -> list[int]:
     return bounds
 
 
-def begun_plan(path: str, folder: str) -> dict[str, Any] | None:
+def load_plan(path: str, folder: str) -> dict[str, Any] | None:
     """Return the saved plan of an interrupted job; None if there is none.
 
     Raises:
@@ -180,7 +180,7 @@ def begun_plan(path: str, folder: str) -> dict[str, Any] | None:
     plan = read_json(path)
     if plan is None:
         return None
-    wrong = difference(plan, {**plan_like(tuple(READERS)), "bounds": [int], "like": str})
+    wrong = difference(plan, {**plan_form(tuple(READERS)), "bounds": [int], "like": str})
     if wrong is None:
         bounds, count = plan["bounds"], plan["dataset"]["samples"]
         if bounds != sorted(set(bounds)) or [*bounds[:1], *bounds[-1:]] != [0, count]:

@@ -67,9 +67,7 @@ def fields_of(sample: Any, images: Images) -> list[tuple[str, bytes]]:
     if isinstance(sample, Mapping):
         pixels = [value for value in sample.values() if isinstance(value, Image | Encoded)]
         if len(pixels) == 1 and isinstance(pixels[0], Image) and is_image_array(array := pixels[0].array):
-            sample = {
-                name: array if value is pixels[0] else value for name, value in sample.items()
-            }  # is read as an Image again
+            sample = {name: array if value is pixels[0] else value for name, value in sample.items()}  # read as Image
         fields = [_field(name, value, images) for name, value in sample.items() if name != KEY]
         if len({name for name, _ in fields}) < len(fields):
             raise Unfit(

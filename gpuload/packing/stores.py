@@ -31,7 +31,7 @@ from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
 from gpuload.datasets.stores.tar.shards import keep
 from gpuload.errors import DecodeError, import_optional, one_line
-from gpuload.packing.durable import as_json, draft, record_of, telling_of_a_full_disk, write_file
+from gpuload.packing.durable import as_json, draft, explain_full_disk, record_of, write_file
 from gpuload.packing.images import Images
 from gpuload.packing.manifest import ARRAY, DATABASE
 from gpuload.packing.plan import Job, source_stamp
@@ -96,7 +96,7 @@ def make_part(job: Job, number: int, report: Report) -> dict[str, Any]:
     """
     part = Part(job, number, report, Images(job.options))
     write = {"tar": _write_tar, "lmdb": _write_tar, "parquet": _write_parquet, "array": _write_span}[job.to]
-    with telling_of_a_full_disk(job.folder):
+    with explain_full_disk(job.folder):
         record = {
             **write(part, part_file(job, number)),
             "part": number,

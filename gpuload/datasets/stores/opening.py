@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "OpenFile",
     "OpenFiles",
+    "buffered_read_at",
     "client",
     "is_url",
     "named",
-    "near_reads",
     "normal",
     "open_file",
     "open_seekable",
@@ -164,7 +164,7 @@ def read_whole(paths: Sequence[str], remote: Remote | None = None) -> list[bytes
     return list(map(read_file, paths)) if remote is None else client(remote).read_files(paths)
 
 
-def near_reads(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
+def buffered_read_at(file: OpenFile, nbytes: int) -> Callable[[int, int], bytes]:
     """Return a `read_at` for small reads that are close together: each system call reads at least `nbytes` bytes, and
     requests to a URL read a window of adaptive size."""
     if not isinstance(file, OpenFile):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from gpuload.errors import visible
 
-__all__ = ["BLOCK", "Damage", "Member", "compression_of", "cut_off", "members"]
+__all__ = ["BLOCK", "Damage", "Member", "compression_of", "members", "truncated_error"]
 
 BLOCK: Final = 512
 EMPTY: Final = bytes(BLOCK)
@@ -227,11 +227,11 @@ def _bad_member(name: bytes, kind: bytes, offset: int, nbytes: int, size: int, s
             "is damaged"
         )
     else:
-        return cut_off(Member(name, offset, offset + BLOCK, nbytes), size, shard)
+        return truncated_error(Member(name, offset, offset + BLOCK, nbytes), size, shard)
     return Damage(f"{shard!r}: {member} {problem}", name)
 
 
-def cut_off(member: Member, size: int, shard: str) -> Damage:
+def truncated_error(member: Member, size: int, shard: str) -> Damage:
     """Return the error for a member whose data would extend past the end of the archive, at `size`."""
     name, start, data, nbytes = member
     return Damage(

@@ -30,7 +30,7 @@ from zlib import crc32
 import numpy as np
 
 from gpuload.datasets.litter import LeftOut, is_litter
-from gpuload.datasets.stores.opening import near_reads, open_file
+from gpuload.datasets.stores.opening import buffered_read_at, open_file
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, Member, compression_of, members
 from gpuload.errors import visible
 
@@ -123,7 +123,7 @@ def build(path: str, remark: Callable[[str], None] = lambda text: None, remote: 
     field_numbers: dict[bytes, int] = {}  # keyed by name
     keys, key, left_out = bytearray(), b"", LeftOut()
     count = lambda: f"; it has {len(first)} samples"  # noqa: E731
-    archive = members(near_reads(file, WINDOW), path, file.size, remark=remark, suffix=count)
+    archive = members(buffered_read_at(file, WINDOW), path, file.size, remark=remark, suffix=count)
     try:
         for (_, key), sample in groupby(fields_of(archive, path, left_out, {}), itemgetter(0, 1)):
             first.append(len(blocks))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["SUFFIX", "Patterns", "as_list", "expand", "find_shards", "keep", "make_here", "open_shards"]
+__all__ = ["SUFFIX", "Patterns", "as_list", "build_here", "expand", "find_shards", "keep", "open_shards"]
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -56,8 +56,8 @@ import json, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 job = json.load(sys.stdin)
 sys.path[:] = job["path"]
-from gpuload.datasets.stores.tar.shards import make_here
-make_here(job["shards"])
+from gpuload.datasets.stores.tar.shards import build_here
+build_here(job["shards"])
 """
 
 
@@ -125,7 +125,7 @@ def _index_missing(
 
 
 def _build_in_processes(paths: list[str], count: int) -> Iterator[tuple[str, list[str]]]:
-    """Build indexes in other processes, which share a pipe, see `make_here`. Yield each path with its warnings. The
+    """Build indexes in other processes, which share a pipe, see `build_here`. Yield each path with its warnings. The
     pipe ends when the last process exits."""
     processes: list[subprocess.Popen[bytes]] = []
     numbered = list(enumerate(paths))
@@ -157,7 +157,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS)
 
 
-def make_here(shards: Sequence[tuple[int, str]]) -> None:
+def build_here(shards: Sequence[tuple[int, str]]) -> None:
     """Build the indexes of shards, given as (number, path), in this process. Write each shard's number and warnings to
     standard output as JSON, in pieces of one line each: other processes write to the same pipe, which only keeps short
     lines intact."""

@@ -27,7 +27,7 @@ from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.stores.opening import open_stream, remote_for
 from gpuload.datasets.stores.tar.fields import Fields
-from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, cut_off, members
+from gpuload.datasets.stores.tar.headers import Damage, Member, compression_of, members, truncated_error
 from gpuload.datasets.stores.tar.index import fields_of
 from gpuload.datasets.stores.tar.shards import Patterns, as_list, find_shards
 from gpuload.datasets.worker import get_worker_info
@@ -237,7 +237,7 @@ def _content(file: Sequential, member: Member) -> bytes | Exception:
         return error
     content = file.read_at(member.data, member.nbytes)
     if len(content) < member.nbytes:
-        raise cut_off(member, file.position, file.path)
+        raise truncated_error(member, file.position, file.path)
     return content
 
 

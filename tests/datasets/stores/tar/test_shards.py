@@ -133,7 +133,7 @@ def test_each_line_to_the_pipe_is_short_enough_to_stay_whole(monkeypatch: pytest
     lines: list[bytes] = []
     monkeypatch.setattr(shards_module, "_build", lambda path: (path, None, remarks[path]))
     monkeypatch.setattr(os, "write", lambda descriptor, line: lines.append(line))
-    shards_module.make_here([(7, "/a"), (3, "/b")])
+    shards_module.build_here([(7, "/a"), (3, "/b")])
     assert max(map(len, lines)) <= select.PIPE_BUF
     pieces = [json.loads(line) for line in lines]
     assert [number for number, _, is_last in pieces if is_last] == [7, 3]
