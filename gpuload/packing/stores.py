@@ -29,7 +29,7 @@ import numpy as np
 
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import keep
+from gpuload.datasets.stores.tar.shards import save_index
 from gpuload.errors import DecodeError, import_optional, one_line
 from gpuload.packing.durable import as_json, draft, explain_full_disk, record_of, write_file
 from gpuload.packing.images import Images
@@ -158,7 +158,7 @@ def _write_tar(part: Part, path: str) -> dict[str, Any]:
         file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
     if is_shard and part.sums:
         with contextlib.suppress(Damage, OSError):  # another process may be replacing the part
-            keep(build(path))
+            save_index(build(path))
     return {"file": os.path.basename(path) if is_shard else DATABASE, **record_of(file), "fields": [*map(list, exts)]}
 
 

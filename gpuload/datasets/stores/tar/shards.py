@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gpuload.datasets.stores.remote import Remote
 
-__all__ = ["SUFFIX", "Patterns", "as_list", "build_here", "expand", "find_shards", "keep", "open_shards"]
+__all__ = ["SUFFIX", "Patterns", "as_list", "build_here", "expand", "find_shards", "open_shards", "save_index"]
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -176,7 +176,7 @@ def _build(path: str, remote: Remote | None = None) -> tuple[str, Shard | Except
         shard = index_file.build(path, remarks.append, remote)
     except (Damage, OSError) as error:
         return path, error, remarks
-    return path, shard, remarks + _keep(shard, remote)
+    return path, shard, remarks + _save_index(shard, remote)
 
 
 def _from_cache(path: str, remote: Remote | None = None) -> tuple[Shard | None, list[str]]:
@@ -210,16 +210,16 @@ def _at_url(path: str, index_url: str, current_stamp: tuple[int, int], remote: R
     shard = index_file.read(path, index_url, (size, mtime_ns), remote) if size == current_stamp[0] else None
     if shard is not None:
         shard = index_file.with_mtime(shard, current_stamp[1])
-        _keep(shard, remote)
+        _save_index(shard, remote)
     return shard
 
 
-def keep(shard: Shard) -> None:
+def save_index(shard: Shard) -> None:
     """Save the index of a shard next to it, or in the cache; warn if neither is possible."""
-    _warn(_keep(shard), 3)  # the line that calls this function
+    _warn(_save_index(shard), 3)  # the line that calls this function
 
 
-def _keep(shard: Shard, remote: Remote | None = None) -> list[str]:
+def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
     """Save an index at the first path that is writable. Return a warning if there is none."""
     problem = None
     for file_path in _index_paths(shard.path, remote):

@@ -16,7 +16,7 @@ from tars import archive, shards_of_pictures
 import gpuload as gl
 from gpuload.datasets.stores.tar import shards as shards_module
 from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, keep, open_shards
+from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, open_shards, save_index
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_a_warning_of_keep_names_who_calls_it(tmp_path: Path, monkeypatch: pytes
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     unwritable(monkeypatch, tmp_path)
     with pytest.warns(UserWarning, match="can be saved neither") as caught:
-        keep(build(path))
+        save_index(build(path))
     with pytest.warns(UserWarning, match="can be saved neither") as more:
         gl.TarShards(path)
     assert [warning.filename for warning in [*caught, *more]] == [__file__] * 2
