@@ -1,8 +1,8 @@
-"""Transforms that move pixels and draw only a box or a coin: sizes, crops, borders and flips.
+"""Transforms that move pixels and draw only a box or a coin flip: resizes, crops, borders and flips.
 
-Names, arguments, defaults and meaning are torchvision's (`torchvision.transforms.v2`), but draws are made for each
-sample: in workers, which decode no more than the boxes, and in the main process. Borders are those of numpy's `pad`: a
-constant, the edge, or the image mirrored as often as needed.
+Names, arguments, defaults and semantics are torchvision's (`torchvision.transforms.v2`), but the draws are per sample.
+Workers draw the boxes too, and decode only the pixels inside them. Borders are those of numpy's `pad`: a constant, the
+edge, or the image mirrored as often as needed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
     "Resize",
 ]
 
-# A turn by k · 90° against the clock, as numpy's `rot90` turns: whether rows and columns are swapped, then whether the
-# image is mirrored upside down and left to right.
+# Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped, and
+# then whether the image is mirrored vertically and horizontally.
 QUARTERS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -66,12 +66,12 @@ class Resize(Resampling):
     """Resize to a size, with antialiasing as Pillow does it.
 
     Args:
-        size: an integer, the new length of the shorter side, with the aspect ratio kept; or (height, width); or None,
-            with `max_size` as the new length of the longer side. Or `by_epoch`.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        max_size: the longer side does not become longer than this; only for an integer (or None) as `size`.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        size: an integer is the new length of the shorter side, and keeps the aspect ratio; or (height, width); or None
+            if `max_size` is the new length of the longer side; or `by_epoch`.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        max_size: the maximum length of the longer side; only if `size` is an integer or None.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -101,15 +101,15 @@ class Resize(Resampling):
         if max_size is not None:
             if isinstance(size, tuple):
                 raise ValueError(
-                    f"Resize(max_size={max_size}) goes with one integer as size, which is the shorter side; got "
-                    f"size={size}, which fixes both"
+                    f"Resize(max_size={max_size}) needs a single integer as size, the length of the shorter side; got "
+                    f"size={size}, which fixes both sides"
                 )
             if size is not None and max_size <= size:
                 raise ValueError(
                     f"Resize(max_size={max_size}) must be greater than size={size}, which is the shorter side"
                 )
         elif size is None:
-            raise ValueError("Resize(size=None) needs max_size=…, the length that the longer side is brought to")
+            raise ValueError("Resize(size=None) needs max_size=…, the new length of the longer side")
         object.__setattr__(self, "size", size)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -132,7 +132,7 @@ class Resize(Resampling):
 
 
 def sizes_by_shorter_side(sizes_hw: np.ndarray, sides: np.ndarray, max_size: int | None = None) -> np.ndarray:
-    """Sizes with the shorter side `sides` (B,), or less where the longer one would exceed `max_size`."""
+    """Return sizes whose shorter sides are `sides` (B,), or shorter where the longer side would exceed `max_size`."""
     short, long = sizes_hw.min(axis=1), sizes_hw.max(axis=1)
     new_short, new_long = sides, (sides * long / short).astype(np.int64)
     if max_size is not None:
@@ -149,7 +149,7 @@ def _oriented(sizes_hw: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.n
 
 @declaration
 class FixedSizeCrop(Padding):
-    """Base of the crops: the box is all that is drawn, and all results have its size."""
+    """Base class of the crops to a fixed size, which draw only a box."""
 
     crops: ClassVar[bool] = True
 
@@ -159,19 +159,19 @@ class FixedSizeCrop(Padding):
         return self.size  # pyright: ignore[reportReturnType]
 
     def boxes(self, starts: np.ndarray) -> Box:
-        """The record, from the top left corners (B, 2)."""
+        """Return the record of boxes with these top left corners (B, 2)."""
         return self.box(starts, np.broadcast_to(np.array(self.size, np.int64), starts.shape))
 
 
 @declaration
 class CenterCrop(FixedSizeCrop):
-    """Cut out the middle; a smaller image is padded with zeros first.
+    """Crop the centre of the image; a smaller image is padded with zeros first.
 
     Args:
         size: an integer (a square), or (height, width), or `by_epoch`.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: the size is invalid.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -181,7 +181,7 @@ class CenterCrop(FixedSizeCrop):
 
 
 def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
-    """Padding as torchvision reads it, as (left, top, right, bottom)."""
+    """Return padding, given in one of torchvision's forms, as (left, top, right, bottom)."""
     if not is_sequence(value):
         value = (value,)
     if len(value) not in (1, 2, 4):
@@ -199,16 +199,16 @@ def padding_mode_of(name: str, value: Any) -> PaddingMode:
 
 @declaration
 class RandomCrop(FixedSizeCrop):
-    """Cut out a box of a given size at a random place.
+    """Crop a box of a given size at a random position.
 
     Args:
         size: an integer (a square), or (height, width), or `by_epoch`.
-        padding: pixels added around the image first: one number for all sides, (left and right, top and bottom), or
-            (left, top, right, bottom). None means none.
-        pad_if_needed: pad an image that is smaller than the crop by the missing pixels, on both sides.
-        fill: the level of padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
-        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
-            not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
+        padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
+            bottom), or (left, top, right, bottom). None means no padding.
+        pad_if_needed: pad an image that is smaller than the crop by the number of missing pixels, on both sides.
+        fill: the level of the padding in 0 … 255, or one for each channel; for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
+            the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -226,12 +226,12 @@ class RandomCrop(FixedSizeCrop):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # pyright: ignore[reportGeneralTypeIssues]
-        before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
-        padded = sizes_hw + before + np.array([bottom, right], np.int64)
+        padding_before = np.broadcast_to(np.array([top, left], np.int64), sizes_hw.shape)
+        padded = sizes_hw + padding_before + np.array([bottom, right], np.int64)
         missing = np.array(self.size, np.int64) - padded
         if self.pad_if_needed:
             missing = np.maximum(missing, 0)
-            before, padded = before + missing, padded + 2 * missing
+            padding_before, padded = padding_before + missing, padded + 2 * missing
         elif (missing > 0).any():
             row = int((missing > 0).any(axis=1).argmax())
             (height, width), size = sizes_hw[row].tolist(), self.size
@@ -243,7 +243,7 @@ class RandomCrop(FixedSizeCrop):
             )
         spare = padded - np.array(self.size, np.int64)
         starts = (uniforms(2) * (spare + 1)).astype(np.int64)
-        return self.boxes(starts - before)
+        return self.boxes(starts - padding_before)
 
 
 @declaration
@@ -260,14 +260,14 @@ class _RandomFlip(Transform):
 
 @declaration
 class RandomHorizontalFlip(_RandomFlip):
-    """Mirror left and right, with probability `p`."""
+    """Mirror the image horizontally, with probability `p`."""
 
     axis: ClassVar[int] = 1
 
 
 @declaration
 class RandomVerticalFlip(_RandomFlip):
-    """Mirror top and bottom, with probability `p`."""
+    """Mirror the image vertically, with probability `p`."""
 
     axis: ClassVar[int] = 0
 
@@ -284,17 +284,17 @@ class _RandomTurn(Transform):
 
 @declaration
 class RandomRotate90(_RandomTurn):
-    """Turn by a multiple of 90°, with probability `p`; 0°, 90°, 180° and 270° are equally likely then.
+    """Rotate by 0°, 90°, 180° or 270°, equally likely, with probability `p`.
 
-    So with ``p=1`` a quarter of the images stay as they are, as in albumentations (whose `p` is 1 unless given since
-    version 2, and was 0.5 before). An image of another height than width changes its size: end with a crop or a
+    So even with ``p=1`` a quarter of the images are unchanged, as in albumentations (where the default of `p` is 1
+    since version 2, and was 0.5 before). The size of an image that is not square can change, so end with a crop or a
     ``Resize((height, width))``.
 
     Args:
         p: the probability.
 
     Raises:
-        TypeError, ValueError: it is not a number in 0 … 1.
+        TypeError, ValueError: `p` is not a number in 0 … 1.
 
     Example:
         >>> RandomRotate90().output_size((224, 224))
@@ -309,42 +309,42 @@ class RandomRotate90(_RandomTurn):
 
 @declaration
 class RandomTranspose(_RandomTurn):
-    """Swap rows and columns, with probability `p`: the image is mirrored at the line from its top left corner.
+    """Swap rows and columns, with probability `p`: mirror the image at the diagonal through its top left corner.
 
-    An image of another height than width changes its size: end with a crop or a ``Resize((height, width))``.
+    The size of an image that is not square changes, so end with a crop or a ``Resize((height, width))``.
 
     Args:
         p: the probability.
 
     Raises:
-        TypeError, ValueError: it is not a number in 0 … 1.
+        TypeError, ValueError: `p` is not a number in 0 … 1.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
         return Turn(uniforms(1)[:, 0] < self.p, np.zeros(sizes_hw.shape, np.bool_))
 
 
-# torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) tries ten times to draw an area and an
-# aspect ratio whose box fits into the image, then takes the largest central box with an allowed ratio. Here each sample
-# has 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random filter). All
-# ten boxes are made at once: drawing later ones only where the first does not fit took 600 µs instead of 250 µs for a
-# chunk of 16.
+# torchvision (transforms/v2/_geometry.py, `RandomResizedCrop.make_params`) draws an area and an aspect ratio up to ten
+# times until the box fits into the image, and falls back to the largest central box with an allowed ratio. Here each
+# sample uses 22 numbers: two for the corner of the box, ten for areas, ten for ratios (and one more for a random
+# filter). All ten boxes are computed in one step: computing the later boxes only where the first does not fit took
+# 600 µs instead of 250 µs for a chunk of 16.
 TRIES: Final = 10
 
 
 @declaration
 class RandomResizedCrop(Resampling):
-    """Cut out a box of random area and aspect ratio, and resize it.
+    """Crop a box of random area and aspect ratio, and resize it.
 
-    The filter is cut at the box: pixels outside have no effect on the result.
+    The resampling filter is cut off at the box: pixels outside the box have no effect on the result.
 
     Args:
-        size: of the result: an integer (a square), or (height, width), or `by_epoch`.
-        scale: the least and the greatest area of the box, as fractions of the image's.
-        ratio: the least and the greatest aspect ratio (width / height) of the box; drawn log-uniformly.
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"``: bilinear or bicubic,
-            drawn.
-        antialias: False: bilinear and bicubic as `torch.nn.functional.interpolate` does without antialiasing.
+        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
+        scale: the minimum and maximum area of the box, as fractions of the image's area.
+        ratio: the minimum and maximum aspect ratio (width / height) of the box, which is drawn log-uniformly.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
+            bicubic for each image.
+        antialias: if False, bilinear and bicubic work like `torch.nn.functional.interpolate` without antialiasing.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -376,7 +376,7 @@ class RandomResizedCrop(Resampling):
         return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
     def drawn_again(self, uniforms: Uniforms, regions_tlhw: np.ndarray) -> Box:
-        # Most of the numbers are for the box, which is the region.
+        # The box is the region, so only the number for the filter is needed.
         return self._box(regions_tlhw, uniforms(3 + 2 * TRIES)[:, -1] if self.interpolation == "random" else None)
 
     def _box(self, boxes_tlhw: np.ndarray, numbers: np.ndarray | None) -> Box:
@@ -385,7 +385,7 @@ class RandomResizedCrop(Resampling):
         return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
 
     def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
-        """The sizes of the largest boxes with an allowed ratio."""
+        """Return the sizes of the largest boxes with an allowed ratio."""
         height, width = sizes_hw[:, 0], sizes_hw[:, 1]
         low, high = self.ratio
         ratio = width / height
@@ -400,20 +400,19 @@ class RandomResizedCrop(Resampling):
 
 @declaration
 class Pad(Padding):
-    """Put a border around the image.
+    """Add a border around the image.
 
     Args:
-        padding: the width: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). A
-            negative one cuts off.
-        fill: the level of the border in 0 … 255, or one for each channel, or a dict of them by type (for images of
-            uint16 a level in 0 … 65535, of float32 any number); for
-            ``padding_mode="constant"``.
-        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored, the last pixel
-            not repeated), ``"symmetric"`` (mirrored, the last pixel repeated).
+        padding: the width of the border: one number for all sides, (left and right, top and bottom), or (left, top,
+            right, bottom). Negative numbers crop the image.
+        fill: the level of the border in 0 … 255, or one for each channel, or a dict of levels by type; for uint16
+            images in 0 … 65535, for float32 images any number. Only for ``padding_mode="constant"``.
+        padding_mode: ``"constant"``, ``"edge"`` (the last pixel is repeated), ``"reflect"`` (mirrored without repeating
+            the last pixel), ``"symmetric"`` (mirrored, repeating the last pixel).
 
     Raises:
         TypeError, ValueError: an argument is invalid.
-        DrawError: (when drawn) negative padding leaves nothing of an image.
+        DrawError: (when drawn) negative padding removes the entire image.
 
     Example:
         >>> Pad(4).output_size((32, 32))
@@ -447,8 +446,8 @@ class Pad(Padding):
             row = int((sizes < 1).any(axis=1).argmax())
             height, width = sizes_hw[row].tolist()
             raise DrawError(
-                f"Pad({self._sides}) with its negative padding leaves nothing of an image of {height}×{width} "
-                "(height × width)",
+                f"Pad({self._sides}) would remove an entire image of {height}×{width} (height × width) by its "
+                "negative padding",
                 row,
             )
         return self.box(np.broadcast_to(-np.array(self._sides[1::-1], np.int64), sizes.shape), sizes)
@@ -462,11 +461,11 @@ class Pad(Padding):
 
 @declaration
 class RandomZoomOut(Padding):
-    """Put the image at a random place on a larger canvas, with probability `p`.
+    """Put the image at a random position on a larger canvas, with probability `p`.
 
     Args:
-        fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of them by type.
-        side_range: the least and the greatest factor of the sides, at least 1.
+        fill: the level of the canvas in 0 … 255, or one for each channel, or a dict of levels by type.
+        side_range: the minimum and maximum factor by which both sides grow, at least 1.
         p: the probability.
 
     Raises:
@@ -486,7 +485,7 @@ class RandomZoomOut(Padding):
         numbers = uniforms(4)
         factors = np.where(numbers[:, 0] < self.p, between(self.side_range, numbers[:, 1]), 1.0)
         sizes = (sizes_hw * factors[:, None]).astype(np.int64)
-        # torchvision draws left first.
+        # torchvision draws the left offset first.
         starts = ((sizes - sizes_hw) * numbers[:, [3, 2]]).astype(np.int64)
         return self.box(-starts, sizes)
 

@@ -256,7 +256,7 @@ def test_an_image_smaller_than_the_crop_is_named():
 
 
 def test_sizes_must_go_with_the_positions():
-    with pytest.raises(ValueError, match=re.escape("must be of shape (B, 2) beside 3 positions, got (2, 2)")):
+    with pytest.raises(ValueError, match=re.escape("must be of shape (B, 2) with B = 3 positions, got (2, 2)")):
         T.Chain([T.RandomCrop(3)]).draw(KEY, np.arange(3), sizes_of(2))
 
 

@@ -44,7 +44,7 @@ def drawn(transform):
             T.CopyPaste,
             {"labels_getter": None},
             ValueError,
-            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and gives what belongs to",
+            "CopyPaste(labels_getter=…) must be 'default', or a function that takes a sample and returns the fields of",
         ),
     ],
 )

@@ -35,7 +35,7 @@ def draw(transform, n: int = N, height: int = 40, width: int = 60):
         (
             {"label_smoothing": 0.1, "labels_getter": None},
             ValueError,
-            "(label_smoothing=0.1) smooths labels, but labels_getter=None says that there are none; leave one of them",
+            "(label_smoothing=0.1) smooths labels, but labels_getter=None means that there are no labels; leave",
         ),
         ({"num_classes": 0}, ValueError, "(num_classes=…) must be at least 1, got 0"),
         ({"num_classes": 2.5}, TypeError, "(num_classes=…) must be an integer, got 2.5 (float)"),

@@ -209,7 +209,7 @@ def test_defaults_and_arguments_in_order():
         (lambda: T.RandAugment(1.5), "RandAugment(num_ops=…) must be an integer, got 1.5"),
         (
             lambda: T.RandAugment(2, 31),
-            "RandAugment(magnitude=…) is one of the 31 bins of num_magnitude_bins, 0 … 30, got 31",
+            "RandAugment(magnitude=…) must be the index of one of the num_magnitude_bins=31 bins, 0 … 30, got 31",
         ),
         (lambda: T.RandAugment(magnitude=-2), "RandAugment(magnitude=…) must be at least 0, got -2"),
         (lambda: T.RandAugment(num_magnitude_bins=1), "RandAugment(num_magnitude_bins=…) must be at least 2, got 1"),
