@@ -334,7 +334,7 @@ class Own(nn.Module):
             ValueError,
             "transforms.transforms[1] is RGB",
         ),
-        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images of one"),
+        (lambda: v1.FiveCrop(8), ValueError, "is FiveCrop, which gpuload does not have: it makes five images from one"),
         (lambda: [v2.Resize(8, antialias=0.5)], TypeError, "transforms[0]: Resize(antialias=…) must be True or False"),
         (lambda: [v2.Resize(8, v2.InterpolationMode.BOX)], ValueError, "transforms[0]: Resize(interpolation=…) must"),
         (lambda: v2.RandomApply([v1.ToTensor()]), ValueError, "RandomApply cannot hold ToDtype, which would turn"),
@@ -427,7 +427,7 @@ def test_each_refusal_says_what_to_do(name):
 
 def test_one_that_no_version_has_yet():
     kind = type("RandomSwirl", (), {"__module__": "torchvision.transforms.v2._any"})
-    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; call it in the"):
+    with pytest.raises(ValueError, match=r"transforms\[0\] is RandomSwirl, which gpuload does not have; call it in"):
         T.from_torchvision([kind()])
 
 
@@ -598,7 +598,7 @@ def test_what_training_scripts_override():
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (([1],), TypeError, "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config(model)"),
+        (([1],), TypeError, "from_timm(data_config=…) must be a dict, such as timm.data.resolve_model_data_config"),
         (({"crop_pt": 1},), ValueError, "has 'crop_pt', which is not an argument of timm's create_transform"),
         (({"naflex": True},), ValueError, "from_timm: naflex=True cannot be converted"),
         (({"use_prefetcher": True},), ValueError, "use_prefetcher=True cannot be converted: gpuload itself moves"),
