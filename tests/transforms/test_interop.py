@@ -320,8 +320,8 @@ class Own(nn.Module):
         (
             lambda: v2.Lambda(second),
             TypeError,
-            "transforms is Lambda, which gpuload does not have: torchvision calls its function with all that a sample "
-            "holds; gpuload's own, T.Lambda(fn, per='image'), calls",
+            "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
+            "sample; gpuload's T.Lambda(fn, per='image') calls",
         ),
         (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (
