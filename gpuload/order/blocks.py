@@ -147,11 +147,11 @@ class BlockOrder:
         before = np.cumsum(lengths) - lengths
         owners = np.repeat(np.arange(len(lengths)), lengths)
         all_places = np.arange(len(owners), dtype=np.int64) + (begins - before)[owners]
-        drawn = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
-        order = np.lexsort((drawn[:, 0] << _32 | drawn[:, 1], owners))
-        inside = (lengths > 0)[window_rows]
+        words = philox.words(self._key, all_places, WITHIN_WINDOWS, 2).astype(np.uint64)
+        order = np.lexsort((words[:, 0] << _32 | words[:, 1], owners))
+        is_small = (lengths > 0)[window_rows]
         places = np.empty_like(offsets)
-        places[inside] = all_places[order[(before[window_rows] + offsets)[inside]]]
+        places[is_small] = all_places[order[(before[window_rows] + offsets)[is_small]]]
         return places
 
     def _turns(self, places: np.ndarray) -> np.ndarray:
@@ -161,8 +161,8 @@ class BlockOrder:
         length = self._blocks.length
         if not self._short:
             return places // length
-        after = places >= self._last_turn * length + self._short
-        return np.where(after, places + (length - self._short), places) // length
+        is_after = places >= self._last_turn * length + self._short
+        return np.where(is_after, places + (length - self._short), places) // length
 
     def _begins(self, turns: np.ndarray) -> np.ndarray:
         """Return the first place of each turn; the turn after the last begins at n."""

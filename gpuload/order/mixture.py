@@ -132,7 +132,7 @@ class MixedOrder:
         numbers = np.arange(counts.shape[1])
         in_turn = np.repeat(np.tile(numbers, len(blocks)), counts.reshape(-1)).reshape(shape)
         positions = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        datasets = np.take_along_axis(in_turn, _drawn_order(self._key, positions, MIXED_BLOCKS), axis=1)
+        datasets = np.take_along_axis(in_turn, _random_order(self._key, positions, MIXED_BLOCKS), axis=1)
         # Sorted by data set and then by position, the ordinals of a data set are consecutive.
         first_in_turn = before - (np.cumsum(counts, axis=1) - counts)
         in_turn_ordinals = np.repeat(first_in_turn.reshape(-1), counts.reshape(-1)).reshape(shape) + np.arange(BLOCK)
@@ -157,7 +157,7 @@ class MixedOrder:
         numbers, permutation_rows = np.unique(permutations, return_inverse=True)
         if size <= TABLE_MAX and blocks is None:
             # Compute all tables at once, since there can be many and a `Shuffle` for each would take 0.1 ms.
-            return _drawn_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
+            return _random_order(key, numbers[:, None] * size + np.arange(size), ORDER)[permutation_rows, places]
         samples = np.empty_like(places)
         for row, words in enumerate(philox.words(key, numbers, MIXED_PERMUTATIONS, 2).tolist()):
             inside, permutation_key = permutation_rows == row, philox.Key(*words)
@@ -172,10 +172,10 @@ class MixedOrder:
         return [philox.Key(*words) for words in philox.words(self._key, np.arange(count), MIXED_DATASETS, 2).tolist()]
 
 
-def _drawn_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
+def _random_order(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:
     """Draw a random permutation for each row of positions, from a 52-bit number for each position."""
-    drawn = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
-    return _sorted_columns((drawn[:, 0] << _20 | drawn[:, 1] >> _12).reshape(positions.shape))
+    words = philox.words(key, positions.reshape(-1), lane, 2).astype(np.uint64)
+    return _sorted_columns((words[:, 0] << _20 | words[:, 1] >> _12).reshape(positions.shape))
 
 
 def _sorted_columns(keys: np.ndarray) -> np.ndarray:

@@ -137,8 +137,8 @@ class OrderOptions:
         """Return the first index and the number of the samples that can replace the sample at this index."""
         if (mix := self.mix) is None:
             return 0, len(self.dataset)
-        which = bisect_right(mix.cumulative_sizes, index)
-        return mix.cumulative_sizes[which] - mix.sizes[which], mix.sizes[which]
+        number = bisect_right(mix.cumulative_sizes, index)
+        return mix.cumulative_sizes[number] - mix.sizes[number], mix.sizes[number]
 
     @cached_property
     def cumulative(self) -> np.ndarray | None:
@@ -191,20 +191,20 @@ class OrderOptions:
             f"repeats={repeats}": repeats != 1,
             f"uneven={uneven!r}": uneven != "pad",
         }
-        named = [name for name, is_given in conditions.items() if is_given]
-        if self.iterable and named:
+        given_options = [name for name, is_given in conditions.items() if is_given]
+        if self.iterable and given_options:
             raise ValueError(
-                f"{named[0]} does not apply to an iterable dataset, which defines its own order; leave it out"
+                f"{given_options[0]} does not apply to an iterable dataset, which defines its own order; leave it out"
             )
         if sampler is not None and batch_sampler is not None:
             raise ValueError(
                 "sampler and batch_sampler are both given, but a batch_sampler has a sampler; leave one out"
             )
-        others = [name for name in named if name not in ("sampler", "batch_sampler")]
-        if (sampler is not None or batch_sampler is not None) and others:
+        other_options = [name for name in given_options if name not in ("sampler", "batch_sampler")]
+        if (sampler is not None or batch_sampler is not None) and other_options:
             option = "sampler" if sampler is not None else "batch_sampler"
             raise ValueError(
-                f"{others[0]} cannot be combined with a {option}, which defines its own order; leave one of them out"
+                f"{other_options[0]} cannot be combined with a {option}, which defines its own order; leave one out"
             )
         if batch_sampler is not None and (batch_size not in (1, None) or self.drop_last):
             option = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"

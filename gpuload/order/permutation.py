@@ -84,23 +84,23 @@ class Shuffle:
 
     @cached_property
     def _table(self) -> np.ndarray:
-        drawn = philox.words(self.key, np.arange(self.n), ORDER, 2).astype(np.uint64)
-        return np.argsort(drawn[:, 0] << _32 | drawn[:, 1], kind="stable")
+        words = philox.words(self.key, np.arange(self.n), ORDER, 2).astype(np.uint64)
+        return np.argsort(words[:, 0] << _32 | words[:, 1], kind="stable")
 
     @cached_property
     def _round_keys(self) -> list[np.ndarray]:
-        drawn = philox.words(self.key, np.arange(ROUNDS), ORDER, 2).astype(np.uint64)
-        return [np.array(word) for word in drawn[:, 0] << _32 | drawn[:, 1]]
+        words = philox.words(self.key, np.arange(ROUNDS), ORDER, 2).astype(np.uint64)
+        return [np.array(word) for word in words[:, 0] << _32 | words[:, 1]]
 
     def _walk(self, positions: np.ndarray) -> np.ndarray:
         flat = positions.reshape(-1).astype(np.uint64)
         for start in range(0, len(flat), PIECE):
             piece = slice(start, start + PIECE)
             flat[piece] = self._permute(flat[piece])
-        outside = np.flatnonzero(flat >= self.n)
-        while len(outside):
-            flat[outside] = again = self._permute(flat[outside])
-            outside = outside[again >= self.n]
+        outside_rows = np.flatnonzero(flat >= self.n)
+        while len(outside_rows):
+            flat[outside_rows] = values = self._permute(flat[outside_rows])
+            outside_rows = outside_rows[values >= self.n]
         return flat.astype(np.int64).reshape(positions.shape)
 
     def _permute(self, positions: np.ndarray) -> np.ndarray:
@@ -151,9 +151,9 @@ class Weighted:
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the indices, int64, at `positions`, which are unlimited."""
         positions = checked_positions(positions, LENGTH_MAX)
-        drawn = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
+        words = philox.words(self.key, positions.reshape(-1), ORDER, 2).astype(np.uint64)
         # 53 random bits, as a float in [0, 1), so that samples of weight 0 are never drawn.
-        numbers = (drawn[:, 0] << _32 | drawn[:, 1]) >> np.array(11, np.uint64)
+        numbers = (words[:, 0] << _32 | words[:, 1]) >> np.array(11, np.uint64)
         sums = numbers.astype(np.float64) * 2.0**-53 * self._cumulative[-1]
         indices = np.searchsorted(self._cumulative, sums, side="right")
         return np.minimum(indices, self._last).reshape(positions.shape)

@@ -58,7 +58,7 @@ class SamplerSchedule:
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         entry = place.sampler or {}
-        pull = _Pull(self._sampler, self._seed, place.epoch, entry)
+        pull = _SamplerPass(self._sampler, self._seed, place.epoch, entry)
         size = None if self._batched else self._batch_size
         step, number = entry.get("batches", 0), place.position // self._world_size
         if not pull.restored:
@@ -90,7 +90,7 @@ class SamplerSchedule:
         return Place(epoch + 1, 0)
 
 
-class _Pull:
+class _SamplerPass:
     """A pass over a user's sampler, with its own states of the global generators.
 
     A sampler that can resume, because it or its iterator has ``state_dict`` and ``load_state_dict``, is restored by

@@ -31,6 +31,8 @@ __all__ = [
     "fill_values",
     "finite",
     "flag",
+    "format_argument",
+    "integer",
     "interpolation_name",
     "interval",
     "is_module",
@@ -39,9 +41,7 @@ __all__ = [
     "label_getter",
     "name_of",
     "probability",
-    "shown",
     "size_pair",
-    "whole",
 ]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -87,7 +87,7 @@ def name_of(entry: Any) -> str:
     return entry.__name__
 
 
-def whole(name: str, value: Any, *, minimum: int | None) -> int:
+def integer(name: str, value: Any, *, minimum: int | None) -> int:
     """Return an integer, at least `minimum` unless that is None."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -145,17 +145,17 @@ def size_pair(name: str, value: Any) -> tuple[int, int]:
     if is_sequence(value):
         if len(value) not in (1, 2):
             raise ValueError(f"{name} must be an integer or (height, width), got {len(value)} values: {value!r}")
-        return whole(name, value[0], minimum=1), whole(name, value[-1], minimum=1)
-    side = whole(name, value, minimum=1)
+        return integer(name, value[0], minimum=1), integer(name, value[-1], minimum=1)
+    side = integer(name, value, minimum=1)
     return side, side
 
 
-def label_getter(name: str, value: Any, *, of: str, none: bool = False) -> Any:
-    """Return the location of labels of boxes or keypoints: ``"default"`` or a function, or None if `none` allows it."""
-    if value != "default" and not callable(value) and not (none and value is None):
+def label_getter(name: str, value: Any, *, of: str, allows_none: bool = False) -> Any:
+    """Return the location of labels of boxes or keypoints: ``"default"`` or a function, or None if `allows_none`."""
+    if value != "default" and not callable(value) and not (allows_none and value is None):
         raise ValueError(
-            f"{name} must be 'default', {'None, ' if none else ''}or a function that takes a sample and returns the "
-            f"fields of its {of}, such as lambda s: s[1]['labels']; got {value!r}"
+            f"{name} must be 'default', {'None, ' if allows_none else ''}or a function that takes a sample and returns "
+            f"the fields of its {of}, such as lambda s: s[1]['labels']; got {value!r}"
         )
     return value
 
@@ -165,11 +165,11 @@ def depends_on_epoch(value: Any) -> bool:
     return hasattr(type(value), "at_epoch")
 
 
-def shown(value: Any) -> str:
+def format_argument(value: Any) -> str:
     """Format an argument like `repr`, but with numbers rounded to six digits (1 - 0.8 is 0.19999999999999996)."""
     if type(value) is tuple:
-        inside = ", ".join(map(shown, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
+        items = ", ".join(map(format_argument, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, float):
         short = f"{value:.6g}"
         if len(short) < len(repr(value)) and float(short) != value:

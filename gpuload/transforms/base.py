@@ -24,7 +24,7 @@ import numpy as np
 from gpuload.errors import knows_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, shown, whole
+from gpuload.transforms.arguments import Fill, format_argument, integer
 from gpuload.transforms.program.ops import Box, Outline, Record
 from gpuload.transforms.program.windows import FILTERS, filter_names
 
@@ -164,7 +164,7 @@ class Transform:
     def outline(self) -> tuple[Outline, ...]:
         """The records that the transform and its children can draw."""
         if self.record is None:
-            return tuple(known for child in self.children for known in child.outline)
+            return tuple(outline for child in self.children for outline in child.outline)
         name, operations, filters = type(self).__name__, self.operations, self.filter_names
         return (Outline(kind=self.record, name=name, operations=operations, filters=filters),)
 
@@ -198,12 +198,12 @@ class Transform:
         return 1 + sum(child.lanes for child in self.children)
 
     def __repr__(self) -> str:
-        written = [
-            f"{field.name}={shown(getattr(self, field.name))}"
+        arguments = [
+            f"{field.name}={format_argument(getattr(self, field.name))}"
             for field in fields(self)
             if field.repr and getattr(self, field.name) != field.default
         ]
-        return f"{type(self).__name__}({', '.join(written)})"
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def between(bounds: Any, numbers: np.ndarray) -> np.ndarray:
@@ -339,7 +339,7 @@ def by_epoch(sizes: Mapping[int, Any] | Callable[[int], Any]) -> Any:
             "by_epoch() takes a dict of sizes by their first epoch, such as {0: 128, 10: 176}, or a function of the "
             f"epoch, got {type(sizes).__name__}: {sizes!r}"
         )
-    epochs = [(whole("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
+    epochs = [(integer("by_epoch({epoch: size})", epoch, minimum=0), size) for epoch, size in sizes.items()]
     epochs.sort(key=lambda entry: entry[0])
     if not epochs or epochs[0][0] != 0:
         raise ValueError(f"by_epoch() needs a size for epoch 0, got {dict(sizes)!r}; write {{0: …, …}}")

@@ -15,11 +15,11 @@ from gpuload.transforms.arguments import (
     fill_values,
     finite,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.colour import OneOperation
@@ -102,7 +102,7 @@ class GaussianNoise(OneOperation):
 
 def _qualities(name: str, value: Any) -> tuple[int, ...]:
     bounds = value if is_sequence(value) else (value, value)
-    qualities = tuple(whole(name, quality, minimum=1) for quality in bounds)
+    qualities = tuple(integer(name, quality, minimum=1) for quality in bounds)
     if len(qualities) != 2 or qualities[0] > qualities[1] or qualities[1] > 100:
         raise ValueError(f"{name} must be a number in 1 … 100 or a pair (lowest, highest), got {value!r}")
     return qualities

@@ -28,7 +28,7 @@ from gpuload.transforms.arguments import depends_on_epoch, is_module, is_torchvi
 from gpuload.transforms.base import Standing, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flat, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
-from gpuload.transforms.line import Line, numbered
+from gpuload.transforms.line import Line, assign_lanes
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
@@ -90,7 +90,7 @@ class Chain:
             raise TypeError(f"transforms must be a list of transforms, got {_name(transforms)}{hint}") from None
         for number, entry in enumerate(entries):
             if not isinstance(entry, Transform) and (is_torchvisions(entry) or not is_module(entry)):
-                raise TypeError(_no_transform(entry, number))
+                raise TypeError(_invalid_entry_message(entry, number))
         entries: list[Any] = flat(wrap_modules(entries))
         if entries and entries[-1].record is Call and entries[-1].per == "batch":
             self.module = entries.pop().fn
@@ -99,10 +99,10 @@ class Chain:
         for line in lines:
             check_order(line.transforms)
             check_fills(line.transforms)
-        self.lines = tuple(Line(placed(line.transforms), line.lanes) for line in lines)
+        self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         check_mixing([line.transforms for line in self.lines])
         check_gathering([line.transforms for line in self.lines])
-        self._at: dict[int, Chain] = {}  # the chain of each epoch
+        self._epoch_chains: dict[int, Chain] = {}  # the chain of each epoch
 
     def at(self, epoch: int) -> Chain:
         """Return the chain with an epoch's sizes (see `by_epoch`), or this chain if no size depends on the epoch.
@@ -112,15 +112,15 @@ class Chain:
         """
         if not self._varies:
             return self
-        if epoch not in self._at:
+        if epoch not in self._epoch_chains:
             try:
-                transforms = [_at(transform, epoch) for transform in self.transforms]
+                transforms = [_resolved(transform, epoch) for transform in self.transforms]
             except (TypeError, ValueError) as error:
                 raise type(error)(f"in epoch {epoch}, by by_epoch(): {error}") from error
-            if len(self._at) > EPOCHS:
-                self._at.clear()
-            self._at[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
-        return self._at[epoch]
+            if len(self._epoch_chains) > EPOCHS:
+                self._epoch_chains.clear()
+            self._epoch_chains[epoch] = Chain([*transforms, *self.entries[len(transforms) :]])
+        return self._epoch_chains[epoch]
 
     @property
     def entries(self) -> list[Any]:
@@ -157,7 +157,7 @@ class Chain:
     @cached_property
     def calls(self) -> list[Custom]:
         """The user's own transforms, without the module at the end."""
-        transforms = {id(custom): custom for line in self.lines for custom in _calls(line.transforms)}
+        transforms = {id(custom): custom for line in self.lines for custom in _custom_transforms(line.transforms)}
         return list(transforms.values())
 
     @cached_property
@@ -169,7 +169,7 @@ class Chain:
     @cached_property
     def holds_state(self) -> bool:
         """Whether a `Custom` before the end refers to such a module."""
-        return any(has_state(_reached(custom)) for custom in self.calls)
+        return any(has_state(_reachable_objects(custom)) for custom in self.calls)
 
     @cached_property
     def mixing(self) -> MixUp | CutMix | None:
@@ -279,8 +279,8 @@ class Chain:
         """Return the result of `regions`, and the record of the initial resize if it applies to all images. Only for a
         chain whose `resizes_late` is None."""
         [line] = self.lines
-        assert line.first is not None
-        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first + 1))
+        assert line.first_change is not None
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
         return program.windows_tlhw[0], program.resize
 
     @property
@@ -298,8 +298,8 @@ class Chain:
         module's class if there is a module."""
         import hashlib  # here, since workers never need it
 
-        written = repr([_identity(transform) for transform in self.transforms])
-        digits = hashlib.sha256(written.encode()).hexdigest()[:16]
+        description = repr([_identity(transform) for transform in self.transforms])
+        digits = hashlib.sha256(description.encode()).hexdigest()[:16]
         return digits if self.module is None else f"{digits}-{_plain(self.module)}"
 
     def __len__(self) -> int:
@@ -340,23 +340,23 @@ def _lines(transforms: tuple[Transform, ...]) -> tuple[Line, ...]:
     split = multi_views[0] if multi_views else len(transforms)
     before, after = transforms[:split], transforms[split + 1 :]
     views = transforms[split].chains if multi_views else ((),)  # pyright: ignore[reportAttributeAccessIssue]
-    shared, free = numbered(before, 0)
+    shared_lanes, next_lane = assign_lanes(before, 0)
     lines = []
     for view in views:
         inside = flat(view)
-        lanes, free = numbered((*inside, *after), free)
-        lines.append(Line((*before, *inside, *after), (*shared, *lanes)))
+        lanes, next_lane = assign_lanes((*inside, *after), next_lane)
+        lines.append(Line((*before, *inside, *after), (*shared_lanes, *lanes)))
     return tuple(lines)
 
 
-def _calls(transforms: Iterable[Transform]) -> Iterator[Custom]:
+def _custom_transforms(transforms: Iterable[Transform]) -> Iterator[Custom]:
     for transform in transforms:
         if transform.record is Call:
             yield transform  # pyright: ignore[reportReturnType]
-        yield from _calls(transform.children)
+        yield from _custom_transforms(transform.children)
 
 
-def _reached(custom: Custom) -> list[Any]:
+def _reachable_objects(custom: Custom) -> list[Any]:
     """Return the objects that a user's own transform can access: its attributes, and its classes' attributes and
     methods."""
     kinds = [kind for kind in type(custom).__mro__ if not f"{kind.__module__}.".startswith(("gpuload.", "builtins."))]
@@ -394,20 +394,20 @@ def _varies(value: Any) -> bool:
     return any(map(_varies, value)) if isinstance(value, tuple) else depends_on_epoch(value)
 
 
-def _at(value: Any, epoch: int) -> Any:
+def _resolved(value: Any, epoch: int) -> Any:
     """Return an argument or a transform with its epoch-dependent sizes replaced by those of an epoch."""
     if not _varies(value):
         return value
     if isinstance(value, Transform):
-        return replace(value, **{field.name: _at(getattr(value, field.name), epoch) for field in fields(value)})
-    return tuple(_at(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
+        return replace(value, **{field.name: _resolved(getattr(value, field.name), epoch) for field in fields(value)})
+    return tuple(_resolved(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
 
 
 def _name(entry: Any) -> str:
     return type(entry).__name__
 
 
-def _no_transform(entry: Any, number: int) -> str:
+def _invalid_entry_message(entry: Any, number: int) -> str:
     kind = type(entry) if not isinstance(entry, type) else entry
     text = f"transforms[{number}] is not a gpuload transform: got {one_line(' '.join(repr(entry).split()))}"
     if isinstance(entry, list | tuple):
@@ -436,10 +436,10 @@ def check_order(transforms: tuple[Transform, ...]) -> None:
                 "scale=True) or Normalize before it"
             )
         if state not in transform.works_on:
-            later, early = transform.called, transforms[maker].called
-            remedy = "leave one of them out" if later == early else f"put {later} before {early}"
+            later, earlier = transform.called, transforms[maker].called
+            remedy = "leave one of them out" if later == earlier else f"put {later} before {earlier}"
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} "
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} "
                 f"(number {maker + 1}), since it takes {' or '.join(transform.works_on)} images but gets {state} "
                 f"images; {remedy}"
             )
@@ -453,10 +453,10 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     for transform in transforms:
         filling = None if scaler is None else _filling(transform)
         if scaler is not None and filling is not None:
-            later, early = filling.called, scaler.called
+            later, earlier = filling.called, scaler.called
             raise ValueError(
                 f"{later}({filling.fill_argument}={getattr(filling, 'fill', None)!r}) is in levels, 0 … 255, but comes "
-                f"after {early}, which scales images to 0 … 1; put {later} before {early}, or use "
+                f"after {earlier}, which scales images to 0 … 1; put {later} before {earlier}, or use "
                 f"{filling.fill_argument}=0"
             )
         if transform.makes is not None and scaler is None and getattr(transform, "scale", True):
@@ -470,25 +470,25 @@ def _filling(transform: Transform) -> Transform | None:
     return next(filter(None, map(_filling, transform.children)), None)
 
 
-def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     """Bind each transform to its position. After a transform that works on finished images, all others must too."""
     bound, state, unit = [], "uint8", 1.0
     first_finished: int | None = None
     for number, transform in enumerate(transforms):
         # A transform that accepts normalized images accepts all finished images.
-        following, called = transforms[number:], first_finished is not None and _only_calls(transforms[first_finished])
+        following, called = transforms[number:], first_finished is not None and _is_custom(transforms[first_finished])
         finished = (
             state == "normalized"
             or first_finished is not None
             or (state == "float" and all("normalized" in later.works_on for later in following))
         )
-        ends = all(map(_only_calls, following))
+        ends = all(map(_is_custom, following))
         bound.append(transform.standing(Standing(state, finished, unit, ends=ends, called=called)))
         if first_finished is not None and "normalized" not in transform.works_on and not bound[-1].works_on_finished:
-            later, early = transform.called, transforms[first_finished].called
+            later, earlier = transform.called, transforms[first_finished].called
             raise ValueError(
-                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {early} (number "
-                f"{first_finished + 1}), which works on finished images; put {later} before {early}"
+                f"transforms in an impossible order: {later} (number {number + 1}) cannot come after {earlier} (number "
+                f"{first_finished + 1}), which works on finished images; put {later} before {earlier}"
             )
         if bound[-1].works_on_finished and first_finished is None:
             first_finished = number
@@ -499,9 +499,9 @@ def placed(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     return tuple(bound)
 
 
-def _only_calls(transform: Transform) -> bool:
+def _is_custom(transform: Transform) -> bool:
     """Return whether a transform consists only of the user's own code."""
-    return transform.record is Call or bool(transform.children and all(map(_only_calls, transform.children)))
+    return transform.record is Call or bool(transform.children and all(map(_is_custom, transform.children)))
 
 
 def _check_children(transform: Transform, number: int) -> None:

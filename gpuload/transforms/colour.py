@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
+from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
 from gpuload.transforms.base import Standing, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
@@ -148,7 +148,7 @@ class Grayscale(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
 
-    num_output_channels: int = argument(whole, default=1, minimum=1)
+    num_output_channels: int = argument(integer, default=1, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,12 +163,12 @@ class Grayscale(OneOperation):
 
 
 @declaration
-class _Sometimes(OneOperation):
+class _RandomOperation(OneOperation):
     p: float = argument(probability, default=0.5)
 
 
 @declaration
-class RandomGrayscale(_Sometimes):
+class RandomGrayscale(_RandomOperation):
     """Make an image grey but keep its three channels, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("grayscale",)
@@ -177,14 +177,14 @@ class RandomGrayscale(_Sometimes):
 
 
 @declaration
-class RandomInvert(_Sometimes):
+class RandomInvert(_RandomOperation):
     """Invert the levels of an image, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("invert",)
 
 
 @declaration
-class RandomAutocontrast(_Sometimes):
+class RandomAutocontrast(_RandomOperation):
     """Stretch the levels of each channel to the full range 0 … 255, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("autocontrast",)
@@ -192,7 +192,7 @@ class RandomAutocontrast(_Sometimes):
 
 
 @declaration
-class RandomEqualize(_Sometimes):
+class RandomEqualize(_RandomOperation):
     """Equalize the histogram of each channel, with probability `p`."""
 
     operations: ClassVar[tuple[str, ...]] = ("equalize",)
@@ -252,7 +252,7 @@ class RandomPosterize(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("posterize",)
 
-    bits: int = argument(whole, minimum=0)
+    bits: int = argument(integer, minimum=0)
     p: float = argument(probability, default=0.5)
 
     def __post_init__(self) -> None:

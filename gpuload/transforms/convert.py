@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, is_sequence, whole
+from gpuload.transforms.arguments import MASK_DTYPES, dtype_name, finite, flag, integer, is_sequence
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, declaration, marked_on_finished
 from gpuload.transforms.program.ops import Numbers, Outline
 
@@ -164,4 +164,4 @@ class UniformTemporalSubsample(Transform):
 
     works_on: ClassVar[tuple[str, ...]] = EVERYWHERE
 
-    num_samples: int = argument(whole, minimum=1)
+    num_samples: int = argument(integer, minimum=1)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
-from gpuload.transforms.arguments import finite, interval, is_sequence, probability, whole
+from gpuload.transforms.arguments import finite, integer, interval, is_sequence, probability
 from gpuload.transforms.base import EVERYWHERE, Standing, Transform, Uniforms, argument, between, declaration
 from gpuload.transforms.program.ops import Erase, Outline
 
@@ -76,8 +76,8 @@ class RandomErasing(Transform):
     value: float | Sequence[float] | str = argument(_value, default=0.0)
     inplace: bool = field(default=False, compare=False)
     mode: str | None = field(default=None, kw_only=True)
-    min_count: int = argument(whole, default=1, kw_only=True, minimum=1)
-    max_count: int | None = argument(whole, default=None, kw_only=True, minimum=None)
+    min_count: int = argument(integer, default=1, kw_only=True, minimum=1)
+    max_count: int | None = argument(integer, default=None, kw_only=True, minimum=None)
     where: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class RandomErasing(Transform):
                 f"{name}(value={self.value!r}) cannot be combined with mode={self.mode!r}; leave one of them out"
             )
         if self.max_count is not None:
-            whole(f"{name}(max_count=…)", self.max_count, minimum=self.min_count)
+            integer(f"{name}(max_count=…)", self.max_count, minimum=self.min_count)
 
     @property
     def kind(self) -> str:

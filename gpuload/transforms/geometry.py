@@ -19,12 +19,12 @@ from gpuload.transforms.arguments import (
     depends_on_epoch,
     fill_values,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     probability,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import (
     EVERYWHERE,
@@ -83,21 +83,21 @@ class Resize(Resampling):
 
     size: int | tuple[int, int] | None
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
-    max_size: int | None = argument(whole, default=None, minimum=1)
+    max_size: int | None = argument(integer, default=None, minimum=1)
     antialias: bool = argument(antialias_flag, default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         size, max_size = self.size, self.max_size
         if depends_on_epoch(size):
-            each = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
-            object.__setattr__(self, "size", each)
+            sizes = size.checked(lambda size: replace(self, size=size).size)  # pyright: ignore
+            object.__setattr__(self, "size", sizes)
             return
         if is_sequence(size):
             pair = size_pair("Resize(size=…)", size)
             size = pair[0] if len(self.size) == 1 else pair  # pyright: ignore[reportArgumentType]
         elif size is not None:
-            size = whole("Resize(size=…)", size, minimum=1)
+            size = integer("Resize(size=…)", size, minimum=1)
         if max_size is not None:
             if isinstance(size, tuple):
                 raise ValueError(
@@ -186,7 +186,7 @@ def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, i
         value = (value,)
     if len(value) not in (1, 2, 4):
         raise ValueError(f"{name} must be 1, 2 or 4 numbers, got {len(value)}: {value!r}")
-    numbers = [whole(name, entry, minimum=minimum) for entry in value]
+    numbers = [integer(name, entry, minimum=minimum) for entry in value]
     left, top, right, bottom = numbers * (4 // len(numbers))
     return left, top, right, bottom
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from gpuload.transforms.arguments import finite, is_sequence, is_torchvisions, probability, size_pair, whole
+from gpuload.transforms.arguments import finite, integer, is_sequence, is_torchvisions, probability, size_pair
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
@@ -117,13 +117,13 @@ class _Reader:
         name, at = type(entry).__name__, f"from_torchvision: {path}"
         if isinstance(entry, Transform):
             yield entry
-        elif not _is_theirs(entry):
-            raise TypeError(_foreign(entry, at))
+        elif not _is_from_torchvision(entry):
+            raise TypeError(_foreign_message(entry, at))
         elif name in REFUSED:
             error = TypeError if name == "Lambda" else ValueError
             raise error(f"{at} is {name}, which gpuload does not have: {REFUSED[name]}")
         elif name in PRESETS:
-            raise ValueError(f"{at} is the preset {name}, which cannot be converted: {_preset(entry)}")
+            raise ValueError(f"{at} is the preset {name}, which cannot be converted: {_preset_remedy(entry)}")
         elif name == "ImageClassification":
             yield from _classification(entry, at)
         elif name in CONTAINERS:
@@ -178,10 +178,10 @@ class _Reader:
 
     def _arguments(self, kind: type[Transform], entry: Any) -> dict[str, Any]:
         name, arguments = kind.__name__, {}
-        known = {field.name for field in dataclasses.fields(kind)}
+        field_names = {field.name for field in dataclasses.fields(kind)}
         for argument, parameter in inspect.signature(type(entry)).parameters.items():
             value = _plain(getattr(entry, RENAMED.get((name, argument), argument)))
-            if argument in known or value != parameter.default:
+            if argument in field_names or value != parameter.default:
                 arguments[argument] = value
         value: Any = arguments.get("value")
         padding: Any = arguments.get("padding")
@@ -200,9 +200,9 @@ class _Reader:
 def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
     """Yield the entries of a chain, each with its path, such as "transforms[2]"; Composes and lists are unpacked."""
     name = type(entry).__name__
-    if _is_theirs(entry) and name in ("Sequential", "ModuleList"):
+    if _is_from_torchvision(entry) and name in ("Sequential", "ModuleList"):
         entry = list(entry)
-    elif _is_theirs(entry) and name == "Compose":
+    elif _is_from_torchvision(entry) and name == "Compose":
         entry = list(entry.transforms)
         path = path if path == "transforms" else f"{path}.transforms"
     if not isinstance(entry, list | tuple):
@@ -212,7 +212,7 @@ def _flat(entry: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield from _flat(inner, f"{path}[{number}]")
 
 
-def _is_theirs(entry: Any) -> bool:
+def _is_from_torchvision(entry: Any) -> bool:
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules."):
         return kind.__name__ in ("Identity", "ModuleList", "Sequential")
@@ -235,7 +235,7 @@ def _classification(preset: Any, at: str) -> Iterator[Transform]:
     yield _construct(Normalize, {"mean": _plain(preset.mean), "std": _plain(preset.std)}, at)
 
 
-def _preset(preset: Any) -> str:
+def _preset_remedy(preset: Any) -> str:
     """Return the replacement of another preset, filled in with its numbers."""
     text = PRESETS[type(preset).__name__]
     if getattr(preset, "resize_size", ()) is None:
@@ -271,7 +271,7 @@ def _whole_levels(fill: Any) -> Any:
     return fill
 
 
-def _foreign(entry: Any, at: str) -> str:
+def _foreign_message(entry: Any, at: str) -> str:
     kind = type(entry)
     text = f"{at} is not a torchvision transform: got {entry!r} ({kind.__module__}.{kind.__name__})"
     if isinstance(entry, type):
@@ -529,7 +529,7 @@ def _automatic(options: dict[str, Any], size_hw: tuple[int, int]) -> Transform:
 
 def _erasing(options: dict[str, Any]) -> Transform:
     mode = str(options["re_mode"]).lower() or "const"
-    count = whole("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
+    count = integer("from_timm(re_count=…)", options["re_count"] or 1, minimum=1)
     return RandomErasing(
         options["re_prob"], scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), mode=mode, min_count=1, max_count=count
     )

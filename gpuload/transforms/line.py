@@ -21,7 +21,7 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
-__all__ = ["Line", "draw_some", "numbered"]
+__all__ = ["Line", "assign_lanes", "draw_some"]
 
 _put: Final = object.__setattr__  # only for newly created records; `dataclasses.replace` takes ten times as long
 
@@ -47,23 +47,23 @@ class Line:
         return max([length, *(number + 1 for number, transform in enumerate(self.transforms) if transform.may_refuse)])
 
     @cached_property
-    def first(self) -> int | None:
+    def first_change(self) -> int | None:
         """The index of the first transform that changes pixels."""
-        changing = (any(issubclass(known.kind, CHANGES_PIXELS) for known in step.outline) for step in self.transforms)
+        changing = (any(issubclass(outline.kind, CHANGES_PIXELS) for outline in t.outline) for t in self.transforms)
         return next((number for number, changes in enumerate(changing) if changes), None)
 
     @cached_property
     def resizes_late(self) -> str | None:
         """The reason why the first transform that changes pixels cannot start from an image of reduced size, in a few
         words; None if it can, since it resizes with a smoothing filter."""
-        if self.first is None:
+        if self.first_change is None:
             return "no transform resizes"
-        first = self.transforms[self.first]
-        name = type(first).__name__
-        if not isinstance(first, Resampling):
+        resize = self.transforms[self.first_change]
+        name = type(resize).__name__
+        if not isinstance(resize, Resampling):
             return f"{name} changes pixels before any resize"
         sampling_filter = next(
-            (filter_name for known in first.outline for filter_name in known.filters if filter_name not in SMOOTHING),
+            (f for outline in resize.outline for f in outline.filters if f not in SMOOTHING),
             None,
         )
         return None if sampling_filter is None else f"{name} takes single pixels ({sampling_filter})"
@@ -94,10 +94,10 @@ class Line:
         return Program(tuple(records), sizes, results, self.late_from)
 
 
-def numbered(transforms: Sequence[Transform], first: int) -> tuple[list[int], int]:
+def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list[int], int]:
     """Return the first counter lane of each transform, and the next free lane."""
-    *lanes, free = accumulate((transform.lanes for transform in transforms), initial=first)
-    return lanes, free
+    *lanes, next_lane = accumulate((transform.lanes for transform in transforms), initial=first_lane)
+    return lanes, next_lane
 
 
 def draw_some(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count
-from gpuload.transforms.arguments import finite, whole
+from gpuload.transforms.arguments import finite, integer
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Mix, Record
 
@@ -30,7 +30,7 @@ class _Mixing(Transform):
     record: ClassVar[type[Record]] = Mix
 
     alpha: float = argument(finite, default=1.0, kw_only=True)
-    num_classes: int | None = argument(whole, default=None, kw_only=True, minimum=1)
+    num_classes: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     labels_getter: Callable[[Any], Any] | str | None = field(default="default", kw_only=True, compare=False)
     label_smoothing: float = argument(finite, default=0.0, kw_only=True)
 

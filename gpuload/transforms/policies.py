@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count
-from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, interpolation_name, whole
+from gpuload.transforms.arguments import Interpolation, fill_values, finite, flag, integer, interpolation_name
 from gpuload.transforms.base import Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, Mixture, Ops, Record, code
 from gpuload.transforms.program.windows import FILTERS
@@ -44,15 +44,15 @@ DEEPEST: Final = 3  # the maximum depth of a chain whose depth is drawn
 
 
 class Kind(NamedTuple):
-    """An operation, whose value is `first` + `times` · strength, clipped to `bounds`. If `signed`, the strength gets a
-    random sign; if `whole`, the product is truncated to an integer."""
+    """An operation, whose value is `offset` + `scale` · strength, clipped to `bounds`. If `signed`, the strength gets a
+    random sign; if `is_integer`, the product is truncated to an integer."""
 
     operation: str
-    first: float = 0.0
-    times: float = 0.0
+    offset: float = 0.0
+    scale: float = 0.0
     bounds: tuple[float, float] = (-math.inf, math.inf)
     signed: bool = False
-    whole: bool = False
+    is_integer: bool = False
 
 
 class Table:
@@ -60,12 +60,12 @@ class Table:
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self.names = tuple(kinds)
-        operations, self.first, self.times, bounds, self.signed, self.whole = map(
+        operations, self.offsets, self.scales, bounds, self.signed, self.is_integer = map(
             np.array, zip(*kinds.values(), strict=True)
         )
         self.codes = np.array([code(name) for name in operations], np.int64)
         self.minimum, self.maximum = bounds.T
-        self.limited = bool(self.whole.any())
+        self.has_integers = bool(self.is_integer.any())
         self.coefficients = np.array([COEFFICIENTS.get(name, -1) for name in kinds])
         self.shifts = np.array([name.startswith("Translate") for name in kinds])
         self.sides = np.array([int(name == "TranslateX") for name in kinds])  # the index of the side in (height, width)
@@ -85,16 +85,16 @@ class Table:
         left corner; the offset added to an output coordinate for shifts; and degrees counterclockwise for rotations,
         which are about the centre.
         """
-        amounts, codes = strengths * self.times[kinds], self.codes[kinds]
+        amounts, codes = strengths * self.scales[kinds], self.codes[kinds]
         values = np.zeros((*kinds.shape, VALUES))
-        if self.limited:
-            amounts = self.first[kinds] + np.where(self.whole[kinds], np.trunc(amounts), amounts)
+        if self.has_integers:
+            amounts = self.offsets[kinds] + np.where(self.is_integer[kinds], np.trunc(amounts), amounts)
             amounts = np.clip(amounts, self.minimum[kinds], self.maximum[kinds])
             is_solarize_add = codes == SOLARIZE_ADD
             values[is_solarize_add, 1] = amounts[is_solarize_add]
             amounts[is_solarize_add] = SOLARIZE_ADD_BELOW
         else:
-            amounts += self.first[kinds]
+            amounts += self.offsets[kinds]
         values[..., 0] = amounts
         warps = codes == WARP
         if warps.any():
@@ -117,23 +117,23 @@ class Recipe(NamedTuple):
         magnitudes: the magnitude of each operation: one number, or float64 with the shape of a policy's `kinds`.
         probabilities: the probability of each operation, in the same forms; None means 1.
         count: the number of consecutive operations.
-        below: if not 0, magnitudes are drawn instead, as integers in 0 … `below` - 1.
+        bins: if not 0, magnitudes are drawn instead, as integers in 0 … `bins` - 1.
         weights: float64 (n,), the weights for drawing kinds without replacement; None means that kinds are drawn
             uniformly with replacement.
         width: the number of chains of `count` operations to mix with the image; 0 means no mixing.
         alpha: the parameter of the distributions of the chains' shares.
-        shortened: whether the depth of each chain is drawn, 1 … `count`.
+        random_depth: whether the depth of each chain is drawn, 1 … `count`.
     """
 
     kinds: np.ndarray
     magnitudes: Any = 0
     probabilities: Any = None
     count: int = 1
-    below: int = 0
+    bins: int = 0
     weights: np.ndarray | None = None
     width: int = 0
     alpha: float = 1.0
-    shortened: bool = False
+    random_depth: bool = False
 
 
 class AutomaticAugment(Transform):
@@ -146,7 +146,7 @@ class AutomaticAugment(Transform):
     table: ClassVar[Table]
     # timm draws a filter and a deviation for each operation. Its sign is negative if the drawn number is at least 0.5
     # (torchvision's: below 0.5), and the drawn share of a mixture belongs to the chains, not to the image.
-    of_timm: ClassVar[bool] = False
+    is_timm: ClassVar[bool] = False
 
     @property
     def recipe(self) -> Recipe:
@@ -169,9 +169,9 @@ class AutomaticAugment(Transform):
         counts = [
             1 if entry_drawn else steps if recipe.weights is None else len(recipe.kinds),
             0 if recipe.probabilities is None else steps,
-            steps if recipe.below else 0,
+            steps if recipe.bins else 0,
             steps,
-            *((steps, steps + steps % 2) if self.of_timm else (0, 0)),
+            *((steps, steps + steps % 2) if self.is_timm else (0, 0)),
         ]
         if width:
             counts += [width, beta_count(alpha, alpha), dirichlet_count([alpha] * width)]
@@ -190,26 +190,26 @@ class AutomaticAugment(Transform):
             indices = indices[:, 0]
             magnitudes, probabilities = magnitudes[indices], probabilities[indices]
         kinds = recipe.kinds[indices]
-        if recipe.below:
-            magnitudes = (bins * recipe.below).astype(np.int64)
+        if recipe.bins:
+            magnitudes = (bins * recipe.bins).astype(np.int64)
         strengths = self.strengths(kinds, magnitudes, signs, spread, sizes_hw)
-        negative = self.table.signed[kinds] & ((signs < 0.5) != self.of_timm)
+        negative = self.table.signed[kinds] & ((signs < 0.5) != self.is_timm)
         codes, values = self.table.operations(kinds, np.where(negative, -strengths, strengths), sizes_hw)
         if probabilities is not None:
             codes[coins >= probabilities] = NOTHING
         names, fill = self.filter_names, self.outside.image
         shape = (len(kinds), width, recipe.count) if width else kinds.shape
         codes, values, drawn_filters = codes.reshape(shape), values.reshape(*shape, VALUES), names[0]
-        if self.of_timm:
+        if self.is_timm:
             filters = (filters * len(names)).astype(np.int64).reshape(shape)
             drawn_filters = np.array([FILTERS.index(name) for name in names])[filters]
         if not width:
             return Ops(codes, values, drawn_filters, fill)
         depths, originals, shares = mixture
-        if recipe.shortened:
+        if recipe.random_depth:
             codes[np.arange(recipe.count) > (depths * recipe.count).astype(np.int64)[:, :, None]] = NOTHING
         share = beta(originals, alpha, alpha)[:, None]
-        image_share, chains_share = (1 - share, share) if self.of_timm else (share, 1 - share)
+        image_share, chains_share = (1 - share, share) if self.is_timm else (share, 1 - share)
         weights = np.concatenate([image_share, chains_share * dirichlet(shares, [alpha] * width)], axis=1)
         return Mixture(codes, values, weights, drawn_filters, fill)
 
@@ -236,18 +236,18 @@ def policy(table: Table, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 TORCHVISION: Final = Table(
     {
         "Identity": Kind("identity"),
-        "ShearX": Kind("warp", times=1.0, signed=True),
-        "ShearY": Kind("warp", times=1.0, signed=True),
+        "ShearX": Kind("warp", scale=1.0, signed=True),
+        "ShearY": Kind("warp", scale=1.0, signed=True),
         # A positive magnitude moves the image right; coefficients lead back to the input.
-        "TranslateX": Kind("warp", times=-1.0, signed=True),
-        "TranslateY": Kind("warp", times=-1.0, signed=True),
-        "Rotate": Kind("warp", times=1.0, signed=True),
+        "TranslateX": Kind("warp", scale=-1.0, signed=True),
+        "TranslateY": Kind("warp", scale=-1.0, signed=True),
+        "Rotate": Kind("warp", scale=1.0, signed=True),
         "Brightness": Kind("brightness", 1.0, 1.0, signed=True),
         "Color": Kind("saturation", 1.0, 1.0, signed=True),
         "Contrast": Kind("contrast", 1.0, 1.0, signed=True),
         "Sharpness": Kind("sharpness", 1.0, 1.0, signed=True),
-        "Posterize": Kind("posterize", times=1.0),
-        "Solarize": Kind("solarize", times=255.0),
+        "Posterize": Kind("posterize", scale=1.0),
+        "Solarize": Kind("solarize", scale=255.0),
         "AutoContrast": Kind("autocontrast"),
         "Equalize": Kind("equalize"),
         "Invert": Kind("invert"),
@@ -430,9 +430,9 @@ class RandAugment(TorchvisionAugment):
 
     space: ClassVar[Space] = RAND
 
-    num_ops: int = argument(whole, default=2, minimum=0)
-    magnitude: int = argument(whole, default=9, minimum=0)
-    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
+    num_ops: int = argument(integer, default=2, minimum=0)
+    magnitude: int = argument(integer, default=9, minimum=0)
+    num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
@@ -469,13 +469,13 @@ class TrivialAugmentWide(TorchvisionAugment):
 
     space: ClassVar[Space] = WIDE
 
-    num_magnitude_bins: int = argument(whole, default=31, minimum=2)
+    num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
     fill: Any = argument(fill_values, default=None, uint8=True)
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(WIDE.kinds, below=self.num_magnitude_bins)
+        return Recipe(WIDE.kinds, bins=self.num_magnitude_bins)
 
 
 @declaration
@@ -504,9 +504,9 @@ class AugMix(TorchvisionAugment):
 
     record: ClassVar[type[Record]] = Mixture
 
-    severity: int = argument(whole, default=3, minimum=1)
-    mixture_width: int = argument(whole, default=3, minimum=1)
-    chain_depth: int = argument(whole, default=-1, minimum=None)
+    severity: int = argument(integer, default=3, minimum=1)
+    mixture_width: int = argument(integer, default=3, minimum=1)
+    chain_depth: int = argument(integer, default=-1, minimum=None)
     alpha: float = argument(finite, default=1.0)
     all_ops: bool = argument(flag, default=True)
     interpolation: Interpolation = argument(interpolation_name, default="bilinear")
@@ -526,5 +526,7 @@ class AugMix(TorchvisionAugment):
     @property
     def recipe(self) -> Recipe:
         depth = self.chain_depth if self.chain_depth > 0 else DEEPEST
-        shortened, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
-        return Recipe(self.space.kinds, count=depth, below=self.severity, width=width, alpha=alpha, shortened=shortened)
+        random_depth, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
+        return Recipe(
+            self.space.kinds, count=depth, bins=self.severity, width=width, alpha=alpha, random_depth=random_depth
+        )

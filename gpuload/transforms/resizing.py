@@ -21,12 +21,12 @@ from gpuload.transforms.arguments import (
     fill_values,
     finite,
     flag,
+    integer,
     interpolation_name,
     interval,
     is_sequence,
     probability,
     size_pair,
-    whole,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
 from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_of, sizes_by_shorter_side
@@ -97,7 +97,7 @@ def _lengths(name: str, value: Any) -> tuple[int, ...]:
     lengths = value if is_sequence(value) else (value,)
     if not len(lengths):
         raise ValueError(f"{name} must be a length or a list of lengths, got {value!r}")
-    return tuple(whole(name, length, minimum=1) for length in lengths)
+    return tuple(integer(name, length, minimum=1) for length in lengths)
 
 
 @declaration
@@ -116,7 +116,7 @@ class RandomShortestSize(_Resizing):
     """
 
     min_size: int | Sequence[int] = argument(_lengths)
-    max_size: int | None = argument(whole, default=None, minimum=1)
+    max_size: int | None = argument(integer, default=None, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -143,8 +143,8 @@ class RandomResize(_Resizing):
         TypeError, ValueError: an argument is invalid.
     """
 
-    min_size: int = argument(whole, minimum=1)
-    max_size: int = argument(whole, minimum=1)
+    min_size: int = argument(integer, minimum=1)
+    max_size: int = argument(integer, minimum=1)
     interpolation: str = argument(interpolation_name, default="bilinear", known=RESAMPLING)
     antialias: bool = argument(antialias_flag, default=True)
 
@@ -268,7 +268,7 @@ class TrimBorder(Padding):
     crops: ClassVar[bool] = True
     may_refuse: ClassVar[bool] = True
 
-    border_size: int = argument(whole, minimum=0)
+    border_size: int = argument(integer, minimum=0)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         cropped_hw = sizes_hw - 2 * self.border_size

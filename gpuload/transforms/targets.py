@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.datasets.sample import format_name
-from gpuload.transforms.arguments import finite, is_sequence, label_getter, whole
+from gpuload.transforms.arguments import finite, integer, is_sequence, label_getter
 from gpuload.transforms.base import EVERYWHERE, Padding, Transform, Uniforms, argument, declaration
 from gpuload.transforms.program.ops import Box, Clamp, ClampPoints, Record, Reformat, Tidy, TidyPoints
 
@@ -64,7 +64,7 @@ class RandomIoUCrop(Padding):
     min_aspect_ratio: float = argument(finite, default=0.5)
     max_aspect_ratio: float = argument(finite, default=2.0)
     sampler_options: Sequence[float] | None = None
-    trials: int = argument(whole, default=40, minimum=1)
+    trials: int = argument(integer, default=40, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,8 +92,8 @@ class RandomIoUCrop(Padding):
                 break
             numbers = uniforms.take(remaining_rows)((number + 1) * count)[:, number * count :]
             done = np.zeros(len(remaining_rows), np.bool_)
-            for at, row in enumerate(remaining_rows.tolist()):
-                done[at] = self._round(numbers[at], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
+            for index, row in enumerate(remaining_rows.tolist()):
+                done[index] = self._round(numbers[index], sizes_hw[row], boxes[row], regions[row], kept_boxes[row])
             remaining_rows = remaining_rows[~done]
         return self.box(regions[:, :2], regions[:, 2:].copy(), kept_boxes)
 
@@ -176,7 +176,7 @@ class SanitizeBoundingBoxes(Transform):
     min_area: float = argument(_size, default=1.0)
     # Not compared: it does not affect which boxes are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default="default", compare=False, of="boxes", none=True
+        label_getter, default="default", compare=False, of="boxes", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Tidy:
@@ -270,7 +270,7 @@ class SanitizeKeyPoints(Transform):
 
     # Not compared: it does not affect which keypoints are kept, and functions are different objects in each process.
     labels_getter: Callable[[Any], Any] | str | None = argument(
-        label_getter, default=None, compare=False, of="keypoints", none=True
+        label_getter, default=None, compare=False, of="keypoints", allows_none=True
     )
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> TidyPoints:

@@ -31,16 +31,16 @@ TIMM: Final = Table(
         "AutoContrast": Kind("autocontrast"),
         "Equalize": Kind("equalize"),
         "Invert": Kind("invert"),
-        "Rotate": Kind("warp", times=30.0, signed=True),
-        "ShearX": Kind("warp", times=0.3, signed=True),
-        "ShearY": Kind("warp", times=0.3, signed=True),
-        "TranslateX": Kind("warp", times=1.0, signed=True),
-        "TranslateY": Kind("warp", times=1.0, signed=True),
-        "Posterize": Kind("posterize", times=4.0, bounds=(0, 8), whole=True),
-        "PosterizeIncreasing": Kind("posterize", 4.0, -4.0, (0, 8), whole=True),
-        "Solarize": Kind("solarize", times=256.0, bounds=(0, 256), whole=True),
-        "SolarizeIncreasing": Kind("solarize", 256.0, -256.0, (0, 256), whole=True),
-        "SolarizeAdd": Kind("solarize_add", times=110.0, bounds=(0, 128), whole=True),
+        "Rotate": Kind("warp", scale=30.0, signed=True),
+        "ShearX": Kind("warp", scale=0.3, signed=True),
+        "ShearY": Kind("warp", scale=0.3, signed=True),
+        "TranslateX": Kind("warp", scale=1.0, signed=True),
+        "TranslateY": Kind("warp", scale=1.0, signed=True),
+        "Posterize": Kind("posterize", scale=4.0, bounds=(0, 8), is_integer=True),
+        "PosterizeIncreasing": Kind("posterize", 4.0, -4.0, (0, 8), is_integer=True),
+        "Solarize": Kind("solarize", scale=256.0, bounds=(0, 256), is_integer=True),
+        "SolarizeIncreasing": Kind("solarize", 256.0, -256.0, (0, 256), is_integer=True),
+        "SolarizeAdd": Kind("solarize_add", scale=110.0, bounds=(0, 128), is_integer=True),
         "Color": Kind("saturation", 0.1, 1.8),
         "Contrast": Kind("contrast", 0.1, 1.8),
         "Brightness": Kind("brightness", 0.1, 1.8),
@@ -51,7 +51,7 @@ TIMM: Final = Table(
         "SharpnessIncreasing": Kind("sharpness", 1.0, 0.9, (0.1, math.inf), signed=True),
         "Desaturate": Kind("saturation", 0.5, -0.5, (0, 0.5)),
         "GaussianBlur": Kind("pillow_blur", 0.1, 1.9, (0.1, 2.0)),
-        "PosterizeOriginal": Kind("posterize", 4.0, 4.0, (0, 8), whole=True),
+        "PosterizeOriginal": Kind("posterize", 4.0, 4.0, (0, 8), is_integer=True),
         "GaussianBlurRand": Kind("pillow_blur", 0.1, 1.0),  # with a random strength
     }
 )
@@ -117,7 +117,7 @@ class TimmAugment(AutomaticAugment):
     """Base class of timm's methods, which have a `config` and `hparams`."""
 
     table: ClassVar[Table] = TIMM
-    of_timm: ClassVar[bool] = True
+    is_timm: ClassVar[bool] = True
     fill_argument: ClassVar[str] = "hparams['img_mean']"
     example: ClassVar[str]  # a config, for messages
     heads: ClassVar[tuple[str, ...]]  # the allowed first parts of a config
@@ -337,4 +337,4 @@ class TimmAugMix(TimmAugment):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")
         width, depth = int(parts["w"]), int(parts["d"])
-        return Recipe(MIXED, parts["m"], count=depth or DEEPEST, width=width, alpha=parts["a"], shortened=not depth)
+        return Recipe(MIXED, parts["m"], count=depth or DEEPEST, width=width, alpha=parts["a"], random_depth=not depth)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
-from gpuload.transforms.arguments import shown
+from gpuload.transforms.arguments import format_argument
 
 
 class InterpolationMode(enum.Enum):
@@ -101,6 +101,6 @@ def test_numbers_are_shown_shortly():
     assert repr(T.RandomApply([T.GaussianBlur(3, 1 / 3)], 2 / 3)) == (
         "RandomApply(transforms=(GaussianBlur(kernel_size=(3, 3), sigma=(0.333333, 0.333333)),), p=0.666667)"
     )
-    assert [shown(value) for value in (1.0, 0.1, 1e-7, 1234567.0, math.nan, 3, (), "bilinear")] == [
+    assert [format_argument(value) for value in (1.0, 0.1, 1e-7, 1234567.0, math.nan, 3, (), "bilinear")] == [
         "1.0", "0.1", "1e-07", "1234567.0", "nan", "3", "()", "'bilinear'"
     ]  # fmt: skip
