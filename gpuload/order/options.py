@@ -73,7 +73,7 @@ class OrderOptions:
         seed = _seed(self.seed, self.generator)
         self._check_groups()
         repeats = check_integer("repeats", self.repeats, 1)
-        self._check_ways()
+        self._check_conflicts()
         self._check_mix()
         checked = {"batch_size": None if self.batch_sampler is not None else size, "seed": seed, "repeats": repeats}
         for name, value in checked.items():
@@ -179,7 +179,7 @@ class OrderOptions:
                 "whose __iter__ starts again (an IterableDataset), or a list"
             )
 
-    def _check_ways(self) -> None:
+    def _check_conflicts(self) -> None:
         """Refuse options that exclude each other."""
         batch_size, sampler, batch_sampler = self.batch_size, self.sampler, self.batch_sampler
         shuffle, weights, repeats, uneven = self.shuffle, self.weights, self.repeats, self.uneven

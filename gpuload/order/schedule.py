@@ -108,7 +108,7 @@ def check_begin(order: OrderOptions) -> None:
         ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
     if order.planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(_nothing_left(shares))
+        raise ValueError(_no_batch_message(shares))
 
 
 def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
@@ -127,7 +127,7 @@ def remarks_on(order: OrderOptions, workers: int) -> Iterator[str]:
             f"this epoch is split among {world_size} ranks, and rank {rank} gets only its share, because the "
             f"environment has RANK={rank} and WORLD_SIZE={world_size}, although torch.distributed is not initialized. "
             f"Pass rank={rank}, world_size={world_size} to the Loader if this is intended; pass rank=0, world_size=1 "
-            "to get all samples in this process, for example to evaluate on the first rank only"
+            "to get all samples in this process, for example for an evaluation on the first rank only"
         )
     consumers = max(1, workers) * world_size
     if order.iterable and consumers > 1 and "workers" not in order.warned and has_sharding_filter(order.dataset):
@@ -169,7 +169,7 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
 
 
-def _nothing_left(shares: Shares) -> str:
+def _no_batch_message(shares: Shares) -> str:
     """Return why an epoch has no batch."""
     if shares.samples == 0:
         return "the dataset is empty: len(dataset) is 0"

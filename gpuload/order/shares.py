@@ -1,4 +1,4 @@
-"""The batches of each rank: splits the positions of an epoch into global batches, and those among the ranks.
+"""Splits the positions of an epoch into global batches, and splits each global batch among the ranks.
 
 A *global batch* is the positions p … p + G - 1 with G = ranks × batch_size. Each rank gets a contiguous part of it or,
 with a block shuffle, the positions whose samples are in its part of the blocks. So a place in an epoch is a single
@@ -60,9 +60,9 @@ class Shares:
         repeats: the number of neighbouring positions with the same sample, which go to different ranks. The number of
             positions in an epoch does not change, so there are fewer different samples. (Hoffer et al., "Augment your
             batch", CVPR 2020.)
-        group: the number of neighbouring positions, starting at a multiple of it, that stay together, even in the last
-            global batch: if there are several ranks, the number of rows of each is a multiple of it. `batch_size` must
-            be a multiple too.
+        group: the number of neighbouring positions, starting at a multiple of `group`, that stay together, even in the
+            last global batch: with more than one rank, the number of rows of each rank is a multiple of `group`.
+            `batch_size` must be a multiple too.
     """
 
     samples: int
@@ -130,7 +130,7 @@ class Shares:
         return firsts + (chosen[:, :, None] + np.arange(self.group)).reshape(len(firsts), -1)
 
     def steps(self, start: int = 0) -> int:
-        """Return the number of batches from position `start` to the end of an epoch, which all ranks share."""
+        """Return the number of batches from position `start` to the end of an epoch, the same on every rank."""
         full_steps, remainder = divmod(self.samples - start, self.global_batch)
         return full_steps + bool(remainder and self._share(remainder))
 

@@ -168,7 +168,7 @@ class Chain:
 
     @cached_property
     def holds_state(self) -> bool:
-        """Whether a `Custom` before the end refers to such a module."""
+        """Whether a `Custom` before the end refers to a torch module with parameters or buffers."""
         return any(has_state(_reachable_objects(custom)) for custom in self.calls)
 
     @cached_property
@@ -451,7 +451,7 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
     """Refuse fills other than 0 once images are scaled, since a fill is in levels."""
     scaler: Transform | None = None
     for transform in transforms:
-        filling = None if scaler is None else _filling(transform)
+        filling = None if scaler is None else _transform_with_fill(transform)
         if scaler is not None and filling is not None:
             later, earlier = filling.called, scaler.called
             raise ValueError(
@@ -463,11 +463,11 @@ def check_fills(transforms: tuple[Transform, ...]) -> None:
             scaler = transform
 
 
-def _filling(transform: Transform) -> Transform | None:
+def _transform_with_fill(transform: Transform) -> Transform | None:
     """Return the transform, or the first of its children, whose fill is not 0; None if there is none."""
     if any(transform.outside.image):
         return transform
-    return next(filter(None, map(_filling, transform.children)), None)
+    return next(filter(None, map(_transform_with_fill, transform.children)), None)
 
 
 def bind_all(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
