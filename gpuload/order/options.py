@@ -198,13 +198,13 @@ class OrderOptions:
             )
         if sampler is not None and batch_sampler is not None:
             raise ValueError(
-                "sampler and batch_sampler are both given, but a batch_sampler has a sampler; leave one out"
+                "sampler and batch_sampler are both given, but a batch_sampler has a sampler; leave one of them out"
             )
-        other_options = [name for name in given_options if name not in ("sampler", "batch_sampler")]
-        if (sampler is not None or batch_sampler is not None) and other_options:
+        conflicts = [name for name in given_options if name not in ("sampler", "batch_sampler")]
+        if (sampler is not None or batch_sampler is not None) and conflicts:
             option = "sampler" if sampler is not None else "batch_sampler"
             raise ValueError(
-                f"{other_options[0]} cannot be combined with a {option}, which defines its own order; leave one out"
+                f"{conflicts[0]} cannot be combined with a {option}, which defines its own order; leave one of them out"
             )
         if batch_sampler is not None and (batch_size not in (1, None) or self.drop_last):
             option = "drop_last=True" if self.drop_last else f"batch_size={batch_size}"
