@@ -70,8 +70,8 @@ def is_module(entry: Any) -> bool:
 
 
 def is_torchvisions(entry: Any) -> bool:
-    """Return whether an object is a transform of torchvision, or a torch ``Sequential`` of only such transforms. These
-    need a check of their own, since transforms of v2 are modules too, but would draw only once per batch."""
+    """Return whether an object is a transform of torchvision, or a torch ``Sequential`` of only such transforms.
+    Transforms of v2 are modules too, but must not be called like other modules: they draw only once per batch."""
     kind = type(entry)
     if kind.__module__.startswith("torch.nn.modules.") and kind.__name__ == "Sequential":
         return len(entry) > 0 and all(map(is_torchvisions, entry))

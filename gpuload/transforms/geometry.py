@@ -260,14 +260,14 @@ class _RandomFlip(Transform):
 
 @declaration
 class RandomHorizontalFlip(_RandomFlip):
-    """Mirror the image horizontally, with probability `p`."""
+    """Flip the image horizontally (left to right), with probability `p`."""
 
     axis: ClassVar[int] = 1
 
 
 @declaration
 class RandomVerticalFlip(_RandomFlip):
-    """Mirror the image vertically, with probability `p`."""
+    """Flip the image vertically (upside down), with probability `p`."""
 
     axis: ClassVar[int] = 0
 

@@ -383,7 +383,7 @@ def _policy_name(name: str, value: Any) -> str:
 
 @declaration
 class AutoAugment(TorchvisionAugment):
-    """Apply one of 25 pairs of operations, each with its probability; the pairs were learned from a data set.
+    """Apply one of 25 pairs of operations, each with its probability; the pairs were found by a search on a data set.
 
     Args:
         policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``, or torchvision's `AutoAugmentPolicy`.
@@ -411,7 +411,7 @@ class AutoAugment(TorchvisionAugment):
 
 @declaration
 class RandAugment(TorchvisionAugment):
-    """Apply consecutive operations, each drawn from 14, all with the same magnitude.
+    """Apply `num_ops` operations, each drawn from 14, all with the same magnitude.
 
     Args:
         num_ops: the number of operations.
@@ -486,7 +486,7 @@ class AugMix(TorchvisionAugment):
     distribution.
 
     Args:
-        severity: the number of magnitudes to draw from, the smallest of 10: 1 … 10.
+        severity: the number of magnitude bins to draw from, starting with the smallest of 10; in 1 … 10.
         mixture_width: the number of chains.
         chain_depth: the number of operations in each chain; 0 or less means that it is drawn from 1 … 3.
         alpha: the parameter of both distributions, greater than 0.

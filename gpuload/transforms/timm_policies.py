@@ -177,20 +177,20 @@ def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
         raise TypeError(f"{method}(hparams=…) must be a dict, got {hparams!r} ({type(hparams).__name__})")
     checked: dict[str, Any] = {}
     for name, value in sorted(dict(hparams).items()):
-        shown = f"{method}(hparams[{name!r}])"
+        label = f"{method}(hparams[{name!r}])"
         if name not in HPARAMS:
             raise ValueError(f"{method}(hparams=…) takes {', '.join(HPARAMS)}, got {name!r}")
         if name == "img_mean":
-            checked[name] = fill_values(shown, value, uint8=True)
+            checked[name] = fill_values(label, value, uint8=True)
         elif name == "interpolation":
             filters = filter_names("random") if value == "random" else value if is_sequence(value) else (value,)
-            checked[name] = tuple(interpolation_name(shown, entry) for entry in filters)
+            checked[name] = tuple(interpolation_name(label, entry) for entry in filters)
         elif name == "magnitude_max" and value is None:
             continue  # timm's word for its default
         else:
-            number = math.inf if name == "magnitude_std" and value == math.inf else finite(shown, value)
+            number = math.inf if name == "magnitude_std" and value == math.inf else finite(label, value)
             if number < 0:
-                raise ValueError(f"{shown} must not be negative, got {number:g}")
+                raise ValueError(f"{label} must not be negative, got {number:g}")
             checked[name] = number
     return tuple(checked.items())
 
@@ -199,7 +199,7 @@ def _checked(method: str, hparams: Any) -> tuple[tuple[str, Any], ...]:
 def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
     """Parse a config; see `TimmAugment.parts`."""
     method_name, (head, *parts), numbers = method.__name__, config.split("-"), dict(method.defaults)
-    shown = f"{method_name}(config={config!r})"
+    label = f"{method_name}(config={config!r})"
     if head not in method.heads:
         heads = ", ".join(map(repr, method.heads))
         heads = f"one of {heads}" if len(method.heads) > 1 else f"{heads}, such as {method.example!r}"
@@ -209,20 +209,20 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
         if "t" in numbers and part.startswith("t"):
             numbers["t"] = part[1:]
             if part[1:] not in SETS:
-                known = ", ".join("t" + name for name in SETS)
-                raise ValueError(f"{shown} names an unknown set of operations, {part!r}; there are {known}")
+                set_names = ", ".join("t" + name for name in SETS)
+                raise ValueError(f"{label} names an unknown set of operations, {part!r}; there are {set_names}")
             continue
         match = re.fullmatch(r"([a-z]+)(\d+\.?\d*|inf)", part)
         if match is None or match[1] not in method.defaults:
-            known = "each part must be one of " + ", ".join(method.defaults) + ", with a number"
+            remedy = "each part must be one of " + ", ".join(method.defaults) + ", with a number"
             if "t" in numbers:
-                known = "valid parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
-            raise ValueError(f"{shown} has an unknown part, {part!r}; {known}")
+                remedy = "valid parts are m, n, p, mstd, mmax and inc, each with a number, and t with a name"
+            raise ValueError(f"{label} has an unknown part, {part!r}; {remedy}")
         key, number = match[1], float(match[2])
         if key == "p" and number > 1:
-            raise ValueError(f"{shown}: p is a probability and must lie in 0 … 1, got {match[2]}")
+            raise ValueError(f"{label}: p is a probability and must lie in 0 … 1, got {match[2]}")
         if key not in ("p", "a", "mstd") and not number.is_integer():
-            raise ValueError(f"{shown}: {key} must be a whole number, got {match[2]}")
+            raise ValueError(f"{label}: {key} must be a whole number, got {match[2]}")
         numbers[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
     return numbers
 
@@ -332,7 +332,7 @@ class TimmAugMix(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         if parts["b"]:
-            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with other shares; leave it out")
+            raise ValueError(f"TimmAugMix(config={self.config!r}): b1 blends with different shares; leave it out")
         for key in ("w", "a"):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")

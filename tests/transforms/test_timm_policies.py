@@ -133,7 +133,7 @@ def test_both_runners_agree_and_draws_depend_on_the_position_alone(transform):
         (lambda: T.TimmAugMix("rand-m9"), "TimmAugMix(config=…) must begin with 'augmix', such as 'augmix-m5-w4-d2'"),
         (lambda: T.TimmAugMix("augmix-m1.5"), "TimmAugMix(config='augmix-m1.5'): m must be a whole number, got 1.5"),
         (lambda: T.TimmAugMix("augmix-w0"), "TimmAugMix(config='augmix-w0'): w must be greater than 0"),
-        (lambda: T.TimmAugMix("augmix-b1"), "TimmAugMix(config='augmix-b1'): b1 blends with other shares; leave it"),
+        (lambda: T.TimmAugMix("augmix-b1"), "TimmAugMix(config='augmix-b1'): b1 blends with different shares; leave"),
     ],
 )
 def test_wrong_arguments(make, text):
