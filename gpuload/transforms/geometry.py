@@ -55,7 +55,7 @@ __all__ = [
 
 # Row k is the rotation by k · 90° counterclockwise, like numpy's `rot90`: whether rows and columns are swapped, and
 # then whether the image is mirrored vertically and horizontally.
-QUARTERS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
+QUARTER_TURNS: Final = np.array([[False, False, False], [True, True, False], [False, True, True], [True, False, True]])
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -180,7 +180,7 @@ class CenterCrop(FixedSizeCrop):
         return self.boxes(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
 
 
-def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
+def padding_sides(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, int, int]:
     """Return padding, given in one of torchvision's forms, as (left, top, right, bottom)."""
     if not is_sequence(value):
         value = (value,)
@@ -191,7 +191,7 @@ def sides_of(name: str, value: Any, *, minimum: int | None) -> tuple[int, int, i
     return left, top, right, bottom
 
 
-def padding_mode_of(name: str, value: Any) -> PaddingMode:
+def padding_mode_name(name: str, value: Any) -> PaddingMode:
     if not isinstance(value, str) or value not in PADDING_MODES:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, PADDING_MODES))}, got {value!r}")
     return value
@@ -215,10 +215,10 @@ class RandomCrop(FixedSizeCrop):
         DrawError: (when drawn) an image is smaller than the crop, and `pad_if_needed` is False.
     """
 
-    padding: int | tuple[int, ...] | None = argument(sides_of, default=None, minimum=0)
+    padding: int | tuple[int, ...] | None = argument(padding_sides, default=None, minimum=0)
     pad_if_needed: bool = argument(flag, default=False)
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     @property
     def may_refuse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -303,7 +303,7 @@ class RandomRotate90(_RandomTurn):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Turn:
         numbers = uniforms(2)
-        quarters = QUARTERS[np.where(numbers[:, 0] < self.p, (4 * numbers[:, 1]).astype(np.int64), 0)]
+        quarters = QUARTER_TURNS[np.where(numbers[:, 0] < self.p, (4 * numbers[:, 1]).astype(np.int64), 0)]
         return Turn(quarters[:, 0], quarters[:, 1:])
 
 
@@ -371,7 +371,7 @@ class RandomResizedCrop(Resampling):
         starts = (numbers[:, :2] * (sizes_hw - boxes_hw + 1)).astype(np.int64)
         failed = ~fits[rows, tries]
         if failed.any():
-            boxes_hw[failed] = self._central(sizes_hw[failed])
+            boxes_hw[failed] = self._largest_sizes(sizes_hw[failed])
             starts[failed] = (sizes_hw[failed] - boxes_hw[failed]) // 2
         return self._box(np.concatenate([starts, boxes_hw], axis=1), numbers[:, -1])
 
@@ -384,7 +384,7 @@ class RandomResizedCrop(Resampling):
         sizes_hw[:] = self.size
         return Box(boxes_tlhw, sizes_hw, self.filters(numbers))
 
-    def _central(self, sizes_hw: np.ndarray) -> np.ndarray:
+    def _largest_sizes(self, sizes_hw: np.ndarray) -> np.ndarray:
         """Return the sizes of the largest boxes with an allowed ratio."""
         height, width = sizes_hw[:, 0], sizes_hw[:, 1]
         low, high = self.ratio
@@ -419,9 +419,9 @@ class Pad(Padding):
         (40, 40)
     """
 
-    padding: int | tuple[int, ...] = argument(sides_of, minimum=None)
+    padding: int | tuple[int, ...] = argument(padding_sides, minimum=None)
     fill: Any = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     @property
     def crops(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -32,7 +32,7 @@ from gpuload.transforms.program.windows import FILTERS
 from gpuload.transforms.warps import IDENTITY, rotation_coefficients
 
 __all__ = [
-    "DEEPEST", "IMAGENET", "AugMix", "AutoAugment", "AutomaticAugment", "Kind", "RandAugment", "Recipe", "Table",
+    "IMAGENET", "MAX_DEPTH", "AugMix", "AutoAugment", "AutomaticAugment", "Kind", "RandAugment", "Recipe", "Table",
     "TrivialAugmentWide", "policy",
 ]  # fmt: skip
 
@@ -40,7 +40,7 @@ WARP, SOLARIZE_ADD = code("warp"), code("solarize_add")
 ROTATE: Final = 0  # sets all coefficients of a warp; other operations set one
 COEFFICIENTS: Final = {"Rotate": ROTATE, "ShearX": 1, "TranslateX": 2, "ShearY": 3, "TranslateY": 5}
 SOLARIZE_ADD_BELOW: Final = 128.0  # the operation raises levels below this
-DEEPEST: Final = 3  # the maximum depth of a chain whose depth is drawn
+MAX_DEPTH: Final = 3  # the maximum depth of a chain whose depth is drawn
 
 
 class Kind(NamedTuple):
@@ -73,7 +73,7 @@ class Table:
     def numbers(self, names: Iterable[str]) -> np.ndarray:
         return np.array([self.names.index(name) for name in names], np.int64)
 
-    def shifted(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find_shifts(self, kinds: np.ndarray, sizes_hw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows and columns of the shifts among kinds (B, n), and the length of the side along each shift."""
         rows, columns = self.shifts[kinds].nonzero()
         return rows, columns, sizes_hw[rows, self.sides[kinds[rows, columns]]]
@@ -280,7 +280,7 @@ class Space:
         """Return the unsigned magnitudes, float64 (B, n), of kinds (B, n) in these bins; shifts in whole pixels."""
         magnitudes = _magnitudes(self, count)[kinds, bins]
         if not self.pixels:
-            rows, columns, sides = TORCHVISION.shifted(kinds, sizes_hw)
+            rows, columns, sides = TORCHVISION.find_shifts(kinds, sizes_hw)
             if len(rows):
                 magnitudes[rows, columns] = np.trunc(_ramp(self.translate * sides, count, bins[rows, columns]))
         return magnitudes
@@ -309,11 +309,11 @@ def _ramp(ends: np.ndarray | float, count: int, bins: np.ndarray, *, down: bool 
 
 
 KINDS: Final = TORCHVISION.names
-AUTO: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-RAND: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
-WIDE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
+AUTO_SPACE: Final = Space(KINDS[1:], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+RAND_SPACE: Final = Space(KINDS[:-1], 0.3, 150 / 331, 30.0, 0.9, (8, 4))
+WIDE_SPACE: Final = Space(KINDS[:-1], 0.99, 32.0, 135.0, 0.99, (8, 2), pixels=True)
 # Keyed by `all_ops`: all operations, or only those that are not part of robustness benchmarks.
-MIX: Final = {
+MIX_SPACES: Final = {
     everything: Space((*KINDS[1:6], *KINDS[10:14], *(KINDS[6:10] if everything else ())), 0.3, 1 / 3, 30.0, 0.9, (4, 0))
     for everything in (True, False)
 }
@@ -398,7 +398,7 @@ class AutoAugment(TorchvisionAugment):
         AutoAugment(policy='cifar10')
     """
 
-    space: ClassVar[Space] = AUTO
+    space: ClassVar[Space] = AUTO_SPACE
 
     policy: str = argument(_policy_name, default="imagenet")
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
@@ -428,7 +428,7 @@ class RandAugment(TorchvisionAugment):
         RandAugment(magnitude=5)
     """
 
-    space: ClassVar[Space] = RAND
+    space: ClassVar[Space] = RAND_SPACE
 
     num_ops: int = argument(integer, default=2, minimum=0)
     magnitude: int = argument(integer, default=9, minimum=0)
@@ -447,7 +447,7 @@ class RandAugment(TorchvisionAugment):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(RAND.kinds, self.magnitude, count=self.num_ops)
+        return Recipe(RAND_SPACE.kinds, self.magnitude, count=self.num_ops)
 
 
 @declaration
@@ -467,7 +467,7 @@ class TrivialAugmentWide(TorchvisionAugment):
         TrivialAugmentWide(interpolation='bilinear')
     """
 
-    space: ClassVar[Space] = WIDE
+    space: ClassVar[Space] = WIDE_SPACE
 
     num_magnitude_bins: int = argument(integer, default=31, minimum=2)
     interpolation: Interpolation = argument(interpolation_name, default="nearest")
@@ -475,7 +475,7 @@ class TrivialAugmentWide(TorchvisionAugment):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(WIDE.kinds, bins=self.num_magnitude_bins)
+        return Recipe(WIDE_SPACE.kinds, bins=self.num_magnitude_bins)
 
 
 @declaration
@@ -521,11 +521,11 @@ class AugMix(TorchvisionAugment):
 
     @property
     def space(self) -> Space:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return MIX[self.all_ops]
+        return MIX_SPACES[self.all_ops]
 
     @property
     def recipe(self) -> Recipe:
-        depth = self.chain_depth if self.chain_depth > 0 else DEEPEST
+        depth = self.chain_depth if self.chain_depth > 0 else MAX_DEPTH
         random_depth, width, alpha = self.chain_depth <= 0, self.mixture_width, self.alpha
         return Recipe(
             self.space.kinds, count=depth, bins=self.severity, width=width, alpha=alpha, random_depth=random_depth

@@ -29,7 +29,7 @@ from gpuload.transforms.arguments import (
     size_pair,
 )
 from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, argument, between, declaration
-from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_of, sizes_by_shorter_side
+from gpuload.transforms.geometry import CenterCrop, FixedSizeCrop, PaddingMode, padding_mode_name, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
 
@@ -229,7 +229,7 @@ class CenterCropOrPad(CenterCrop):
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
 
 @declaration
@@ -246,7 +246,7 @@ class RandomCropOrPad(FixedSizeCrop):
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
-    padding_mode: PaddingMode = argument(padding_mode_of, default="constant")
+    padding_mode: PaddingMode = argument(padding_mode_name, default="constant")
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
         spare = sizes_hw - np.array(self.size, np.int64)

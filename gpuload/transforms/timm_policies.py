@@ -20,7 +20,7 @@ import numpy as np
 from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import fill_values, finite, interpolation_name, is_sequence
 from gpuload.transforms.base import declaration
-from gpuload.transforms.policies import DEEPEST, IMAGENET, AutomaticAugment, Kind, Recipe, Table, policy
+from gpuload.transforms.policies import IMAGENET, MAX_DEPTH, AutomaticAugment, Kind, Recipe, Table, policy
 from gpuload.transforms.program.ops import Mixture, Record
 from gpuload.transforms.program.windows import filter_names
 
@@ -55,11 +55,11 @@ TIMM: Final = Table(
         "GaussianBlurRand": Kind("pillow_blur", 0.1, 1.0),  # with a random strength
     }
 )
-DRAWN_BLUR: Final = TIMM.names.index("GaussianBlurRand")
+RANDOM_BLUR: Final = TIMM.names.index("GaussianBlurRand")
 
 HPARAMS: Final = ("img_mean", "interpolation", "magnitude_max", "magnitude_std", "translate_const", "translate_pct")
-MAGNITUDES: Final = 10.0  # the magnitude of an operation's full strength, and the default maximum
-UNIFORM_FROM: Final = 100.0  # a larger standard deviation means infinity
+FULL_MAGNITUDE: Final = 10.0  # the magnitude of an operation's full strength, and the default maximum
+UNIFORM_ABOVE: Final = 100.0  # a larger standard deviation means infinity
 
 
 def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -70,13 +70,13 @@ def _choices(text: str) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 # The sets of operations that RandAugment draws from: the default, the set for "inc1", and the sets for "t…".
-_PLAIN: Final = (
+_DEFAULT_NAMES: Final = (
     "AutoContrast, Equalize, Invert, Rotate, Posterize, Solarize, SolarizeAdd, Color, Contrast, Brightness, Sharpness, "
     "ShearX, ShearY, TranslateX, TranslateY"
 )
-PLAIN: Final = _choices(_PLAIN)
-GROWING: Final = _choices(
-    re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _PLAIN)
+DEFAULT_SET: Final = _choices(_DEFAULT_NAMES)
+INCREASING_SET: Final = _choices(
+    re.sub(r"\b(Posterize|Solarize|Color|Contrast|Brightness|Sharpness)\b", r"\1Increasing", _DEFAULT_NAMES)
 )
 SETS: Final = {
     "weights": _choices(
@@ -91,7 +91,7 @@ SETS: Final = {
         "Equalize 1, Invert 1"
     ),
 }
-MIXED, _ = _choices(
+AUGMIX_KINDS, _ = _choices(
     "AutoContrast, ColorIncreasing, ContrastIncreasing, BrightnessIncreasing, SharpnessIncreasing, Equalize, Rotate, "
     "PosterizeIncreasing, SolarizeIncreasing, ShearX, ShearY, TranslateX, TranslateY"
 )
@@ -156,11 +156,11 @@ class TimmAugment(AutomaticAugment):
             magnitudes = magnitudes * spread[:, : kinds.shape[1]]
         elif deviation:
             magnitudes = magnitudes + deviation * normal(spread)[:, : kinds.shape[1]]
-        greatest = hparams.get("magnitude_max", parts.get("mmax")) or MAGNITUDES
-        levels = np.clip(magnitudes, 0.0, greatest) / MAGNITUDES
+        greatest = hparams.get("magnitude_max", parts.get("mmax")) or FULL_MAGNITUDE
+        levels = np.clip(magnitudes, 0.0, greatest) / FULL_MAGNITUDE
         # For a random blur, 2 · level is the maximum radius; the unused sign number draws a radius between 0.1 and it.
-        levels = np.where(kinds == DRAWN_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
-        rows, columns, sides = TIMM.shifted(kinds, sizes_hw)
+        levels = np.where(kinds == RANDOM_BLUR, signs * (np.clip(levels * 2.0, 0.0, 2.0) - 0.1), levels)
+        rows, columns, sides = TIMM.find_shifts(kinds, sizes_hw)
         levels[rows, columns] *= hparams.get("translate_pct", 0.45)
         levels[rows, columns] *= sides
         return levels
@@ -223,7 +223,7 @@ def _parts(method: type[TimmAugment], config: str) -> dict[str, Any]:
             raise ValueError(f"{label}: p is a probability and must lie in 0 … 1, got {match[2]}")
         if key not in ("p", "a", "mstd") and not number.is_integer():
             raise ValueError(f"{label}: {key} must be a whole number, got {match[2]}")
-        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_FROM else number
+        numbers[key] = math.inf if key == "mstd" and number > UNIFORM_ABOVE else number
     return numbers
 
 
@@ -263,7 +263,7 @@ class TimmRandAugment(TimmAugment):
     def recipe(self) -> Recipe:
         parts = self.parts
         count, chosen = int(parts["n"]), parts["t"]
-        kinds, weights = SETS[chosen] if chosen is not None else GROWING if parts["inc"] else PLAIN
+        kinds, weights = SETS[chosen] if chosen is not None else INCREASING_SET if parts["inc"] else DEFAULT_SET
         if weights is not None and count > len(weights):
             raise ValueError(
                 f"TimmRandAugment(config={self.config!r}) requests {count} operations, but t{chosen} draws from "
@@ -337,4 +337,6 @@ class TimmAugMix(TimmAugment):
             if not parts[key]:
                 raise ValueError(f"TimmAugMix(config={self.config!r}): {key} must be greater than 0")
         width, depth = int(parts["w"]), int(parts["d"])
-        return Recipe(MIXED, parts["m"], count=depth or DEEPEST, width=width, alpha=parts["a"], random_depth=not depth)
+        return Recipe(
+            AUGMIX_KINDS, parts["m"], count=depth or MAX_DEPTH, width=width, alpha=parts["a"], random_depth=not depth
+        )
