@@ -206,7 +206,7 @@ def _rounds(even: np.ndarray, odd: np.ndarray, key: Key) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _gather(blocks: int, batch: int, count: int) -> np.ndarray:
-    """Return the indices, in the result of `_rounds`, of each position's `count` words, batch × count. At most 32 KB."""
+    """Return where `_rounds` puts the `count` words of each position, batch × count. At most 32 KB."""
     word0, word2, word1, word3 = np.arange(4 * blocks * batch).reshape(4, -1)
     in_order = np.stack([word0, word1, word2[::-1], word3[::-1]]).reshape(4, blocks, batch)
     return np.ascontiguousarray(in_order.transpose(2, 1, 0).reshape(batch, -1)[:, :count])

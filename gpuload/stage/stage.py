@@ -282,8 +282,8 @@ def _channels_after(transforms: Sequence[Transform], channels: int, label: str, 
         )
     if colour_name is not None and channels not in (1, 3):
         raise ValueError(
-            f"{colour_name} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in the "
-            "dataset, or decode to mode 'RGB' or 'L'"
+            f"{colour_name} takes images of 1 or 3 channels, but {label} has {channels}; drop or convert channels in "
+            "the dataset, or decode to mode 'RGB' or 'L'"
         )
     top = TOPS[dtype]
     for transform in transforms:

@@ -302,7 +302,7 @@ def test_fills_are_given_in_the_values_of_the_images(fill, dtype, make_batch):
         (
             T.Pad(3, fill=(1, 2, 0.5)),
             "uint8",
-            "Pad(fill=(1, 2, 0.5)) must be given in levels, which are whole numbers in",
+            "Pad(fill=(1, 2, 0.5)) must be given in levels, which are whole numbers",
         ),
         (T.RandomApply([T.RandomRotation(3, fill=256)]), "uint8", "RandomRotation(fill=256) must be given in levels"),
         (T.Pad(3, fill=65536), "uint16", "whole numbers in 0 … 65535 for uint16 images, such as image 0"),
