@@ -132,7 +132,7 @@ class CpuTransfer:
         """Make the tensors safe to use on the caller's current stream."""
 
     def consumer(self) -> contextlib.AbstractContextManager[None]:
-        """Make the caller's current stream the batch's stream within the ``with`` block."""
+        """Make the batch's device, and the caller's current stream on it, current within the ``with`` block."""
         return contextlib.nullcontext()
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
