@@ -356,7 +356,7 @@ def test_the_plan_shows_it():
     )
     assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
     assert stage.plan.steps[3].reason == "done with the module torch's ReLU before it"
-    assert re.search(r"Lambda\(abs\) +own +applied to the batch as it is", str(stage.plan))
+    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 
 
 @pytest.mark.interpreter
