@@ -267,7 +267,7 @@ class DeviceTimes:
 
     def __init__(self, device: Accelerator) -> None:
         self._device = device
-        self._begun = 0  # batches
+        self._batches_begun = 0
         self._marks: list[Any] | None = None  # the events of the current batch, if it is measured
         self._pending: deque[list[Any]] = deque()  # the events of measured batches that have not passed yet
         self.batches = 0
@@ -275,8 +275,8 @@ class DeviceTimes:
 
     def begin(self, stream: Any) -> None:
         """Begin a batch."""
-        is_measured = self._begun % TIMED_EVERY == 0
-        self._begun += 1
+        is_measured = self._batches_begun % TIMED_EVERY == 0
+        self._batches_begun += 1
         self._marks = [] if is_measured else None
         self.mark(stream)
 
@@ -294,9 +294,9 @@ class DeviceTimes:
         if marks is not None and len(marks) == 3:
             self._pending.append(marks)
         while self._pending and self._pending[0][-1].query():
-            begun, copied, ended = self._pending.popleft()
-            self.copy_s += begun.elapsed_time(copied) / 1e3
-            self.stage_s += copied.elapsed_time(ended) / 1e3
+            start, copied, end = self._pending.popleft()
+            self.copy_s += start.elapsed_time(copied) / 1e3
+            self.stage_s += copied.elapsed_time(end) / 1e3
             self.batches += 1
 
 
@@ -320,10 +320,10 @@ def upload_together(arrays: Sequence[np.ndarray | Sequence[np.ndarray]], device:
     ]
 
 
-def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], at: int = 0) -> dict[Name, torch.Tensor]:
-    """Return the arrays stored in a uint8 tensor, from byte `at` on, as flat tensors."""
+def views_of(memory: torch.Tensor, spans: Mapping[Name, Span], begin: int = 0) -> dict[Name, torch.Tensor]:
+    """Return the arrays stored in a uint8 tensor, from byte `begin` on, as flat tensors."""
     views, typed = {}, {}  # a view as another type takes microseconds, so there is one per type
-    memory = memory[at : at + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
+    memory = memory[begin : begin + align(max([start + nbytes for start, nbytes, _ in spans.values()]), ALIGNMENT)]
     for name, (start, nbytes, kind) in spans.items():
         if kind not in typed:
             dtype: torch.dtype = getattr(torch, kind)

@@ -80,8 +80,8 @@ def tile(
         outputs: the results are written here, …×H×W.
         fill: the values of pixels that no image covers: one number, or one per channel.
     """
-    rows, corners, shown = record.quadrants(windows_tlhw)
-    is_full = (shown[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
+    rows, corners, visible = record.quadrants(windows_tlhw)
+    is_full = (visible[:, :, 2:].prod(axis=2).sum(axis=1) == windows_tlhw[:, 2:].prod(axis=1)).tolist()
     fill_levels: torch.Tensor | None = None
     if len(fill) > 1 and not all(is_full):
         fill_levels = upload(np.array(fill, np.float32)[:, None, None], outputs[0].device)
@@ -91,7 +91,7 @@ def tile(
             continue
         if not is_full[row]:
             output.fill_(fill[0]) if fill_levels is None else output.copy_(fill_levels)
-        quadrants = zip(rows[row].tolist(), corners[row].tolist(), shown[row].tolist(), strict=True)
+        quadrants = zip(rows[row].tolist(), corners[row].tolist(), visible[row].tolist(), strict=True)
         for other, (y, x), (down, across, h, w) in quadrants:
             if h and w:
                 part = images[other][..., down - y : down - y + h, across - x : across - x + w]

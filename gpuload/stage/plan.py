@@ -159,7 +159,7 @@ class Plan:
         lines = [f"backend {self.backend} on {self.device}" + (f" ({self.note})" if self.note else "")]
         if self.decoder is not None:
             lines.append(f"decoder {self.decoder}")
-        width = min(60, max((len(shown) for shown, *_ in [*_rows(self.steps), *self._module_row]), default=0))
+        width = min(60, max((len(text) for text, *_ in [*_rows(self.steps), *self._module_row]), default=0))
         for number, view in enumerate(self.views):
             lines += [f"view {number + 1}"] * (len(self.views) > 1)
             lines += [_line(*row, width) for row in _rows(view)]
@@ -172,7 +172,7 @@ class Plan:
         note += f"; decoder {self.decoder}" if self.decoder is not None else ""
         tables = []
         for number, view in enumerate(self.views):
-            rows = [(shortened(shown), *row) for shown, *row in [*_rows(view), *self._module_row]]
+            rows = [(shortened(text), *row) for text, *row in [*_rows(view), *self._module_row]]
             suffix = f", view {number + 1}" if len(self.views) > 1 else ""
             caption = f"backend {self.backend} on {self.device}{note}{suffix}"
             tables.append(table(caption, ("transform", "backend", "why"), rows))
@@ -195,8 +195,8 @@ def _rows(steps: Sequence[PlanStep]) -> list[tuple[str, str, str]]:
     return [(repr(step.transform), step.backend, step.reason or "") for step in steps]
 
 
-def _line(shown: str, backend: str, reason: str, width: int) -> str:
-    cell = shown if len(shown) <= width else shown[: width - 1] + "…"
+def _line(text: str, backend: str, reason: str, width: int) -> str:
+    cell = text if len(text) <= width else text[: width - 1] + "…"
     return f"  {cell:<{width}}  {backend:<6}  {reason}"
 
 
@@ -232,10 +232,10 @@ def plan_line(transforms: Sequence[Transform], backend: Backend) -> tuple[PlanSt
             for later in range(number + 1, end):
                 reason = reasons[later] or f"done with {type(transform).__name__} before it"
                 steps[later] = PlanStep(transforms[later], REFERENCE, reason)
-        last = steps[end - 1]
-        if transform.makes and last.backend != steps[number].backend:
-            reason = None if last.reason is None else f"done with {type(last.transform).__name__} after it"
-            steps[number] = PlanStep(transform, last.backend, reason)
+        last_step = steps[end - 1]
+        if transform.makes and last_step.backend != steps[number].backend:
+            reason = None if last_step.reason is None else f"done with {type(last_step.transform).__name__} after it"
+            steps[number] = PlanStep(transform, last_step.backend, reason)
     return tuple(steps)
 
 

@@ -321,14 +321,14 @@ def _channels(images: RaggedImages, program: Program) -> int:
     return channels
 
 
-def _runs(steps: Sequence[PlanStep], first: int) -> list[_Run]:
+def _runs(steps: Sequence[PlanStep], start_number: int) -> list[_Run]:
     """Group consecutive steps on one backend. A step that changes no pixels of levels joins the next run, so that no
     run only copies; at the end of the line it stays a run of its own, which finishes the images."""
     names = [f"{GATHERS} {number}" if step.transform.gathers > 1 else step.backend for number, step in enumerate(steps)]
     for number in reversed(range(len(steps) - 1)):
         if not any(issubclass(outline.kind, (*CHANGES_PIXELS, Gather)) for outline in steps[number].transform.outline):
             names[number] = names[number + 1]
-    runs, start = [], first
+    runs, start = [], start_number
     for name, group in groupby(names):
         runs.append(_Run(name, start, start + len(list(group))))
         start = runs[-1].end

@@ -114,8 +114,8 @@ class Stage:
         kernels: set[Any] = set()
         for line, runner in zip(self._chain.lines, self._runners, strict=True):
             for channels in (3, 1):
-                after = reduce(lambda count, transform: transform.output_channels(count), line.transforms, channels)
-                if runner.finish.channels in (None, after):
+                out_channels = reduce(lambda n, transform: transform.output_channels(n), line.transforms, channels)
+                if runner.finish.channels in (None, out_channels):
                     kernels |= runner.kernels(channels, channels_last=self._channels_last)
                     break
         if kernels:
@@ -322,16 +322,16 @@ def _with_children(transform: Transform) -> Iterator[Transform]:
 @contextlib.contextmanager
 def _intra_op_threads(count: int | None) -> Iterator[None]:
     """Let torch use this many threads for an operation, then restore the previous number."""
-    before = torch.get_num_threads()
+    previous_count = torch.get_num_threads()
     count = 1 if _forked else count  # a forked process lacks torch's other threads, and torch would wait for them
-    if count in (None, before):
+    if count in (None, previous_count):
         yield
         return
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_count)
 
 
 def compile_stage(
@@ -473,6 +473,6 @@ def _class_of(name: str) -> type[Backend]:
     return getattr(importlib.import_module(module), kind)
 
 
-def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -85,13 +85,13 @@ class CpuTransfer:
         """Return the offset of each part in one flat tensor, and the tensor's size. Offsets are aligned, because images
         and blocks are viewed as their own dtype. Files at the beginning of a part are not copied, so such a part's
         offset is smaller than that of its first copied byte, and can be negative."""
-        starts, at = [], 0
+        starts, offset = [], 0
         for part in batch.copied_parts:
-            starts.append(begin := at - part.encoded_bytes)
-            at = begin + align(part.used_bytes, ALIGN)
+            starts.append(begin := offset - part.encoded_bytes)
+            offset = begin + align(part.used_bytes, ALIGN)
             if part.decoded is not None:
-                at += align(len(part.decoded), ALIGN)
-        return [*starts, at]
+                offset += align(len(part.decoded), ALIGN)
+        return [*starts, offset]
 
     def _fill(self, memory: torch.Tensor, batch: Batch, starts: Sequence[int]) -> None:
         """Copy the parts of a batch, and the images that the device decoded for them, to their offsets."""

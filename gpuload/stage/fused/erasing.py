@@ -146,9 +146,9 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
         red, green, blue.
     """
     top, bottom, left, right = tl.min(ys), tl.max(ys), tl.min(xs), tl.max(xs)
-    at = 0
-    while at < count:
-        record_ptr = records_ptr + at * RECORD
+    number = 0
+    while number < count:
+        record_ptr = records_ptr + number * RECORD
         down = tl.load(record_ptr).to(tl.int32)
         across = tl.load(record_ptr + 1).to(tl.int32)
         height = tl.load(record_ptr + 2).to(tl.int32)
@@ -180,7 +180,7 @@ def erase(red, green, blue, ys, xs, records_ptr, count, quantiles_ptr, CHANNELS:
                     blue = tl.where(inside & (channel == 2), numbers, blue)
                     place += plane
                     channel += 1
-        at += 1
+        number += 1
     if CHANNELS == 1:
         green, blue = red, red
     return red, green, blue
@@ -193,7 +193,7 @@ def _number(bits_ptr):
 
 
 @triton.jit
-def _normal(place, key, quantiles_ptr, wanted):
+def _normal(place, key, quantiles_ptr, mask):
     """Compute the normal numbers with these indices, as `gpuload.stage.noise.normals` does."""
     zero = place * 0
     word0, word1, word2, word3 = tl.philox(key, place // _PER_BLOCK, zero, zero, zero)
@@ -202,7 +202,7 @@ def _normal(place, key, quantiles_ptr, wanted):
     # `gpuload.stage.fused.geometry` explains the hints.
     first_ptr = tl.max_contiguous(quantiles_ptr + (word & 0xFFFF).to(tl.int32), [1, 2])
     second_ptr = tl.max_contiguous(quantiles_ptr + (word >> 16).to(tl.int32), [1, 2])
-    first, second = tl.load(first_ptr, wanted, 0.0), tl.load(second_ptr, wanted, 0.0)
+    first, second = tl.load(first_ptr, mask, 0.0), tl.load(second_ptr, mask, 0.0)
     even = first * _COSINE + second * _SINE
     odd = second * _COSINE - first * _SINE
     return tl.where(place % 2 == 0, even, odd)

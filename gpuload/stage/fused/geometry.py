@@ -142,8 +142,8 @@ def _moved(source_ptr, table_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CH
         ys = tl.load(table_ptr + ys)
         xs = tl.load(table_ptr + tl.load(ints_ptr + TABLE_ROWS) + xs)
     inside = (ys >= 0)[:, None] & (xs >= 0)[None, :]
-    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
-    red, green, blue = read(source_ptr, tl.max_contiguous(at, [1, 2]), channel_step, CHANNELS)
+    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    red, green, blue = read(source_ptr, tl.max_contiguous(byte_offsets, [1, 2]), channel_step, CHANNELS)
     return filled(red, green, blue, inside, floats_ptr, CHANNELS)
 
 
@@ -158,15 +158,15 @@ def sharpness(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: 
     red = tl.zeros([ys.shape[0], xs.shape[0]], tl.int32)
     green, blue = red, red
     for index in tl.static_range(9):
-        at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
-        at += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
-        r, g, b = read(source_ptr, at, channel_step, CHANNELS)
+        byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys + (index // 3 - 1))[:, None]
+        byte_offsets += offsets(ints_ptr, COLUMN_STEP, WIDTH, xs + (index % 3 - 1))[None, :]
+        r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
         red += r
         if CHANNELS == 3:
             green += g
             blue += b
-    at = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
-    r, g, b = read(source_ptr, at, channel_step, CHANNELS)
+    byte_offsets = offsets(ints_ptr, ROW_STEP, HEIGHT, ys)[:, None] + offsets(ints_ptr, COLUMN_STEP, WIDTH, xs)[None, :]
+    r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
     red = _sharpened(r, red, inner, factor)
     if CHANNELS == 3:
         green, blue = _sharpened(g, green, inner, factor), _sharpened(b, blue, inner, factor)
@@ -202,8 +202,8 @@ def warp(source_ptr, ints_ptr, floats_ptr, channel_step, ys, xs, CHANNELS: tl.co
     else:
         down, across, inside = _mapped(floats_ptr, ys, xs, height, width)
         if filter_kind == NEAREST:
-            at = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
-            r, g, b = read(source_ptr, at, channel_step, CHANNELS)
+            byte_offsets = down.to(tl.int32) * row_step + across.to(tl.int32) * column_step
+            r, g, b = read(source_ptr, byte_offsets, channel_step, CHANNELS)
             red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
         else:
             y, down = _split(down)

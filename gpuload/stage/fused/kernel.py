@@ -100,14 +100,14 @@ def one_pass(
             source_ptr, places_ptr, weights_ptr, ints_ptr, floats_ptr, tile, clamped, ys, xs, CHANNELS, GEOMETRY
         )
         if OPERATES:
-            at = tl.load(ints_ptr + OPERATIONS_AT)
-            end = at + tl.load(ints_ptr + OPERATIONS)
+            index = tl.load(ints_ptr + OPERATIONS_AT)
+            end = index + tl.load(ints_ptr + OPERATIONS)
             statistics_ptr += tl.load(ints_ptr + STATISTICS_AT) * _TABLE
-            while at < end:
-                code = tl.load(codes_ptr + at)
-                values = values_ptr + at * _VALUES
+            while index < end:
+                code = tl.load(codes_ptr + index)
+                values = values_ptr + index * _VALUES
                 red, green, blue = operate(red, green, blue, ys, xs, code, values, statistics_ptr, CHANNELS)
-                at += 1
+                index += 1
         if FINISHED:
             red = red * tl.load(constants_ptr) + tl.load(constants_ptr + 3)
             if OUT_CHANNELS == 3:

@@ -42,13 +42,13 @@ FIXED_POINT: Final = tl.constexpr(R.FIXED_POINT)
 
 
 @triton.jit
-def read(source_ptr, at, channel_step, CHANNELS: tl.constexpr):
-    """Load the levels of pixels, int32, at byte offsets `at` from a pointer. Return red, green and blue; with one
+def read(source_ptr, byte_offsets, channel_step, CHANNELS: tl.constexpr):
+    """Load the levels of pixels, int32, at byte offsets from a pointer. Return red, green and blue; with one
     channel, the same block three times."""
-    red = tl.load(source_ptr + at).to(tl.int32)
+    red = tl.load(source_ptr + byte_offsets).to(tl.int32)
     if CHANNELS == 3:
-        green = tl.load(source_ptr + channel_step + at).to(tl.int32)
-        blue = tl.load(source_ptr + 2 * channel_step + at).to(tl.int32)
+        green = tl.load(source_ptr + channel_step + byte_offsets).to(tl.int32)
+        blue = tl.load(source_ptr + 2 * channel_step + byte_offsets).to(tl.int32)
     else:
         green, blue = red, red
     return red, green, blue

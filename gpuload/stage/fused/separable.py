@@ -207,10 +207,10 @@ def _read_weight(weights_ptr, CURVE: tl.constexpr):
 
 
 @triton.jit
-def _add(red, green, blue, row_ptr, at, channel_step, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
+def _add(red, green, blue, row_ptr, column_offsets, channel_step, weight, CHANNELS: tl.constexpr, CURVE: tl.constexpr):
     """Add one tap of a row to the sums. Sums cannot overflow; checking that would make the interpreter ten times
     slower."""
-    r, g, b = read(row_ptr, at, channel_step, CHANNELS)
+    r, g, b = read(row_ptr, column_offsets, channel_step, CHANNELS)
     if CURVE == GAUSSIAN:
         red = tl.fma(r.to(tl.float32), weight, red)
         if CHANNELS == 3:

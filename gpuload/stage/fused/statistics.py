@@ -107,9 +107,9 @@ def _counts(
     size = height * width
     reds = tl.zeros((256,), tl.int32)
     greens, blues = reds, reds
-    at = tl.program_id(1) * BLOCK
-    while at < size:
-        places = at + tl.arange(0, BLOCK)
+    start = tl.program_id(1) * BLOCK
+    while start < size:
+        places = start + tl.arange(0, BLOCK)
         is_inside = places < size
         if DENSE:
             pixel_ptr = image_ptr + places.to(tl.int64) * column_step
@@ -119,7 +119,7 @@ def _counts(
         if CHANNELS == 3:
             greens += tl.histogram(tl.load(pixel_ptr + channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
             blues += tl.histogram(tl.load(pixel_ptr + 2 * channel_step, is_inside, 0).to(tl.int32), 256, is_inside)
-        at += tl.num_programs(1) * BLOCK
+        start += tl.num_programs(1) * BLOCK
     return reds, greens, blues
 
 

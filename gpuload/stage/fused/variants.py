@@ -120,8 +120,8 @@ def late_variants(steps: Iterable[Sequence[Outline]], *, form: Form) -> set[Vari
     for outline in (item for outlines in steps for item in outlines):
         if outline.kind is Mix:
             constants = {"CHANNELS": channels, "DENSE": True, "CHANNELS_LAST": 1 < channels == form.column}
-            for whole in (False, True):
-                constants |= {"WHOLE": whole, "BLOCK": mixing.BLOCK}
+            for is_whole in (False, True):
+                constants |= {"WHOLE": is_whole, "BLOCK": mixing.BLOCK}
                 variants.add(_variant("mix", (dtype, I64, *[NUMBER] * 6), **constants, **mixing.OPTIONS))
         elif outline.kind is Erase:
             constants = {"CHANNELS": channels, "ROWS": erasing.ROWS, "COLUMNS": erasing.COLUMNS}
