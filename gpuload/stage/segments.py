@@ -131,7 +131,7 @@ class SegmentRunner:
         on_finished = [transform for late in self._late_runs for transform in self._transforms[late.start : late.end]]
         is_single = not (other_runs or self._has_calls) and all(map(_erases, on_finished))
         if not (
-            is_single and isinstance(levels, Compiled) and {after.backend for after in self._late_runs} <= {run.backend}
+            is_single and isinstance(levels, Compiled) and {late.backend for late in self._late_runs} <= {run.backend}
         ):
             return None
         return levels.fusing(channels_last=channels_last)

@@ -149,8 +149,8 @@ class Stage:
         runner = self._runner(images, view)
         dtype, sizes = runner.finish.dtype, program.results_hw
         threads = _intra_op_threads(self._threads)
-        # A batch may be made within a user's inference_mode and used outside it, and scratch memory is reused by later
-        # batches. The user's autocast would turn convolutions into bfloat16, but results must not depend on it.
+        # Batches and scratch memory must also be usable outside the user's inference_mode. And results must not depend
+        # on the user's autocast, which would make convolutions bfloat16.
         kind = self.device.type
         without_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NO_CONTEXT
         without_inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else NO_CONTEXT
@@ -209,8 +209,8 @@ class Stage:
         return self.cpu_threads if self.device.type == "cpu" else None
 
     def _check_last(self, result: Any, count: int) -> None:
-        """Raise unless the module at the end returned one row per image. Objects other than tensors and None are
-        accepted, except where the result has to be split into images."""
+        """Raise unless the module at the end returned one row per image. A result that is neither a tensor nor None is
+        also accepted, unless it has to be split into images."""
         is_tensor = isinstance(result, torch.Tensor)
         if (is_tensor and result.dim() and len(result) == count) or not (
             is_tensor or result is None or self._ragged == "views"

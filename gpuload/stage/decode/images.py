@@ -74,7 +74,7 @@ class ImageDecoder:
         decoder: the device's decoder.
         options: the loader's decoding options.
         device: the device of the pixels.
-        transfer: the transfer, on whose stream the images are decoded.
+        transfer: the transfer whose stream is used for decoding.
 
     Attributes:
         counts: the number of images per decoder, with the names of `Stats.decoders`.
@@ -84,7 +84,7 @@ class ImageDecoder:
         seconds: host time spent here.
         images: the number of images so far.
         limit_bytes: the limit for decoded images that are kept at the same time.
-        peak_bytes: the largest size that they have reached.
+        peak_bytes: the largest total size of such images so far.
     """
 
     def __init__(self, decoder: NvImageCodec, options: Decode, device: torch.device, transfer: Any) -> None:
