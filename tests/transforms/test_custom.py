@@ -210,6 +210,6 @@ def test_boxes_that_do_not_come_back_are_an_error():
             return boxes[:1]
 
     program = T.Chain([Loses()]).draw(KEY, POSITIONS[:1], SIZES[:1])
-    text = "Loses.apply_boxes must return a numpy array of shape (2, 4), as given; got an array of shape (1, 4)"
+    text = "Loses.apply_boxes must return a numpy array of the input's shape, (2, 4); got an array of shape (1, 4)"
     with pytest.raises(ValueError, match=re.escape(text)):
         follow(program.records, [Trail([np.zeros((2, 4))])])
