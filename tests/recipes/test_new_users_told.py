@@ -114,7 +114,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "colours of thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [T.ColorJitter(0.4)]),
-        ("ColorJitter takes images of uint8", "leave it out"),
+        ("ColorJitter takes uint8 images", "leave it out"),
     ),
     "uint16": (lambda: load(lambda i: scene(i).astype(np.uint16)), ("uint16 array", "gpuload.Image(array)")),
     "a 16-bit PNG": (lambda: load(png16), ("gpuload.Encoded(data, mode='unchanged')",)),
