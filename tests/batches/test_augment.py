@@ -517,7 +517,7 @@ def test_images_that_are_refused(images, message):
 
 
 def test_colours_of_floats_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=re.escape("ColorJitter takes images of uint8, but image 0 is float32")):
+    with pytest.raises(ValueError, match=re.escape("ColorJitter takes uint8 images, but image 0 is float32")):
         gl.Augment(CLASSIC)(torch.zeros(2, 3, 40, 56))
 
 

@@ -114,7 +114,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "colours of thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [T.ColorJitter(0.4)]),
-        ("ColorJitter takes images of uint8", "leave it out"),
+        ("ColorJitter takes uint8 images", "leave it out"),
     ),
     "uint16": (lambda: load(lambda i: scene(i).astype(np.uint16)), ("uint16 array", "gpuload.Image(array)")),
     "a 16-bit PNG": (lambda: load(png16), ("gpuload.Encoded(data, mode='unchanged')",)),
@@ -196,7 +196,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "ToDtype without scale": (
         lambda: load(scene, [*MOVE, T.ToDtype("float32"), NORMALIZE]),
-        ("give it scale=True, or leave it out",),
+        ("set scale=True, or leave out the ToDtype",),
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
     "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),

@@ -147,5 +147,5 @@ def test_what_cannot_be():
         T.SanitizeKeyPoints(7)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="SanitizeKeyPoints cannot come before Mosaic, which joins keypoints"):
         T.Chain([T.SanitizeKeyPoints(), T.Mosaic(9)])
-    with pytest.raises(ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) does not go with Mosaic"):
+    with pytest.raises(ValueError, match=r"SanitizeKeyPoints\(labels_getter=…\) cannot be combined with Mosaic"):
         T.Chain([T.Mosaic(9), T.SanitizeKeyPoints("default")])
