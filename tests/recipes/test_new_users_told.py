@@ -186,8 +186,8 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(lambda i: (scene(i), scene(i))),
         ("sample[0], uint8 array", "so may sample[1], uint8 array", "gpuload.Image(array)", "gpuload.Mask(…)"),
     ),
-    "zip(loader, loader)": (zipped, ("make a second Loader",)),
-    "nested loops": (nested_loops, ("make a second Loader",)),
+    "zip(loader, loader)": (zipped, ("create a second Loader",)),
+    "nested loops": (nested_loops, ("create a second Loader",)),
     "T.ToTensor": (lambda: T.ToTensor, ("write ToDtype('float32', scale=True)",)),  # pyright: ignore
     "gl.DataLoader": (lambda: gl.DataLoader, ("write gpuload.Loader",)),  # pyright: ignore
     "means of levels": (
