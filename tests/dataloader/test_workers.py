@@ -259,7 +259,7 @@ def test_errors_of_collation_are_of_their_own_type_too():
             gpuload_batches(Made(), **options)
         assert isinstance(caught.value, gl.CollateError)
         assert isinstance(pickle.loads(pickle.dumps(caught.value)), gl.CollateError)
-    with pytest.raises(RuntimeError, match="the samples cannot be put together"):
+    with pytest.raises(RuntimeError, match="the samples cannot be collated"):
         gpuload_batches(Made(lambda key: torch.zeros(key)), 2)
 
 

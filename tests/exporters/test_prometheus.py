@@ -144,7 +144,7 @@ def test_closing(registry):
 def test_names_are_taken_once(registry):
     loader = loader_of()
     gl.exporters.Prometheus(loader, registry=registry)
-    with pytest.raises(ValueError, match="a loader named 'default' is watched in this registry already") as caught:
+    with pytest.raises(ValueError, match="a loader named 'default' is already watched in this registry") as caught:
         gl.exporters.Prometheus(loader_of(), registry=registry)
     assert "give this one another name=…, or close() the Prometheus of the other" in str(caught.value)
 

@@ -258,7 +258,7 @@ def test_what_workers_of_other_loaders_take_does_not_count_before_the_first_iter
         check_workers(3)
         with pytest.raises(gl.LimitError, match="num_workers=3 needs"):
             check_descriptors(3)
-        with pytest.raises(gl.LimitError, match="num_workers=4 takes"):
+        with pytest.raises(gl.LimitError, match="num_workers=4 needs"):
             check_workers(4)
 
 

@@ -602,16 +602,14 @@ def test_dicts_of_other_keys_are_shown():
 def test_the_leaf_whose_lengths_differ_is_named_with_what_pads_it():
     samples = [{"image": picture(i), "caption": np.arange(3 + i)} for i in range(2)]
     text = (
-        "leaf 'caption' of the samples cannot be put together into a batch: sample 0 has shape (3,) and sample 1 has "
+        "leaf 'caption' of the samples cannot be collated into a batch: sample 0 has shape (3,) and sample 1 has "
         "(4,) (stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1); "
         "collate_fn=gpuload.pad('caption') pads them"
     )
     with pytest.raises(gl.CollateError, match=f"^{re.escape(text)}$"):
         epoch(samples, batch_size=2, num_workers=0)
     boxes = [(picture(i), {"boxes": np.ones((3 + i, 4))}) for i in range(2)]
-    text = (
-        "collate_fn=gpuload.pad('1.boxes') pads them; boxes of an image come as a list if they are gpuload.Boxes(array"
-    )
+    text = "collate_fn=gpuload.pad('1.boxes') pads them; boxes returned as gpuload.Boxes(array"
     with pytest.raises(gl.CollateError, match=re.escape(text)):
         epoch(boxes, batch_size=2, num_workers=0)
     lists = [(picture(i), {"tokens": [1] * (3 + i)}) for i in range(2)]

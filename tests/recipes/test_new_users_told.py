@@ -127,7 +127,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a transform without a list": (lambda: load(scene, T.RandomCrop(8)), ("must be a list", "write [RandomCrop(")),
     "a function beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, T.Lambda(torch.fliplr)]),
-        ("gets the images alone", "transforms of gpuload"),
+        ("gets only the images", "gpuload's transforms"),
     ),
     "an own transform beside masks": (
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
