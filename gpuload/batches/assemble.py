@@ -390,7 +390,7 @@ class Assembly:
         pin_memory: Any = getattr(leaf, "pin_memory", None)
         if callable(pin_memory):
             return pin_memory() if self._options.pin_memory and devices.is_available() else leaf
-        if isinstance(leaf, Mapping):  # of a user-defined class
+        if isinstance(leaf, Mapping):  # of a user-defined class, which pytree does not open
             return made_like(type(leaf), {key: tree_map(self._place_leaf, item) for key, item in leaf.items()})
         return leaf
 

@@ -101,7 +101,7 @@ class Budget:
         if device.type != "cpu":
             free[str(device)] = devices.Accelerator(device).free_bytes()
         for where, nbytes in free.items():
-            if nbytes is not None:  # None means unknown, hence no limit
+            if nbytes is not None:  # None means unknown, so there is no limit
                 allowed, reason = nbytes // 2 if half else nbytes, f"{_mb(nbytes)} are free on {where}{half}"
                 self._limits.append((allowed, where == str(device), where == "cpu", reason, remedy))
 

@@ -70,9 +70,9 @@ class Loader:
             cheaper.
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
         batch_sampler: yields lists of keys, one list per batch.
-        collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). Without images
-            and transforms it runs in the worker, otherwise in this process, where it gets finished images as C×H×W
-            tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else like
+        collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). It runs in the
+            worker if there are neither images nor transforms, otherwise in this process, where it gets finished images
+            as C×H×W tensors on the device. Default: the dataset's ``_get_collate_fn()`` if it has one, else like
             `default_collate`.
         pin_memory: if CUDA is available, page-lock batches that stay on the CPU (see `device`), and call the
             ``pin_memory()`` method of custom batch types that `collate_fn` returns. Memory that is copied to a GPU is
@@ -85,14 +85,14 @@ class Loader:
         persistent_workers: False ends the workers after each epoch, so that the next epoch sees changes that this
             process made to the dataset. By default, workers stay alive between epochs.
         in_order: False yields the batches of an iterable dataset as soon as a worker has finished one, so that a slow
-            worker delays no other; states stay exact. Batches of a map-style dataset always come in order, which makes
-            no worker wait.
+            worker does not delay the others; states stay exact. Batches of a map-style dataset always come in order,
+            without making workers wait.
         transforms: `gpuload.transforms` in order, as a list or a `Compose`. The last one may be a `torch.nn.Module`,
             which is applied to the entire batch.
         num_workers: processes that read and decode; with 0, this process does the work. Default: the CPUs that this
             process may use, less one per rank on this machine, divided among these ranks, at least 1; 0 for an
-            iterable dataset. More workers than both these CPUs and 8 cause a warning. ``"auto"`` adjusts the number
-            while the loader runs.
+            iterable dataset. A number above both 8 and these CPUs causes a warning. ``"auto"`` adjusts the number while
+            the loader runs.
         workers: a `RayWorkers`, to use workers on other machines instead of processes on this one.
         prefetch_factor: batches prepared ahead of the one in use (per worker for an iterable dataset); default 2.
             ``"auto"`` raises it while the loop waits for single slow samples and more prefetching helps.
@@ -100,8 +100,8 @@ class Loader:
             `torch.device`. Default: the current GPU, or the CPU if there is no GPU.
         dtype: dtype of float images: ``"float32"``, ``"float16"``, ``"bfloat16"`` or a torch dtype. Default: the dtype
             of a `ToDtype`, else float32. Without `Normalize` and `ToDtype`, images stay uint8.
-        memory_format: of batches of images: ``"contiguous_format"``, ``"channels_last"`` or a torch memory format.
-        ragged: how to batch images that end with different sizes: ``"error"``, ``"list"`` for a list of tensors, or
+        memory_format: ``"contiguous_format"``, ``"channels_last"`` or a torch memory format, for batches of images.
+        ragged: how to batch images whose final sizes differ: ``"error"``, ``"list"`` for a list of tensors, or
             ``"pad"``, which pads with zeros at the bottom and right and yields ``(images, sizes)`` with int64 (N, 2)
             heights and widths. On the CPU, listed images that no transform changes are C×H×W views of H×W×C memory.
         pad_to: with ``ragged="pad"``, round the height and width of a padded batch, and of masks padded with it, up to
@@ -220,16 +220,16 @@ class Loader:
         self.errors = ErrorLog()
         self._cursor = Cursor()
         self._session: Session | None = None
-        self._ended: Span | None = None  # statistics of the last closed session
+        self._final_span: Span | None = None  # statistics of the last closed session
         options.check_machine()
         check_begin(options.order)
         for remark in options.workers.remarks():
             warnings.warn(remark, RuntimeWarning, stacklevel=3)  # past `loader_arguments`
-        self._starting = _Lock()  # held while a thread begins an epoch, which may start workers
-        self._ready = True
+        self._start_lock = _Lock()  # held while a thread begins an epoch, which may start workers
+        self._initialized = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONS and getattr(self, "_ready", False):
+        if name in OPTIONS and getattr(self, "_initialized", False):
             raise ValueError(f"{name} cannot be changed after the Loader has been created; create another Loader")
         super().__setattr__(name, value)
 
@@ -294,8 +294,8 @@ class Loader:
         order, inner = self._options.order, getattr(self.batch_sampler, "sampler", None)
         if (session := self._session) is not None:
             session.note_changes()
-        for other in (self.dataset, order.sampler, self.batch_sampler, inner):
-            if callable(set_epoch := getattr(other, "set_epoch", None)):
+        for owner in (self.dataset, order.sampler, self.batch_sampler, inner):
+            if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
         if session is not None:
             session.changes.skip()  # workers call the dataset's set_epoch() themselves
@@ -389,7 +389,7 @@ class Loader:
         """
         if since is not None and not isinstance(since, Stats):
             raise TypeError(f"since must be an earlier result of stats(), got {type(since).__name__}: {since!r}")
-        span = self._ended if (session := self._session) is None else session.meter.span()
+        span = self._final_span if (session := self._session) is None else session.meter.span()
         return Stats(epoch=self.epoch) if span is None else span.stats(since, self.epoch)
 
     def replay(self, epoch: int, position: int, index: Any = None) -> Replay:
@@ -421,7 +421,7 @@ class Loader:
             warnings.warn(remark, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start(schedule)
         options.chain.at(progress.start.epoch)  # an invalid size raises an error here, not for every sample
-        with self._starting:
+        with self._start_lock:
             return self._begin(schedule, progress)
 
     def _begin(self, schedule: Schedule, progress: Progress) -> Iterator[Any]:
@@ -438,11 +438,11 @@ class Loader:
             cached = cached_samples(options)
             with deferred_signals():  # a signal in between would leak the session's processes
                 self._session = Session(options, self.errors, progress.start.epoch, self._autotune, cached)
-                self._forget = on_collected(self, self._session.ending())
+                self._cancel_finalizer = on_collected(self, self._session.ending())
         self._cursor.end(NEWER)
         iterator = Epoch(self, self._session, schedule, progress, self._cursor.epoch_sent)
         self._cursor = self._cursor.begin(progress)
-        if self._iterates_in_process and (begin := self._session.where_it_begins()):
+        if self._iterates_in_process and (begin := self._session.initial_place()):
             # As in DataLoader; workers send this state with the first batch.
             progress.place = with_states(progress.place, begin.samples, begin.state)
         return iterator
@@ -456,11 +456,11 @@ class Loader:
         self._cursor.end("its Loader was closed")
         if (session := self._session) is not None:
             try:
-                self._ended = self._ended if session.steps.in_forked_child else session.meter.span()
+                self._final_span = self._final_span if session.steps.in_forked_child else session.meter.span()
             finally:
                 session.close()
-                self._forget()
-                del self._forget  # and its references to the session's resources
+                self._cancel_finalizer()
+                del self._cancel_finalizer  # and its references to the session's resources
         self._session = None
 
     def __enter__(self) -> Loader:
@@ -483,11 +483,11 @@ class Loader:
         device = options.stage.device if self._session is None else self._session.stage.device
         samples = options.order.samples
         transforms = " → ".join(repr(transform) for transform in options.chain.transforms)
-        short = Repr()
-        short.maxother = short.maxstring = LONGEST
+        formatter = Repr()
+        formatter.maxother = formatter.maxstring = LONGEST
         rows = [
-            ("dataset", shortened(short.repr(self.dataset))),
-            ("samples", "not known" if samples is None else f"{samples:,}"),
+            ("dataset", shortened(formatter.repr(self.dataset))),
+            ("samples", "unknown" if samples is None else f"{samples:,}"),
             ("batch_size", str(self.batch_size)),
             ("shuffle, seed", f"{self.shuffle}, {options.order.seed}"),
             ("transforms", " → ".join(filter(None, (transforms, options.chain.last))) or "none"),

@@ -72,18 +72,18 @@ class Span:
     """The counters of a session up to now. It does not refer to the session, and outlives it.
 
     Attributes:
-        begun, now: the counters when the last epoch began, and now.
+        epoch_start, now: the counters when the last epoch began, and now.
         gauges: current values, keyed by their names in `Stats`.
     """
 
-    begun: Counters
+    epoch_start: Counters
     now: Counters
     gauges: dict[str, Any]
 
     def stats(self, since: Stats | None, epoch: int) -> Stats:
         """Return the statistics since the epoch began, or since an earlier snapshot; a snapshot of another session
         means the beginning of this session."""
-        counted, earlier = self.now, self.begun if since is None else since.totals
+        counted, earlier = self.now, self.epoch_start if since is None else since.totals
         if earlier is not None and earlier.session == counted.session:
             counted -= earlier
         in_process, seconds = not self.gauges["num_workers"], float(counted.main["time_s"])
@@ -146,34 +146,34 @@ class Meter:
         self.last_waited_s = 0.0
         self._caches = [part for part in datasets_in(self.options.order.dataset) if isinstance(part, Cached)]
         self._untried = _untried(self.options)
-        self._epochs_s, self._begun_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
-        self._first = False
+        self._epochs_s, self._epoch_began_s = 0.0, 0.0  # time in past epochs; start of the current epoch, or 0.0
+        self._awaits_first = False
         self._entered = (0.0, 0.0, 0.0)
-        self._before = self._begun = Counters(next(_sessions))
-        self._before = self._now()  # counts of caches and of this process from before the session
+        self._baseline = self._epoch_start = Counters(next(_sessions))
+        self._baseline = self._now()  # counts of caches and of this process from before the session
 
     @property
     def time_s(self) -> float:
         """Return the seconds within epochs, up to now."""
-        begun_s = self._begun_s
-        return self._epochs_s + (perf_counter() - begun_s if begun_s else 0.0)
+        began_s = self._epoch_began_s
+        return self._epochs_s + (perf_counter() - began_s if began_s else 0.0)
 
     def begin(self) -> None:
         """Begin an epoch."""
         self.end()
-        self._begun = self._now()
-        self._begun_s, self._first = perf_counter(), True
+        self._epoch_start = self._now()
+        self._epoch_began_s, self._awaits_first = perf_counter(), True
 
     def end(self) -> None:
         """End the epoch; the time until the next epoch does not count. Idempotent."""
-        if self._begun_s:
-            self._epochs_s, self._begun_s = self.time_s, 0.0
+        if self._epoch_began_s:
+            self._epochs_s, self._epoch_began_s = self.time_s, 0.0
 
     def count_batch(self, images: int) -> None:
         """Count a batch that is yielded to the loop."""
         self.counts["batches"] += 1
         self.counts["images"] += images
-        self._first = False
+        self._awaits_first = False
 
     def __enter__(self) -> None:
         self._entered = perf_counter(), self.feed.engine.waited_s, self.transfer.held_s
@@ -184,13 +184,13 @@ class Meter:
         self.counts["waited_s"] += waited_s
         self.counts["held_s"] += held_s
         self.counts["next_s"] += perf_counter() - start - waited_s - held_s
-        if self._first:
+        if self._awaits_first:
             self.counts["first_s"] += waited_s
         self.last_waited_s = waited_s
 
     def span(self) -> Span:
         """Return the session's counters up to now."""
-        return Span(self._begun, self._now(), self._gauges())
+        return Span(self._epoch_start, self._now(), self._gauges())
 
     def _now(self) -> Counters:
         """Read all counters since the beginning of the session."""
@@ -217,7 +217,7 @@ class Meter:
         if decoder is not None:
             main |= {"device_decode_s": decoder.seconds, "device_images": decoder.images}
             decoded, refused = Counter(decoder.counts), Counter(decoder.refused)
-        return Counters(self._before.session, Counter(main), decoded, refused, engine.counted()) - self._before
+        return Counters(self._baseline.session, Counter(main), decoded, refused, engine.counted()) - self._baseline
 
     def _gauges(self) -> dict[str, Any]:
         feed, ring, transfer, options = self.feed, self.feed.ring, self.transfer, self.options
@@ -251,8 +251,8 @@ def _untried(options: Options) -> tuple[str, ...]:
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
-    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)
-    if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):  # as `Cached` allows
+    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` also rejects datasets with set_epoch()
+    if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):
         untried.append("cache")
     if not options.workers.persistent_workers:
         untried.append("persistent")

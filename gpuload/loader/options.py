@@ -66,7 +66,7 @@ ALWAYS_ALLOWED_WORKERS = 8  # no warning up to this number
 # "auto" begins with few workers, since each takes 0.3 s of a CPU to start. It adds workers that wait for a disk or for
 # other machines, up to a limit per CPU and a limit in total (or one per CPU, if that is more).
 FIRST_WORKERS, MAX_WORKERS_PER_CPU, MAX_WAITING_WORKERS = 8, 16, 64
-AUTO_CHUNK = 16  # for any number of workers: many workers gain more from small chunks than few gain from large ones
+AUTO_CHUNK = 16  # fixed, since many workers gain more from small chunks than few workers gain from large ones
 START_CPU_S = 0.3  # CPU time to start one worker while others start (2 busy hyperthreads)
 
 Group = TypeVar("Group")

@@ -59,7 +59,7 @@ from gpuload.workers.signals import deferred_signals
 
 __all__ = ["NEWER", "OVER", "Session", "SessionState", "Steps", "engine_for", "job_for"]
 
-THREAD_WAIT_S = 5.0  # for another thread to leave its next()
+THREAD_WAIT_S = 5.0  # how long to wait for another thread to leave its next()
 NOTHING = contextlib.nullcontext()
 logger = logging.getLogger("gpuload.loader")
 OVER = "this iterator has ended: {}"
@@ -189,7 +189,7 @@ class Session:
         self.stage.plan = replace(self.stage.plan, decoder=choice.text)
         if choice.warning and "decoder" not in self._warned:
             self._warned.add("decoder")
-            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # the loop that iterates
+            warnings.warn(choice.warning, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
         self._ranks = ranks_of(options.order), find_group()
         # Workers plan batches by the location of their images in the ring. Images that the device refuses to decode
         # would not be there.
@@ -218,7 +218,7 @@ class Session:
         self.outdated = False
         self.lock = threading.RLock()
         self.steps = Steps()
-        self._awaits_first_launch = False  # whether the epoch's first batch is still to be launched
+        self._awaits_first_launch = False  # whether the first batch of the epoch has yet to be launched
         self._epoch: object = None  # the token of the current epoch; None between epochs
         self.meter = Meter(
             options,
@@ -313,7 +313,7 @@ class Session:
                 self.tuner.batch(self.meter.last_waited_s)
         return self.ready is not None
 
-    def where_it_begins(self) -> IterablePlace | None:
+    def initial_place(self) -> IterablePlace | None:
         """Call ``iter()`` of an iterable dataset, without workers and before the first batch; return this process's
         initial place."""
         with self.lock:
@@ -333,7 +333,7 @@ class Session:
                 raise
             if batch is None:
                 return None
-            if self._awaits_first_launch:  # as in `begin`, but for the stream that is now current
+            if self._awaits_first_launch:  # `begin` did this for the stream that was current then
                 self._awaits_first_launch = False
                 self.transfer.follow()
             self.launched.append(self._launch(batch, info))
@@ -352,7 +352,7 @@ class Session:
             kind, text = current.remarks.pop(0)
             if kind not in self._warned:
                 self._warned.update(filter(None, [kind]))
-                warnings.warn(text, RuntimeWarning, stacklevel=4)  # the loop that iterates
+                warnings.warn(text, RuntimeWarning, stacklevel=4)  # points at the loop that iterates
         self.launched.popleft()
         if current.error is None:
             self._hand_over(current)
