@@ -85,8 +85,8 @@ def columns_of(batch: Batch, starts: Sequence[int], *, spread: bool) -> Columns:
 
 
 def planned_rows(batch: Batch, columns: Columns) -> np.ndarray:
-    """Return the row of each sample in the batch as requested, int64 (N,). In a batch that wraps around, positions are
-    not ascending."""
+    """Return each sample's row in the requested batch, int64 (N,). In a batch that wraps around, positions are not
+    ascending."""
     order = np.argsort(batch.spec.positions, kind="stable")
     return order[np.searchsorted(batch.spec.positions[order], columns.positions)]
 
@@ -179,8 +179,8 @@ class Assembly:
         self._by_row = options.by_row
         self._pool = None if transfer.asynchronous else OutputPool()
         chain = options.chain
-        changes = len(chain) or chain.module is not None or chain.views is not None
-        self._lends = self._pool is not None and options.ragged == "list" and not changes and not self._by_row
+        has_transforms = len(chain) or chain.module is not None or chain.views is not None
+        self._lends = self._pool is not None and options.ragged == "list" and not has_transforms and not self._by_row
         self._targets: TargetStage | None = None  # created for the first sample with targets
         self._warned = False  # whether `left_behind` was called
 
@@ -219,7 +219,7 @@ class Assembly:
         else:
             is_postponed = self._transfer.asynchronous and self._reads_state(columns)
             outline = None if self._by_row else outline_of(columns)
-            finished = self.finish(batch, columns, release, by_row=self._by_row, last=not is_postponed)
+            finished = self.finish(batch, columns, release, by_row=self._by_row, calls_module=not is_postponed)
             collect = partial(self._collate, columns, outline, finished)
         warning = batch.spec.warning
         if columns.has_targets and not (self._warned or warning):
@@ -271,10 +271,10 @@ class Assembly:
             return value if pairing is None else self._on_device(soften(value, pairing, columns.name))
 
     def finish(
-        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, last: bool = True
+        self, batch: Batch, columns: Columns, release: Callable[[], None], *, by_row: bool, calls_module: bool = True
     ) -> Finished:
         """Finish the columns of a batch, and release its slots. With `by_row`, images become cells, and blocks become
-        values. With `last`, also call `_call_module`."""
+        values. With `calls_module`, also call `_call_module`."""
         chain, epoch, pool = self._options.chain, batch.spec.epoch, self._pool
         has_cells = by_row or columns.has_targets  # otherwise all rows share one empty dict
         cells = [{} for _ in range(len(columns))] if has_cells else [{}] * len(columns)
@@ -313,7 +313,7 @@ class Assembly:
                     finished.images.append(self._images(columns, images, ragged, programs, finished.pairing))
             if lends and pool is not None:
                 finished.images = [[views] for views in _lent_images(self._transfer, batch, columns, pool)]
-        if last:
+        if calls_module:
             self._call_module(epoch, columns, finished, by_row=by_row)
         self.stage_s += perf_counter() - loaded
         if columns.blocks and pool is not None:

@@ -91,7 +91,7 @@ class GatheredTargets(TargetStage):
                 for scene, mask in zip(scenes, self._masks(ragged, part, kinds)[0], strict=True):
                     scene.masks[leaf] = mask
             follow(part.records, [scene.trail for scene in scenes])
-            _settle(scenes, fields, owned)
+            _drop_entries(scenes, fields, owned)
             first = number + 1
             if record is not None:
                 record.groups = groups_of(finished.numbers, 4 if record.keys is None else 2)
@@ -126,7 +126,7 @@ class GatheredTargets(TargetStage):
                 yield row, f"have different leaves that belong to their boxes {leaves}"
 
 
-def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
+def _drop_entries(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) -> None:
     """Remove entries that belong to dropped boxes."""
     places: list[tuple[dict[int, Any], int, np.ndarray]] = []
     for scene in scenes:
@@ -141,7 +141,7 @@ def _settle(scenes: Sequence[Scene], fields: set[int], owned: Sequence[bool]) ->
         leaves[leaf] = value
 
 
-def _of_parts(
+def _combined(
     sample: Scene,
     parts: Sequence[tuple[Scene, np.ndarray]],
     boxes: Iterable[Sequence[np.ndarray]],
@@ -171,7 +171,7 @@ def _tiled(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Seq
         parts = [_quadrant(*part, owned) for part in zip(sources, corners[row], shown[row].tolist(), strict=True)]
         remaining_of[row], boxes, points = zip(*parts, strict=True)
         pairs = list(zip(sources, remaining_of[row], strict=True))
-        results[row] = _of_parts(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
+        results[row] = _combined(scenes[row], pairs, zip(*boxes, strict=True), zip(*points, strict=True))
     for leaf in scenes[0].masks:
         masks = [scene.masks[leaf] for scene in scenes]
         moved = _instances(record, masks, remaining_of) if leaf in fields else _semantic(record, masks)
@@ -255,13 +255,13 @@ def _pasted(record: Gather, scenes: Sequence[Scene], fields: set[int], owned: Se
         pasted = partner.trail.boxes[0][entries] * np.tile(ratio, 2)
         dots = zip(scene.trail.points, partner.trail.points, owned, strict=True)
         points = [[own[kept], new[entries] * ratio] if is_owned else [own] for own, new, is_owned in dots]
-        results[row] = _of_parts(scene, [(scene, kept), (partner, entries)], [[boxes, pasted]], points)
-        for number, mask in scene.masks.items():
-            if number == leaf:
+        results[row] = _combined(scene, [(scene, kept), (partner, entries)], [[boxes, pasted]], points)
+        for mask_leaf, mask in scene.masks.items():
+            if mask_leaf == leaf:
                 uncovered = torch.where(cover, torch.zeros((), dtype=mask.dtype, device=mask.device), kept_masks)
                 results[row].masks[leaf] = _joined([uncovered, pasted_masks[row].to(mask.dtype)])
             else:
-                results[row].masks[number] = torch.where(cover, _nearest(partner.masks[number], sizes[row]), mask)
+                results[row].masks[mask_leaf] = torch.where(cover, _nearest(partner.masks[mask_leaf], sizes[row]), mask)
     record.covered = [covered.get(row) for row in range(len(scenes))]
     return results
 

@@ -251,7 +251,7 @@ def _untried(options: Options) -> tuple[str, ...]:
     has_blocks = hasattr(type(dataset), "blocks") and not type(dataset).__module__.startswith("gpuload.")
     if order.planned and order.shuffle is True and (has_blocks or any(isinstance(part, Store) for part in parts)):
         untried.append("block")
-    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` also rejects datasets with set_epoch()
+    is_cached = any(isinstance(part, Cached | DeviceCached) for part in parts)  # `Cached` rejects set_epoch()
     if not order.iterable and not is_cached and not callable(getattr(dataset, "set_epoch", None)):
         untried.append("cache")
     if not options.workers.persistent_workers:

@@ -304,7 +304,7 @@ def test_arrays_that_are_no_numbers() -> None:
     ):
         pad_collate([{"a": np.array(["x"])}])
     with pytest.raises(
-        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which no t"
+        CollateError, match=r"^leaf 'a' of sample 0 of the batch is an array of >i2, which torch"
     ) as caught:
         pad_collate([{"a": np.array([1], ">i2")}])
     assert str(caught.value).endswith('; write x.astype(x.dtype.newbyteorder("="))')

@@ -158,7 +158,7 @@ def lose_nvimagecodec(worker: int) -> None:
 def test_without_nvimagecodec(many_cpus):
     photos = Photos(1600, 1200)
     found = measured(photos, transforms=[T.CenterCrop(64)], worker_init_fn=lose_nvimagecodec)
-    check(found, "nvImageCodec cannot be used here, so ", " JPEGs were decoded whole", "gpuload doctor")
+    check(found, "nvImageCodec cannot be used here, so ", " JPEGs were fully decoded", "gpuload doctor")
     assert found.decoders.keys() == {"simplejpeg"}
     assert found.decoded_whole == found.decoders["simplejpeg"]
 
