@@ -61,8 +61,8 @@ class Leaf:
         return None if is_list else self.value
 
     def declared(self, row: int, count: int) -> Any:
-        """Return the entry of one image in the form of a dataset's sample. Pixels, which may be on a device, are
-        replaced by an array of the same shape."""
+        """Return the entry of one image in the form of a dataset's sample. Pixels, which may be on a device, become
+        placeholders of the same height and width."""
         value = self.of(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
@@ -70,7 +70,7 @@ class Leaf:
             mask = getattr(value, "array", value)
             if isinstance(mask, Encoded):
                 raise TypeError(
-                    f"{self.place} holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+                    f"{self.place} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
                 )
             zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
             return Mask(np.broadcast_to(zero, tuple(mask.shape)))

@@ -28,7 +28,7 @@ CPU_BOUND: Final = 0.6  # work is CPU-bound if it computes for at least this sha
 CPU_CONTENTION: Final = 0.25  # CPUs are contended if runnable workers wait for a CPU for this share of their work
 CPUS_FULL: Final = 0.9  # the CPUs are fully used
 RING_FULL: Final = 0.2  # the ring is too small if it is full this often
-EPOCH_START: Final = 0.1  # the start matters, if each epoch starts new workers
+EPOCH_START: Final = 0.1  # the start matters if it takes this share of each epoch
 LARGE_BYTES: Final = 6_000_000  # decoded bytes of a large image: 2 megapixels
 SMALL_BYTES: Final = 64 * 64 * 3  # decoded bytes, and file size, of a tiny image
 SMALL_LOCK_BYTES: Final = 64 << 20
@@ -51,7 +51,7 @@ class _View:
         self.issuing["rest"] = self.share("rest")
         if not self.in_process or stats.bytes_decoded:
             self.issuing["rest"] = self.share("collate", "rest")
-        self.most_issuing = max(self.issuing, key=self.issuing.__getitem__)
+        self.costliest_issuing = max(self.issuing, key=self.issuing.__getitem__)
         self.loading = min(1.0, self.waiting + sum(self.issuing.values()))  # the time an infinitely fast loader saves
         start = stats.part("start", "workers")
         self.start_s = min(start.seconds / start.count, stats.first_s) if start.count else 0.0
@@ -77,34 +77,33 @@ class _View:
         """Return these parts' share of the workers' work."""
         return sum(self._work(name).seconds for name in names) / self.work_s if self.work_s else 0.0
 
-    def each_ms(self, *names: str) -> float:
+    def ms_per_sample(self, *names: str) -> float:
         """Return the milliseconds per sample that workers spend on these parts."""
         return sum(1e3 * part.seconds / part.count for part in map(self._work, names) if part.count)
 
     @cached_property
     def bottleneck(self) -> str:
         """Return "wait", a name in `issuing`, or "step"."""
-        stats, largest = self.stats, self.waiting >= self.issuing[self.most_issuing]
+        stats, is_largest = self.stats, self.waiting >= self.issuing[self.costliest_issuing]
         # The loop and busy workers form a pipeline whose slower side decides, whatever the stage's share of the loop.
         # But with num_workers=0 both take turns, and if all CPUs are in use, they take CPU time from each other.
-        if self.waiting >= NEGLIGIBLE and (largest or (self.workers_busy and not self.in_process)):
+        if self.waiting >= NEGLIGIBLE and (is_largest or (self.workers_busy and not self.in_process)):
             main_cpu_s = stats.cpu_s - stats.workers_cpu_s
             main_fills_cpus = stats.device == "cpu" and self.cpus_are_full and main_cpu_s > stats.workers_cpu_s
             return "stage" if main_fills_cpus and self.issuing["stage"] > self.waiting else "wait"
-        return self.most_issuing if self.loading >= 0.5 else "step"
+        return self.costliest_issuing if self.loading >= 0.5 else "step"
 
     @property
     def reading(self) -> tuple[str, ...]:
-        """Return the parts that include reading the dataset. Besides "read", these are "header", since PIL images are
-        decoded when a sample is unpacked, and "decode", since a memory-mapped array is read when its pixels are
-        copied."""
+        """Return the parts that include reading the dataset: "read"; "header", since PIL images are decoded when a
+        sample is unpacked; and "decode", since a memory-mapped array is read when its pixels are copied."""
         if self.decodes or not self.stats.bytes_decoded:
             return ("read",)
         return ("read", "header") if self.cpu_bound else ("read", "header", "decode")
 
     @property
-    def most_workers(self) -> int:
-        """Return the number of workers above which there are no CPUs for more."""
+    def max_workers(self) -> int:
+        """Return the largest number of workers for which there are CPUs."""
         cpus, stats = self.stats.cpus, self.stats
         if stats.elsewhere:
             return 1 << 30
@@ -128,7 +127,7 @@ class _View:
         # In the main process, loading and the loop alternate; workers load while the loop runs.
         work = self.waiting if self.in_process else 1.0 * current
         sufficient = math.ceil(work / max(loop, 1e-3) * (1 - NEGLIGIBLE))
-        count = min(max(sufficient, current + 1), self.most_workers, max(self.stats.cpus, LEAP * current))
+        count = min(max(sufficient, current + 1), self.max_workers, max(self.stats.cpus, LEAP * current))
         return (count, 1.0 / max(loop, work / count)) if count > current else None
 
     @property
@@ -243,7 +242,7 @@ def _wait(view: _View) -> str:
 
 def _tiny_images(view: _View) -> str:
     """Explain that the fixed cost per sample takes most of the time; return "" if it does not."""
-    slow = view.work(*view.reading) > 0.5 and view.each_ms("read") > 1.0
+    slow = view.work(*view.reading) > 0.5 and view.ms_per_sample("read") > 1.0
     if slow or not 0 < view.image_bytes <= SMALL_BYTES or view.file_bytes > SMALL_BYTES:
         return ""
     return (
@@ -256,7 +255,7 @@ def _tiny_images(view: _View) -> str:
 def _reading(view: _View) -> str:
     """Explain that the dataset is slow, and whether it computes or waits."""
     stats = view.stats
-    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.each_ms(*view.reading):.3g} ms"
+    bottleneck, cost = "reading is the bottleneck", f"a sample takes {view.ms_per_sample(*view.reading):.3g} ms"
     remedies = []
     if view.cpu_bound and not view.in_process:
         bottleneck, cost = f"{bottleneck}, and takes CPU time", f"{cost} in the dataset's own code"
@@ -339,8 +338,8 @@ def _step(view: _View) -> str:
         f"the training step is the bottleneck: the loop waits {view.waiting:.1%} of the time, and a faster loader "
         f"could bring at most {max(gain, 0.01):.0%} more throughput"
     ]
-    if view.issuing[view.most_issuing] >= NEGLIGIBLE:
-        clauses.append(_issuing(view, "takes", view.most_issuing))
+    if view.issuing[view.costliest_issuing] >= NEGLIGIBLE:
+        clauses.append(_issuing(view, "takes", view.costliest_issuing))
     elif view.stats.pinning_refused:
         clauses.append(f"{view.not_locked}: {RAISE_LOCK_LIMIT}")
     sufficient = max(1, math.ceil(view.busy / BUSY))

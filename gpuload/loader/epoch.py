@@ -26,7 +26,8 @@ class Progress:
     Attributes:
         start: the place where the epoch began.
         left: the number of remaining batches; None means unknown.
-        place: the place of the next batch. A batch that was raised as an error counts as done once another follows.
+        place: all samples before this place are done. A batch that was raised as an error counts as done once another
+            follows.
         begun: whether a batch has been yielded.
         ended: why the epoch yields no more batches, "" after the last batch; None while it may yield more.
     """
@@ -84,8 +85,8 @@ class Epoch(Iterator[Any]):
                 if not self._loader.persistent_workers:
                     self._loader.close()
                 raise StopIteration
-            # From here on no function is called, so neither a signal handler nor another thread can run. After an
-            # earlier Ctrl-C, the next `__next__` yields this batch.
+            # From here on no function is called, so neither a signal handler nor another thread can run. If a Ctrl-C
+            # comes before this line, the next `__next__` yields the batch.
             ready, session.ready = session.ready, None
             if ready is not None:
                 progress.begun = True

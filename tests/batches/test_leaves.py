@@ -151,6 +151,6 @@ def test_batches_that_are_refused(batch, error, message):
 
 def test_a_mask_file_is_refused():
     tree = BatchTree((IMAGES, [gl.Mask(gl.Encoded(b"", mode="L"))] * 2))
-    message = "batch[1] holds a file, but Augment takes decoded masks; gpuload.Loader decodes files"
+    message = "batch[1] is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
     with pytest.raises(TypeError, match=re.escape(message)):
         tree.sample(0)
