@@ -96,7 +96,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "clips of two lengths": (
         lambda: load(lambda i: np.stack([scene(i)] * (i + 1))),
-        ("cut them to one length", "pass a collate_fn"),
+        ("cut clips to one length", "pass a collate_fn"),
     ),
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
