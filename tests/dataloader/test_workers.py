@@ -268,7 +268,7 @@ def test_two_iterators_of_one_loader_are_two_epochs_and_the_first_is_over():
     with gl.Loader(Made(), 5, num_workers=0, device="cpu") as loader:
         first, second = iter(loader), iter(loader)
         assert len(list(second)) == 2
-        with pytest.raises(RuntimeError, match="this iterator is over"):
+        with pytest.raises(RuntimeError, match="this iterator has ended"):
             next(first)
     theirs = torch.utils.data.DataLoader(Made(), 5)
     assert len(list(zip(theirs, theirs, strict=True))) == 2
