@@ -299,7 +299,7 @@ def test_a_subset_of_the_images_is_no_mistake(made: Make) -> None:
 def test_what_torchvision_wrapped_already_is_refused_with_what_to_wrap(made: Make) -> None:
     theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(made())
     text = (
-        "which torchvision's wrap_dataset_for_transforms_v2() made, and which decodes images; wrap the CocoDetection "
+        "which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the CocoDetection "
         "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
     )
     for dataset in (theirs, Subset(theirs, [0])):
@@ -735,7 +735,7 @@ def test_annotations_of_no_image_are_counted(
 
 def test_joined_files_whose_categories_differ_are_warned_of(coco: Callable[..., Coco]) -> None:
     one, two = coco(targets=()), coco(change_of("categories", 2, name="dog"), targets=())
-    with pytest.warns(UserWarning, match=r"the label 2 is 'c2' in the first and 'dog' in the second\. Give both"):
+    with pytest.warns(UserWarning, match=r"label 2 is 'c2' in the first and 'dog' in the second\. Pass the same"):
         _ = one + two
     fewer = coco(lambda found: found["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
     assert len(one + fewer) == 2 * len(FILE_IDS), "an id more is no contradiction"

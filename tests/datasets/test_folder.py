@@ -85,8 +85,8 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
     [
         ("transform", r"gpuload\.Loader\(dataset, transforms=\[…\]\)$"),
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
-        ("loader", r"decode=gpuload\.Decode\(…\) says how$"),
-        ("is_valid_file", r"extensions=\('\.jpg', …\) says which"),
+        ("loader", r"decode=gpuload\.Decode\(…\) sets the options$"),
+        ("is_valid_file", r"extensions=\('\.jpg', …\) selects the"),
         ("allow_empty", r"with classes=\[…\], the names of all classes, a class may have no images$"),
         ("rot", r"did you mean root\?$"),
         ("depth", "its arguments: root, (classes, )?extensions, follow_links, mode, storage_options$"),
@@ -489,8 +489,8 @@ def test_labels_are_the_places_in_the_list_of_classes(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_among_the_classes_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "ant/1.jpg", "bee/2.jpg", "eel/1.jpg")
     text = (
-        f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 of classes= ('ant', 'bee', 'cat' and 2 "
-        "more); add it to that list, at its end so that the other labels stay, or leave it out"
+        f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 names in classes= ('ant', 'bee', "
+        "'cat' and 2 more); append it to that list, so that the other labels stay the same, or remove it"
     )
     with pytest.raises(ValueError, match=exactly(text)):
         ImageFolder(tmp_path, classes=["ant", "bee", "cat", "dog", "emu"])
@@ -516,9 +516,9 @@ def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path:
     one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg"))
     two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
     text = (
-        f"{one!r} and {two!r} are joined, but number their classes differently: the label 1 is 'bee' in the first and "
-        "'cat' in the second. Give both the same classes=, a list of all names; of COCO's files, make the ids of "
-        "categories the same"
+        f"{one!r} and {two!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
+        "'cat' in the second. Pass the same classes= to both, a list of all names; in COCO's files, "
+        "use the same category ids"
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         _ = one + two

@@ -75,7 +75,7 @@ def test_folders_of_images(
         assert dataset.classes == ["cat", "dog"]
         assert sorted(os.path.relpath(path, root) for path in dataset.paths) == sorted(GOOD)
         (line,) = lines()
-        assert line.startswith(f"{str(root)!r}: left out what other programs keep there: 6 folders and 2 files ('")
+        assert line.startswith(f"{str(root)!r}: skipped files of other programs: 6 folders and 2 files ('")
         assert line.endswith(", …)")
         assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(GOOD)
         assert len(lines()) == 1
@@ -100,7 +100,7 @@ def test_a_folder_at_a_url(root: Path, lines: Callable[[], list[str]]) -> None:
     dataset = gl.ImageFolder(f"file://{root}")
     assert (dataset.classes, len(dataset)) == (["cat", "dog"], 4)
     assert [line.partition(" (")[0] for line in lines()] == [
-        f"'file://{root}': left out what other programs keep there: 8 files"
+        f"'file://{root}': skipped files of other programs: 8 files"
     ]
 
 
@@ -112,7 +112,7 @@ def test_archives(tmp_path: Path, lines: Callable[[], list[str]], stream: bool) 
     told = lines()
     assert len(told) == 1
     assert f"{str(path)!r}" in told[0]
-    assert "left out what other programs keep there: 8 files" in told[0]
+    assert "skipped files of other programs: 8 files" in told[0]
     again: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was kept
     assert len(list(again)) == 3
     assert lines() == told
@@ -124,7 +124,7 @@ def test_patterns(tmp_path: Path, lines: Callable[[], list[str]]) -> None:
         archive(tmp_path / name, {"1.jpg": IMAGE})
     assert gl.TarShards(tmp_path / "**" / "*.tar").shards == [str(tmp_path / "a" / "x.tar")]
     assert [line.partition(" (")[0] for line in lines()] == [
-        f"{str(tmp_path / '**' / '*.tar')!r}: left out what other programs keep there: 2 files"
+        f"{str(tmp_path / '**' / '*.tar')!r}: skipped files of other programs: 2 files"
     ]
     assert len(gl.TarShards(tmp_path / "@eaDir" / "*.tar").shards) == 1
 

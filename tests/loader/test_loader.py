@@ -535,7 +535,7 @@ TAKERS = {
 @pytest.mark.parametrize("taker", TAKERS)
 def test_a_loader_or_a_class_is_no_dataset(taker):
     for name, loader in loaders().items():
-        text = f"the dataset is a {name}, which makes batches of one; pass the dataset in it, loader.dataset, and give "
+        text = f"the dataset is a {name}, which yields batches; pass its dataset, loader.dataset, and give "
         with pytest.raises(TypeError, match=f"^{re.escape(text)}its batch_size, shuffle and collate_fn to gpuload."):
             TAKERS[taker](loader)
     for cls in (Samples, torch.utils.data.TensorDataset, torch.utils.data.IterableDataset, gl.ImageFolder):
