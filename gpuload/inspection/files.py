@@ -1,9 +1,9 @@
-"""What is known of one image, in named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
-Workers run this, in datasets that look at the samples of other datasets. No torch.
+"""The properties of one image as named numbers: of its file without pixels (`ROW`), and of its pixels (`PIXELS`).
+Workers run this in datasets that inspect the samples of other datasets. No torch.
 
-A file is damaged if its header cannot be read, or if it ends early and so cannot be decoded. A file that only a limit
-of `Decode` refuses is not damaged. All sums over pixels are of integers, so mean and std do not depend on the order of
-images or on how many workers there are.
+A file is damaged if its header cannot be read, or if it is truncated and so cannot be decoded. A file that only exceeds
+a limit of `Decode` is not damaged. All sums over pixels are integers, so mean and std depend neither on the order of
+images nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SAMPLINGS: Final = ("", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "other")
 FACTORS: Final[dict[tuple[float, float], str]] = {
     (1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0", (1, 2): "4:4:0", (4, 1): "4:1:1",
 }  # fmt: skip
-# The formats that names say, to compare with the content. The ending is looked at without case.
+# The formats that file names imply, for comparison with the content. Endings are compared without case.
 NAMED: Final = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
     ".webp": "WEBP", ".avif": "AVIF", ".jp2": "JPEG2000", ".ppm": "PPM", ".pgm": "PPM", ".qoi": "QOI",
 }  # fmt: skip
-GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is of rows that nothing is known of yet
+GOOD, DAMAGED, REFUSED = 1, 2, 3  # states; 0 is a row that is not filled in yet
 KINDS: Final = ("progressive", "restart_markers", "profile", "alpha", "deep", "misnamed")
 
 ROW: Final = np.dtype(
@@ -50,15 +50,15 @@ ROW: Final = np.dtype(
         ("which", "u2"), ("index", "i8"), ("label", "i4"), ("measured", "?"), ("flat", "?"), ("pixels", "i8", 2),
     ]
 )  # fmt: skip
-"""One image. The file: `digest` has 128 bits of its content. The place: `which` of several data sets, the `index`
-there, and the number of the `label`, -1 without one. The pixels: whether they were `measured`, are `flat`, and their
-digest, `pixels`. Workers fill in the fields of the file, `OF_FILE`, `gather` the others."""
+"""One image. Its file: `digest` is a 128-bit hash of the content. Its place: the number of the data set, `which`; the
+`index` in that data set; and the number of the `label`, or -1. Its pixels: whether they are `measured` and `flat`, and
+their hash, `pixels`. Workers fill in the fields of the file, `OF_FILE`; `gather` fills in all others."""
 OF_FILE: Final = list(ROW.names or ())[:-6]
 
-CHANNELS: Final = 16  # images of more are left out of the statistics
-LEVELS: Final = 4  # channels of which levels are counted
+CHANNELS: Final = 16  # images with more channels are not part of the statistics
+LEVELS: Final = 4  # the number of channels with a histogram of levels
 STRIP: Final = 1 << 20  # pixels that are counted at a time
-FLAT: Final = 2.0  # an image whose levels deviate less from their mean shows nothing
+FLAT: Final = 2.0  # an image whose levels have a smaller standard deviation is blank
 
 PIXELS: Final = np.dtype(
     [
@@ -66,20 +66,20 @@ PIXELS: Final = np.dtype(
         ("sums", "i8", CHANNELS), ("squares", "i8", CHANNELS), ("levels", "i8", (LEVELS, 256)),
     ]
 )  # fmt: skip
-"""One image's pixels. `bits`: 8 or 16; 0 for floats, of which nothing else is known. `levels`: of 16 bits, the upper
-8."""
+"""One image's pixels. `bits` is 8 or 16, or 0 for floats, for which the other fields are empty. Of 16 bits, `levels`
+counts the upper 8."""
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
 LABELS: Final = ("cls", "label", "labels", "target", "class", "class_name")
-TURNED: Final = (b"eXIf", b"tiff:Orientation")  # without them a PNG need not be decoded to know how it is turned
+TURNED: Final = (b"eXIf", b"tiff:Orientation")  # a PNG without these bytes has no orientation, so it need not be opened
 
 
 def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
-    """Return the first image in a sample of one of gpuload's datasets, and its label if that is a number or a word.
+    """Return the first image in a sample of a gpuload dataset, and its label if that is a number or a short text.
 
     Raises:
-        TypeError: it has no image.
+        TypeError: the sample has no image.
     """
     label = None
     if isinstance(sample, Mapping):
@@ -94,7 +94,9 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     if image is None:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)
     if image is None:
-        raise TypeError(f"the sample holds no image: {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}")
+        raise TypeError(
+            f"the sample has no image, but {', '.join(type(leaf).__name__ for leaf in leaves) or 'nothing'}"
+        )
     if isinstance(label, np.generic):
         label = label.item()
     if isinstance(label, bool) or not isinstance(label, int | str) or len(str(label)) > LONGEST_LABEL:
@@ -103,8 +105,8 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
 
 
 def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
-    """Return the name of a sample's class; "" if there is none. For a sample that cannot be read it is that of the data
-    set's `labels`."""
+    """Return the name of a sample's class; "" if it has none. Without a `label`, because the sample cannot be read, use
+    the data set's `labels`."""
     labels = getattr(dataset, "labels", None)
     if label is None and isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
         label = int(labels[index])
@@ -118,8 +120,8 @@ def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
 
 
 def look_at(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
-    """Fill in what a `ROW` has of a file. It stays where an error says that the file is damaged, or refused by a
-    limit."""
+    """Fill in the fields of a `ROW` that describe the file. If an error says that the file is damaged, or exceeds a
+    limit, the fields filled in so far keep their values."""
     row["orientation"] = 1
     if isinstance(image, Image):
         pixels = _first_frame(image)
@@ -172,7 +174,7 @@ def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
 
 
 def _digest(*parts: Any) -> np.ndarray:
-    """Return 128 bits of some bytes, as two signed numbers."""
+    """Return a 128-bit hash of some bytes, as two signed numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -180,13 +182,13 @@ def _digest(*parts: Any) -> np.ndarray:
 
 
 def _decode(encoded: Encoded, header: Header, decoder: Decoder) -> np.ndarray:
-    """Return all pixels of an image, H×W×C: as a loader has them, but as stored where they have more than 8 bits."""
+    """Decode an image to H×W×C, as in a loader, but without conversion if it has more than 8 bits per channel."""
     deep = decoder.dtype(header) != "uint8" and (too_deep("", header.mode) is not None or encoded.mode == "unchanged")
     return decoder.decode(Encoded(encoded.data, "unchanged" if deep else encoded.mode), header)
 
 
 def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
-    """Return how a JPEG's colours are stored; "" if it has none."""
+    """Return the chroma sampling of a JPEG; "" if it has no colours."""
     if jpeg is None or jpeg.components < 3:
         return ""
     factors = [divmod(byte, 16) for byte in data[jpeg.frame_at + 11 : jpeg.frame_at + 10 + 3 * jpeg.components : 3]]
@@ -203,7 +205,7 @@ def _orientation(data: bytes, header: Header) -> int:
         return 1
     try:
         return header.opened.orientation()
-    except Exception:  # a broken block is no orientation
+    except Exception:  # a corrupt EXIF block counts as no orientation
         return 1
 
 
@@ -211,7 +213,7 @@ def _orientation(data: bytes, header: Header) -> int:
 
 
 def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
-    """Fill in `PIXELS`. What the decoder raises stays an error."""
+    """Fill in `PIXELS`. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
     measured["channels"] = channels
@@ -239,14 +241,14 @@ def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> N
 
 
 class Looked:
-    """A dataset of what is known of some images of other datasets: the number of its row, its `ROW` or `PIXELS` as
-    bytes, the name of its class, and why it is damaged; "" for none.
+    """A dataset that inspects images of other datasets. Yields the number of the image's row, its `ROW` or `PIXELS` as
+    bytes, the name of its class, and the cause of its damage, "" for none.
 
     Args:
         datasets: the data sets.
         rows: each image's `ROW`.
-        numbers: the rows of the images that are looked at.
-        pixels: whether their pixels are measured; else their files are looked at.
+        numbers: the rows of the images to inspect.
+        pixels: whether to measure pixels; otherwise files are checked.
     """
 
     def __init__(self, datasets: list[Any], rows: np.ndarray, numbers: np.ndarray, *, pixels: bool) -> None:
@@ -264,14 +266,14 @@ class Looked:
         try:
             image, label = find_image(dataset[index])
             (measure if self._pixels else look_at)(image, self._decoder, record[0])
-        except Exception as error:  # whatever a dataset raises for a sample that it cannot read
+        except Exception as error:  # a dataset may raise anything for a sample that it cannot read
             cause = f"{type(error).__name__}: {one_line(str(error))}"
             if not self._pixels and record["state"] != REFUSED:
                 record["state"] = DAMAGED
         return int(self._numbers[at]), record.view(np.uint8), class_of(dataset, index, label), cause
 
     def will_need(self, places: list[int]) -> None:
-        """Let data sets that can have the kernel read these samples, which are asked for soon."""
+        """Have the kernel prefetch these samples, which will be read soon, in the data sets that support it."""
         for at in places:
             if (will_need := getattr(self._datasets[self._which[at]], "will_need", None)) is not None:
                 will_need([int(self._indices[at])])
@@ -281,8 +283,8 @@ class Looked:
 
 
 class Picked:
-    """A dataset of some images of other datasets, each with its label, or 0 if that is no number. Images of more than 8
-    bits are decoded as they are stored.
+    """A dataset of selected images of other datasets, each with its label, or 0 if the label is not a number. Images
+    with more than 8 bits per channel are decoded without conversion.
 
     Args:
         datasets: the data sets.

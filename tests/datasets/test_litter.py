@@ -136,5 +136,5 @@ def test_inspect_counts_it_and_the_kind_of_a_folder_does_not_depend_on_it(root: 
     told = json.loads(done.stdout)
     assert told["data"][0]["kind"].startswith("ImageFolder(")
     assert told["data"][0]["ignored"] == {
-        "(images that other programs keep there, as in .ipynb_checkpoints)": 9, ".txt": 2
+        "(images of other programs, as in .ipynb_checkpoints)": 9, ".txt": 2
     }  # fmt: skip
