@@ -143,16 +143,16 @@ class Bench:
         row = Row(name=name, where=where, num_workers=workers, prefetch_factor=prefetch)
         with self.batches(row) as (batches, loader):
             self._take(batches, 1 + row.ahead)  # wait until the workers have started
-            before = None if loader is None else loader.stats()
+            stats_before = None if loader is None else loader.stats()
             row = self.measured(row, batches)
-            stats = None if loader is None else loader.stats(since=before)
+            stats = None if loader is None else loader.stats(since=stats_before)
         return replace(row, stats=stats, better=better_setting(stats) if stats else None)
 
     def take_turns(self, mine: Row, peer: Row, rounds: int, report: Report) -> Pairs:
         """Measure two loaders in turn. The first batches of each turn do not count: they were prefetched during the
         other loader's turn."""
-        with self.batches(mine) as (first, _), self.batches(peer) as (second, _):
-            sides = ((mine, first), (peer, second))
+        with self.batches(mine) as (gpuload_batches, _), self.batches(peer) as (peer_batches, _):
+            sides = ((mine, gpuload_batches), (peer, peer_batches))
             measured = [
                 report(self.measured(row, batches, skip=1 + row.ahead)) for _ in range(rounds) for row, batches in sides
             ]
@@ -243,7 +243,7 @@ def medians(pairs: Pairs) -> dict[str, float]:
         "peer_cpu_s_per_1000": [cost for _, cost in costs],
         "cpu_ratio": [peer / (mine or peer or 1) for mine, peer in costs],
     }
-    return {name: statistics.median(each) for name, each in values.items()}
+    return {name: statistics.median(samples) for name, samples in values.items()}
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------------
@@ -287,12 +287,12 @@ def parts_of(row: Row, device: torch.device) -> list[Row]:
     by_device = ("main" if device.type == "cpu" else "device", device.type.upper(), 1)
     rows = []
     for name, names in PARTS.items():
-        where, who, count = by_device if name == "augment" else by_workers
-        seconds = sum(stats.part(part, where).seconds for part in names)
+        process, label, count = by_device if name == "augment" else by_workers
+        seconds = sum(stats.part(part, process).seconds for part in names)
         if seconds and stats.images:
             nbytes = {"read": stats.bytes_read, "decode": stats.bytes_decoded}.get(name, 0) / stats.images
             rate = count * stats.images / seconds
-            rows.append(Row(name=name, where=who, images_per_s=rate, image_bytes=nbytes or None))
+            rows.append(Row(name=name, where=label, images_per_s=rate, image_bytes=nbytes or None))
     return rows
 
 
@@ -405,16 +405,16 @@ def _measure(bench: Bench, console: Console, workers: int | None, rounds: int) -
 
 
 @contextmanager
-def reporting(console: Console, what: str, total: int) -> Iterator[Report]:
+def reporting(console: Console, description: str, total: int) -> Iterator[Report]:
     """Show the progress of measurements, with the rate of each."""
-    done = 0
-    with progress(console, what) as tell:
+    completed = 0
+    with progress(console, description) as tell:
 
         def report(row: Row) -> Row:
-            nonlocal done
-            done += 1
+            nonlocal completed
+            completed += 1
             where = f", {row.where}" if row.where else ""
-            tell(done, max(total, done), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
+            tell(completed, max(total, completed), f"{row.name}{where}: {row.images_per_s:,.0f} images/s")
             return row
 
         yield report

@@ -66,10 +66,10 @@ def fail(console: Console, error: object) -> int:
 
 
 @contextmanager
-def progress(console: Console, what: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
+def progress(console: Console, description: str, total: int | None = None, *, transient: bool = True) -> Iterator[Tell]:
     """Show the progress of a task. A `transient` bar is removed at the end."""
     if not console.is_terminal:
-        yield _lines(console, what, total)
+        yield _lines(console, description, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -81,20 +81,20 @@ def progress(console: Console, what: str, total: int | None = None, *, transient
     )
     # Refresh rarely: it takes processor time from the measurements.
     with Progress(*columns, console=console, transient=transient, refresh_per_second=4) as bars:
-        task = bars.add_task(what, total=total, note="")
+        task = bars.add_task(description, total=total, note="")
         # `total=None` leaves the total unchanged.
         yield lambda done, total=None, note="": bars.update(task, completed=done, total=total, note=note)
 
 
-def _lines(console: Console, what: str, known_total: int | None) -> Tell:
+def _lines(console: Console, description: str, known_total: int | None) -> Tell:
     printed = 0
 
-    def tell(done: int, total: int | None = None, note: str = "") -> None:
+    def tell(completed: int, total: int | None = None, note: str = "") -> None:
         nonlocal printed, known_total
         known_total = known_total if total is None else total
-        if known_total and (step := min(done, known_total) * STEPS // known_total) > printed:
+        if known_total and (step := min(completed, known_total) * STEPS // known_total) > printed:
             printed = step
-            say(console, f"{done:,} of {known_total:,} {what}" + (f", {note}" if note else ""))
+            say(console, f"{completed:,} of {known_total:,} {description}" + (f", {note}" if note else ""))
 
     return tell
 

@@ -130,7 +130,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     say(console, summary(findings), "bold red" if exit_status(findings) else "bold")
 
 
-def examine(tell: Callable[[int, int], None] = lambda done, total: None) -> list[Finding]:
+def examine(tell: Callable[[int, int], None] = lambda completed, total: None) -> list[Finding]:
     """Run all checks, which takes a few seconds. `tell` is called with the number of completed steps and the total."""
     try:
         jpeg = sample_jpeg()
@@ -165,7 +165,7 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
     }
     crops = bool(versions["nvImageCodec"]) and results["nvImageCodec"]["ok"]
     jpegs = "decodes entire JPEGs, and those that nvImageCodec refuses" if crops else "decodes all JPEGs here"
-    others = "decodes PNG, WebP and other formats, and damaged JPEGs"
+    other_formats = "decodes PNG, WebP and other formats, and damaged JPEGs"
     extras = {extra: all(find_spec(module) is not None for module in modules) for extra, modules in EXTRAS.items()}
     return [
         check_cpus(usable=usable, affinity=len(os.sched_getaffinity(0)), online=os.cpu_count() or 1),
@@ -180,7 +180,7 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         check_nvidia("nvImageCodec", versions, results.get("nvImageCodec"), torch_cuda=cuda),
         *([check_regions(results["regions"])] if "regions" in results else []),
         check_decoder("simplejpeg", _version("simplejpeg"), results["simplejpeg"], jpegs),
-        check_decoder("Pillow", _version("pillow"), results["Pillow"], others),
+        check_decoder("Pillow", _version("pillow"), results["Pillow"], other_formats),
         check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
         check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
         check_system(platform.release(), resource.getpagesize(), platform.python_version(), _why_no_processes()),
@@ -272,11 +272,11 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
     """Check torch's version and CUDA version; `driver_cuda` is the newest CUDA that the driver supports, or None."""
     if not trial["ok"]:
         return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
-    version, cuda, other = trial["version"], trial["cuda"], trial["other"]
-    details = f"{version}, built for {f'CUDA {cuda}' if cuda else other or 'the CPU'}"
+    version, cuda, other_backend = trial["version"], trial["cuda"], trial["other"]
+    details = f"{version}, built for {f'CUDA {cuda}' if cuda else other_backend or 'the CPU'}"
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
         return Finding("torch", "broken", f"{details}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
-    if driver_cuda is None or other:
+    if driver_cuda is None or other_backend:
         return Finding("torch", "works", details)
     major = int(driver_cuda.partition(".")[0])
     fix = "pip install --force-reinstall torch"

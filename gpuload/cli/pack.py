@@ -95,9 +95,9 @@ def run_index(shards: Sequence[str], *, workers: int | None, again: bool) -> int
     nbytes = sum(shard.table.nbytes for shard in opened)
     size = sum(os.stat(path).st_size for path in paths)
     files, fresh = count_of(members, "file"), len(opened) - created
-    each = f", {nbytes / samples:.0f} per sample" if samples else ""
+    per_sample = f", {nbytes / samples:.0f} per sample" if samples else ""
     say(console, f"{count_of(len(opened), 'shard')} of {size:,} bytes: {count_of(samples, 'sample')} in {files}")
-    say(console, f"{count_of(created, 'index', 'indexes')} built, {fresh:,} up to date; {nbytes:,} bytes{each}")
+    say(console, f"{count_of(created, 'index', 'indexes')} built, {fresh:,} up to date; {nbytes:,} bytes{per_sample}")
     return 0
 
 

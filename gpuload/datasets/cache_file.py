@@ -47,7 +47,8 @@ IN_USE: Final = "in-use"
 PAGE: Final = 4096
 PAGES_BITS: Final = 24
 PAGES_MASK: Final = (1 << PAGES_BITS) - 1
-COUNTERS: Final = ("hits", "first", "again", "near", "too_large")
+# `near_misses` are repeated requests that would have been hits with the full limit.
+COUNTERS: Final = ("hits", "first_misses", "repeated_misses", "near_misses", "too_large")
 SLOTS: Final = 256  # sets of counters; two processes that share a set occasionally lose a count
 SLOT_WORDS: Final = 8  # a cache line
 ENTRY: Final = struct.Struct("<16sQQQ")  # the cache's key, the sample's number, bytes, CRC-32
@@ -200,9 +201,9 @@ class Entries:
                 self._count("hits")
                 return sample
             self.drop(number, word)
-        self._count("again" if last_request else "first")
+        self._count("repeated_misses" if last_request else "first_misses")
         if last_request and (now - last_request) * head.used <= self._place.limit_bytes * max(1, head.entries):
-            self._count("near")
+            self._count("near_misses")
         return None
 
     def put(self, number: int, packed: bytes) -> None:
@@ -252,8 +253,8 @@ class Entries:
     def totals(self) -> dict[str, int]:
         """Return the counters of all processes and the size of the cache, as fields of `CacheStatistics`."""
         with self._locked():
-            head, (hits, first, again, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
-            counts = {"hits": hits, "misses": first + again, "evicted": head.evicted, "too_large": too_large}
+            head, (hits, first, repeated, _, too_large, *_) = self._head, self._slots.sum(axis=0).tolist()
+            counts = {"hits": hits, "misses": first + repeated, "evicted": head.evicted, "too_large": too_large}
             return {**counts, "entries": head.entries, "bytes_used": head.used, "bytes_allowed": head.allowed}
 
     def _count(self, name: str) -> None:
@@ -336,24 +337,24 @@ class Entries:
     def _adapt(self) -> None:
         """Halve or double the allowed bytes, as the module's docstring describes."""
         head = self._head
-        hits, _, again, near, *_ = self._slots.sum(axis=0).tolist()
-        requests = hits + again - head.requests_before
+        hits, _, repeated_misses, near_misses, *_ = self._slots.sum(axis=0).tolist()
+        requests = hits + repeated_misses - head.requests_before
         if requests < max(1, self._place.samples):
             return
         rate = (hits - head.hits_before) / requests
-        possible = rate + (near - head.near_before) / requests
+        possible = rate + (near_misses - head.near_before) / requests
         if possible < MIN_GAIN:
             head.allowed = max(head.limit // MIN_SHARE_DIVISOR, head.allowed // 2)
         elif possible - rate > MIN_GAIN:
             head.allowed = min(head.limit, 2 * head.allowed)
-        head.requests_before, head.hits_before, head.near_before = hits + again, hits, near
+        head.requests_before, head.hits_before, head.near_before = hits + repeated_misses, hits, near_misses
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
     remaining: Any = memoryview(data)
     while remaining:
-        done = os.pwrite(fd, remaining, offset)
-        remaining, offset = remaining[done:], offset + done
+        written = os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
 
 
 def _punch_hole(fd: int, offset: int, nbytes: int) -> None:

@@ -34,9 +34,7 @@ __all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
-SETTLED_NS: Final = (
-    100_000_000  # a file that changed less than this before it was read may have changed during the read
-)
+SETTLED_NS: Final = 100_000_000  # a file with a change this close before the read may have changed during the read
 PLAIN: Final = (type(None), bool, int, float, str)
 NUMPY_KINDS: Final = "biufcUS"
 MAKERS: Final[dict[str, Callable[..., Any]]] = {  # functions that rebuild a value from its parts, keyed by kind
@@ -280,24 +278,24 @@ def unpack(data: memoryview) -> Any:
         raise ValueError(f"not a packed sample: {error}") from error
 
 
-def _describe(value: Any, where: str, blobs: list[Any]) -> Any:
+def _describe(value: Any, path: str, blobs: list[Any]) -> Any:
     """Return the JSON description of a value: a plain value itself, any other value as [kind, …], with its bytes
     appended to `blobs`."""
     kind = type(value)
     if kind in PLAIN:
         return value
     if kind in META:
-        return ["meta", _describe(plain_meta(value), where, blobs)]
+        return ["meta", _describe(plain_meta(value), path, blobs)]
     if kind is tuple or kind is list:
-        return [kind.__name__, *(_describe(part, f"{where}[{i}]", blobs) for i, part in enumerate(value))]
+        return [kind.__name__, *(_describe(part, f"{path}[{i}]", blobs) for i, part in enumerate(value))]
     if kind is dict:
         for key in value:
             if type(key) not in PLAIN:
-                raise TypeError(f"{where or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_EXPECTED}")
-        parts = [_describe(part, f"{where}[{key!r}]", blobs) for key, part in value.items()]
+                raise TypeError(f"{path or 'the sample'} has the key {key!r}, a {type(key).__name__}; {_EXPECTED}")
+        parts = [_describe(part, f"{path}[{key!r}]", blobs) for key, part in value.items()]
         return ["dict", ["list", *value], ["list", *parts]]
     if kind in LEAVES:
-        return [kind.__name__, *(_describe(getattr(value, part.name), where, blobs) for part in fields(kind))]
+        return [kind.__name__, *(_describe(getattr(value, part.name), path, blobs) for part in fields(kind))]
     if kind is bytes:
         blobs.append(value)
         return ["bytes"]
@@ -310,7 +308,7 @@ def _describe(value: Any, where: str, blobs: list[Any]) -> Any:
         tensor: Any = value
         blobs.append(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         return ["tensor", dtype_of(tensor), list(tensor.shape)]
-    place = f"{where} of the sample" if where else "the sample"
+    place = f"{path} of the sample" if path else "the sample"
     raise TypeError(
         f"{place} is a {kind.__module__}.{kind.__qualname__}, which gpuload.Cached does not take; {_EXPECTED}"
     )

@@ -472,15 +472,15 @@ def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any
         return ""
     kinds = {"image_id": "images", "category_id": "categories"}[field]
     examples = ", ".join([_short(key) for key in list(ids)[:3]] + ["…"] * (len(ids) > 3))
-    first = (
+    detail = (
         f"annotation {_short(unmatched[0].get('id'))} has {field} {_short(unmatched[0].get(field))}, but "
         f"{f'the ids of {kinds} are {examples}' if ids else f'there are no {kinds}'}. Correct the {field}, or remove "
         "such annotations from the file"
     )
     if len(unmatched) == count:
-        raise ValueError(f"none of the {count:,} annotations in {source} belongs to one of its {kinds}: {first}")
+        raise ValueError(f"none of the {count:,} annotations in {source} belongs to one of its {kinds}: {detail}")
     fate = ", and are ignored" if field == "image_id" else ""
-    return f"{len(unmatched):,} of the {count:,} annotations in {source} belong to none of its {kinds}{fate}: {first}"
+    return f"{len(unmatched):,} of the {count:,} annotations in {source} belong to none of its {kinds}{fate}: {detail}"
 
 
 def _is_in(value: Any, ids: Collection[Any]) -> bool:

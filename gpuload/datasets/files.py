@@ -296,5 +296,5 @@ class Disk:
 
     def was_read(self) -> bool:
         """Return whether anything was read since the last call."""
-        before, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
-        return self._blocks != before
+        previous_blocks, self._blocks = self._blocks, resource.getrusage(THREAD).ru_inblock
+        return self._blocks != previous_blocks

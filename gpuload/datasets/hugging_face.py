@@ -179,10 +179,10 @@ class StreamPass:
 
 def _check_format(kind: str | None, got: str) -> None:
     if kind is not None:
-        how = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
+        formatting = "a transform (set_transform, with_transform)" if kind == "custom" else f"the format {kind!r}"
         raise TypeError(
-            f"{got} with {how}, which takes decoded images: pass dataset.with_format(None), and transform images with "
-            "Loader(transforms=…); gpuload's batches are tensors"
+            f"{got} with {formatting}, which takes decoded images: pass dataset.with_format(None), and transform "
+            "images with Loader(transforms=…); gpuload's batches are tensors"
         )
 
 

@@ -51,8 +51,8 @@ class LeftOut:
     def __str__(self) -> str:
         counts = [f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in ((self.folders, "folder"), (self.files, "file")) if n]
         names = [repr(os.fsdecode(path)) for path in self.first]
-        more = ["…"] * (self.files + self.folders > len(names))
-        return f"{' and '.join(counts)} ({', '.join(names + more)})" if counts else ""
+        ellipsis = ["…"] * (self.files + self.folders > len(names))
+        return f"{' and '.join(counts)} ({', '.join(names + ellipsis)})" if counts else ""
 
     def log(self, where: Any) -> None:
         log_left_out(where, str(self))

@@ -166,8 +166,8 @@ def _whole_parts(weights: list[float]) -> tuple[int, ...]:
 
 
 def _simple(share: Fraction) -> Fraction:
-    near = share.limit_denominator(DENOMINATOR)
-    return near if abs(near - share) <= share / 10**12 else share
+    fraction = share.limit_denominator(DENOMINATOR)
+    return fraction if abs(fraction - share) <= share / 10**12 else share
 
 
 def _check_forms(datasets: list[Any]) -> None:

@@ -169,8 +169,8 @@ def _spread(counts: Sequence[int], length: int) -> list[int]:
     for count in counts:
         last, steps = np.float32(len(frames) - 1), np.arange(count)
         step = last / np.float32(count - 1) if count > 1 else np.float32(0)
-        near, far = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
-        positions = np.where((steps < count // 2) | (count == 1), near, far).astype(np.float32)
+        from_start, from_end = np.float64(step) * steps, np.float64(last) - np.float64(step) * (count - 1 - steps)
+        positions = np.where((steps < count // 2) | (count == 1), from_start, from_end).astype(np.float32)
         frames = frames[positions.astype(np.int64)]
     return frames.tolist()
 
@@ -182,8 +182,10 @@ def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -
     Raises:
         TypeError: there are several candidates, or the only one has the name of a mask.
     """
-    others = [number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES]
-    candidates = [n for n in others if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
+    possible_images = [
+        number for number, leaf in enumerate(leaves) if number not in targets and type(leaf) not in NEVER_IMAGES
+    ]
+    candidates = [n for n in possible_images if is_image_array(leaves[n]) or is_image_array(leaves[n], axes=4)]
     if not candidates:
         return {}
     places, names = places_of(structure), _names_of(structure)
@@ -195,11 +197,11 @@ def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -
     frames = next(
         (numbers for numbers in lists if all(is_image_array(leaves[n]) for n in numbers)), range(number, number + 1)
     )
-    for other in others:
-        named = other not in frames and not MASK_NAME.search(names[other])
-        if named and (other in unmasked or _has_its_size(leaves[other], leaves[number])):
-            rival = f"may be the image, and so may {places[other]}, {kind_of(leaves[other])}"
-            _refuse(places[number], leaves[number], rival)
+    for rival in possible_images:
+        is_unmasked = rival not in frames and not MASK_NAME.search(names[rival])
+        if is_unmasked and (rival in unmasked or _has_its_size(leaves[rival], leaves[number])):
+            reason = f"may be the image, and so may {places[rival]}, {kind_of(leaves[rival])}"
+            _refuse(places[number], leaves[number], reason)
     images = {frame: leaves[frame] for frame in frames}
     return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
 
@@ -294,8 +296,8 @@ def find_strays(
             if moves and _are_boxes(node) and BOX_NAME.search(name):
                 remark = _stays("a list", "gpuload.Boxes(boxes, format='xyxy')")
         elif (leaf := next(numbers)) in files:
-            named = MASK_NAME.search(name) and len(sizes_hw) > 1
-            if named or (leaf in grey and sizes_hw[leaf] in coloured):
+            has_mask_name = MASK_NAME.search(name) and len(sizes_hw) > 1
+            if has_mask_name or (leaf in grey and sizes_hw[leaf] in coloured):
                 remark = (
                     f"of Pillow's mode {files[leaf][1]!r}, is treated as a photograph, and its values as colours; if "
                     "it is a mask, return gpuload.Mask(picture)"

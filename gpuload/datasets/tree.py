@@ -282,8 +282,8 @@ def difference(first: Structure, second: Structure, path: tuple[str, ...] = ()) 
     first_labels, second_labels = labels_of(first), labels_of(second)
     if set(first_labels) != set(second_labels) and first[0] == "dict":
         parts = [
-            f"{', '.join(repr(key) for key in keys if key not in other_keys) or 'none'} in the {which} only"
-            for keys, other_keys, which in (
+            f"{', '.join(repr(key) for key in keys if key not in other_keys) or 'none'} in the {position} only"
+            for keys, other_keys, position in (
                 (first_labels, second_labels, "first"),
                 (second_labels, first_labels, "second"),
             )

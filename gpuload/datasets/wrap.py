@@ -106,49 +106,49 @@ def wrap(
     return _wrap(dataset, mode if mode is None else check_mode(mode), coco, "")
 
 
-def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], where: str) -> Any:
+def _wrap(dataset: Any, mode: Mode | None, coco: dict[str, Any], context: str) -> Any:
     cls = type(dataset)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    known = {(base.__module__, base.__name__) for base in cls.__mro__}
-    got = f"got a {name}{where}"
-    detection = (COCO, "CocoDetection") in known and (COCO, "CocoCaptions") not in known
-    if coco != {"annotations": None, "crowds": True} and not detection and not known & CONTAINERS:
+    base_classes = {(base.__module__, base.__name__) for base in cls.__mro__}
+    got = f"got a {name}{context}"
+    detection = (COCO, "CocoDetection") in base_classes and (COCO, "CocoCaptions") not in base_classes
+    if coco != {"annotations": None, "crowds": True} and not detection and not base_classes & CONTAINERS:
         raise TypeError(f"{got}; annotations= and crowds= apply to torchvision's CocoDetection only; remove them")
     if cls.__module__.startswith("gpuload.datasets."):
         return dataset
-    if TENSORS in known and known & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
+    if TENSORS in base_classes and base_classes & {(FOLDER, "DatasetFolder"), (COCO, "CocoDetection")}:
         inner = cls.__bases__[1].__name__  # its bases are the wrapper's class and the dataset's class
         targets = ", which has boxes, labels and masks in its targets too" if detection else ""
         raise TypeError(
             f"{got}, which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the "
             f"{inner} itself, as in gpuload.wrap({inner}(…)){targets}"
         )
-    if (FOLDER, "DatasetFolder") in known:
+    if (FOLDER, "DatasetFolder") in base_classes:
         _check_methods(cls, FOLDER, SEQUENCE, got)
         _check_transforms(dataset, got)
         _check_loader(dataset.loader, got)
         return WrappedFolder(dataset, mode or "RGB")
-    if (COCO, "CocoDetection") in known:
+    if (COCO, "CocoDetection") in base_classes:
         _check_methods(cls, COCO, (*SEQUENCE, "_load_image", "_load_target"), got)
         _check_transforms(dataset, got)
         return WrappedCoco(dataset, mode or "RGB", coco["annotations"] if detection else "raw", coco["crowds"])
-    if known & CONTAINERS:
+    if base_classes & CONTAINERS:
         _check_methods(cls, TORCH, SEQUENCE, got)
         container = copy.copy(dataset)
-        if (TORCH, "Subset") in known:
-            container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{where}")
+        if (TORCH, "Subset") in base_classes:
+            container.dataset = _wrap(dataset.dataset, mode, coco, f" in a {cls.__name__}{context}")
         else:
             parts = enumerate(dataset.datasets)
-            container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{where}") for i, part in parts]
+            container.datasets = [_wrap(part, mode, coco, f" at {i} in a {cls.__name__}{context}") for i, part in parts]
             warn_of_other_classes(container.datasets)
         return container
-    if (ROWS, "Dataset") in known:
+    if (ROWS, "Dataset") in base_classes:
         _check_methods(cls, ROWS, ("__getitem__", "__len__", "_getitem"), got)
         return WrappedRows(dataset, mode, got)
-    if (STREAM, "IterableDataset") in known:
+    if (STREAM, "IterableDataset") in base_classes:
         _check_methods(cls, STREAM, ("__iter__",), got)
         return WrappedStream(dataset, mode, got)
-    if known & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
+    if base_classes & {("datasets.dataset_dict", "DatasetDict"), ("datasets.dataset_dict", "IterableDatasetDict")}:
         raise TypeError(f"{got}, which contains several datasets; wrap one of them: gpuload.wrap(dataset['train'])")
     check_dataset(dataset)
     if is_iterable(dataset):

@@ -163,14 +163,14 @@ def _describe(image: Encoded, header: Header, row: np.ndarray) -> None:
     row["mode"] = MODES.index(header.mode if header.mode in MODES else "other")
     row["sampling"], row["orientation"] = SAMPLINGS.index(_sampling(data, jpeg)), _orientation(data, header)
     start = data[: jpeg.first_scan if jpeg is not None else 1 << 16]
-    named = NAMED.get(os.path.splitext(image.source or "")[1].lower())
+    named_format = NAMED.get(os.path.splitext(image.source or "")[1].lower())
     row["progressive"] = jpeg is not None and jpeg.frame in PROGRESSIVE
     row["restart_markers"] = jpeg is not None and bool(jpeg.restart_interval)
     row["profile"] = any(mark in start for mark in (b"ICC_PROFILE\0", b"iCCP", b"ICCP"))
     row["alpha"] = header.mode in ("LA", "PA", "RGBA")
     opened = header.opened
     row["deep"] = opened is not None and (opened.dtype != "uint8" or too_deep("", header.mode) is not None)
-    row["misnamed"] = named is not None and named != header.format
+    row["misnamed"] = named_format is not None and named_format != header.format
 
 
 def _digest(*parts: Any) -> np.ndarray:

@@ -152,8 +152,8 @@ def gather_pixels(
     selected = _draw(np.random.default_rng(seed), good, most)
     gathered.drawn = len(selected) < len(good)
     for at, measured, _ in _batches(gathered, selected, workers, tell, pixels=True) if len(selected) else ():
-        new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
-        at, measured = at[new], measured[new]
+        is_new = (measured["bits"] > 0) & ~rows["measured"][at]  # a replacement for a skipped sample comes twice
+        at, measured = at[is_new], measured[is_new]
         rows["measured"][at], rows["flat"][at], rows["pixels"][at] = True, measured["flat"], measured["digest"]
         kinds = measured[["channels", "bits"]]
         for kind in np.unique(kinds):

@@ -56,10 +56,10 @@ def chosen(gathered: Gathered, images: int) -> list[int]:
     _, positions = np.unique(gathered.rows["label"][rows], return_index=True)
     if len(positions) > images:
         positions = positions[np.linspace(0, len(positions) - 1, images).round().astype(int)]
-    others = np.setdiff1d(np.arange(len(rows)), positions)
-    missing = min(images - len(positions), len(others))
+    other_rows = np.setdiff1d(np.arange(len(rows)), positions)
+    missing = min(images - len(positions), len(other_rows))
     if missing > 0:
-        positions = np.r_[positions, others[np.linspace(0, len(others) - 1, missing).round().astype(int)]]
+        positions = np.r_[positions, other_rows[np.linspace(0, len(other_rows) - 1, missing).round().astype(int)]]
     return np.sort(rows[positions]).tolist()
 
 
@@ -78,14 +78,14 @@ def contact_sheet(
 ) -> list[dict[str, Any]]:
     """Return for each image its ``row``, ``name``, ``label``, ``size`` (width and height), and ``after``: the recipe's
     output for each draw."""
-    after = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
+    outputs = pictures(gathered, dict.fromkeys(rows, SIDE), recipe, draws=draws, seed=seed, workers=workers)
     return [
         {
             "row": row,
             "name": gathered.name_of(row),
             "label": gathered.label_of(row) or "",
             "size": gathered.rows[["width", "height"]][row].item(),
-            "after": after[row],
+            "after": outputs[row],
         }
         for row in rows
     ]
@@ -200,8 +200,8 @@ def render(
     environment.filters.update(visible=visible, size=bytes_text, count=lambda number: f"{number:,}", short=_short)
     environment.globals.update(outline=_outline, share=_share, WIDTH=WIDTH, HEIGHT=HEIGHT, SHOWN=SHOWN)
     template = environment.from_string(files("gpuload.inspection").joinpath("page.html").read_text("utf-8"))
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=now, **run)
+    written = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return template.render(summary=summary, advice=advice, sheet=sheet, pictures=pictures, written=written, **run)
 
 
 def bytes_text(nbytes: float) -> str:
@@ -224,9 +224,9 @@ def _share(part: int, total: int) -> str:
     return "<0.1%" if share < 0.1 else f"{share:.1f}%" if share < 10 or 99 < share < 100 else f"{share:.0f}%"
 
 
-def _outline(counts: list[int], most: int) -> str:
+def _outline(counts: list[int], max_count: int) -> str:
     """Return the outline of a bar chart as the points of a polygon. Counts above `most` are cut off, such as the counts
     of clipped levels at both ends."""
     step = WIDTH / (len(counts) - 1)
-    points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / most)):.1f}" for at, count in enumerate(counts)]
+    points = [f"{step * at:.1f},{HEIGHT * (1 - min(1.0, count / max_count)):.1f}" for at, count in enumerate(counts)]
     return " ".join([f"0,{HEIGHT}", *points, f"{WIDTH},{HEIGHT}"])

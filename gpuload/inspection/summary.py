@@ -219,8 +219,8 @@ def equal_rows(keys: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     order = rows[np.lexsort(keys[rows].T)]
     starts = np.flatnonzero(np.r_[True, np.diff(keys[order], axis=0).any(axis=1)])
     sizes = np.diff(starts, append=len(order))
-    many = sizes > 1
-    return [order[start : start + size] for start, size in zip(starts[many], sizes[many], strict=True)]
+    is_group = sizes > 1
+    return [order[start : start + size] for start, size in zip(starts[is_group], sizes[is_group], strict=True)]
 
 
 def _groups(gathered: Gathered, groups: list[np.ndarray]) -> dict[str, Any]:
@@ -259,10 +259,10 @@ def _pixels(gathered: Gathered) -> dict[str, Any]:
     kind."""
     kinds, levels = [], []
     for (channels, bits), group in sorted(gathered.groups.items(), key=lambda item: -item[1].images):
-        most, count = (1 << bits) - 1, group.pixels
-        mean = [total / count / most for total in group.sums]
+        max_level, count = (1 << bits) - 1, group.pixels
+        mean = [total / count / max_level for total in group.sums]
         # Integers up to the square root: with floats, the subtraction would lose all digits.
-        std = [math.sqrt(variance) / count / most for variance in count * group.squares - group.sums**2]
+        std = [math.sqrt(variance) / count / max_level for variance in count * group.squares - group.sums**2]
         kind = {"channels": channels, "bits": bits, "images": group.images, "pixels": count, "mean": mean, "std": std}
         kinds.append({**kind, "normalize": _normalize(mean, std)})
         levels = levels or group.levels[:channels].tolist()
