@@ -43,7 +43,7 @@ __all__ = [
 
 PREFETCH: Final = 2  # batches prefetched, in gpuload in total, in the DataLoader per worker: the defaults of both
 MAX_SUGGESTED: Final = 2  # settings suggested by ``loader.stats()`` that are tried
-NEAR: Final = 0.97  # a setting with this fraction of the best rate is preferred if it has fewer workers
+GOOD_ENOUGH: Final = 0.97  # a setting with this fraction of the best rate is preferred if it has fewer workers
 # The parts of the work for an image, with their names in `loader.stats()`.
 PARTS: Final = {"read": ("read",), "decode": ("header", "decode", "pack"), "augment": ("copy", "stage")}
 
@@ -259,7 +259,7 @@ def recommended(rows: Sequence[Row]) -> Row:
     """Return the row with the fewest workers, then the fewest prefetched batches, among all nearly as fast as the
     fastest row."""
     best = max(row.images_per_s for row in rows)
-    good = [row for row in rows if row.images_per_s >= NEAR * best]
+    good = [row for row in rows if row.images_per_s >= GOOD_ENOUGH * best]
     return min(good, key=lambda row: (row.num_workers, row.prefetch_factor))
 
 

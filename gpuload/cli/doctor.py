@@ -39,7 +39,7 @@ COLOURS: Final = {"works": "green", "improve": "yellow", "broken": "red", "not n
 
 SPARE_BYTES: Final = 1_000_000_000  # needed in addition to the workers, for decoded images in flight and for batches
 THREADS: Final = 32  # of a worker and this process together, while their libraries start
-OLDEST_TORCH: Final = (2, 8)
+MIN_TORCH: Final = (2, 8)
 
 # NVIDIA has a separate package for each version of CUDA: the distribution for each extra.
 NVIDIA: Final = {
@@ -183,7 +183,7 @@ def findings_of(results: Mapping[str, Trial]) -> list[Finding]:
         check_decoder("Pillow", _version("pillow"), results["Pillow"], other_formats),
         check_nvidia("DALI", versions, results.get("DALI"), torch_cuda=cuda),
         check_extras(extras, jpegtran=shutil.which("jpegtran") is not None),
-        check_system(platform.release(), resource.getpagesize(), platform.python_version(), _why_no_processes()),
+        check_system(platform.release(), resource.getpagesize(), platform.python_version(), _platform_problem()),
     ]
 
 
@@ -274,7 +274,7 @@ def check_torch(trial: Trial, *, driver_cuda: str | None) -> Finding:
         return Finding("torch", "broken", f"cannot be imported: {trial['why']}", "pip install --force-reinstall torch")
     version, cuda, other_backend = trial["version"], trial["cuda"], trial["other"]
     details = f"{version}, built for {f'CUDA {cuda}' if cuda else other_backend or 'the CPU'}"
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < MIN_TORCH:
         return Finding("torch", "broken", f"{details}; gpuload needs 2.8 or newer", "pip install --upgrade torch")
     if driver_cuda is None or other_backend:
         return Finding("torch", "works", details)
@@ -434,7 +434,7 @@ def check_system(kernel: str, page_bytes: int, python: str, problem: str = "") -
     return Finding("system", "works", details)
 
 
-def _why_no_processes() -> str:
+def _platform_problem() -> str:
     try:
         check_platform()
     except RuntimeError as error:

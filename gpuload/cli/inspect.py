@@ -19,7 +19,7 @@ from gpuload.datasets.stores.opening import is_url
 from gpuload.errors import GpuloadError, visible
 from gpuload.inspection.files import NAMED
 from gpuload.inspection.gather import gather, gather_pixels
-from gpuload.inspection.page import SIDE, bytes_text, chosen, contact_sheet, listed_rows, pictures, render
+from gpuload.inspection.page import SIDE, bytes_text, choose_rows, contact_sheet, duplicate_rows, pictures, render
 from gpuload.inspection.summary import Advice, advise, ignored_in, is_bad, summarise
 from gpuload.loader.limits import usable_cpus
 
@@ -66,8 +66,8 @@ def run(
         summary = summarise(gathered, ignored=ignored)
         advice = advise(summary)
         if html:
-            page_workers, rows = min(workers, 2), chosen(gathered, images)
-            sides = dict.fromkeys(listed_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
+            page_workers, rows = min(workers, 2), choose_rows(gathered, images)
+            sides = dict.fromkeys(duplicate_rows(summary), SMALL_SIDE) | dict.fromkeys(rows, SIDE)
             sheet = contact_sheet(gathered, rows, transforms, draws=draws, seed=seed, workers=page_workers)
             originals, recipe_text = pictures(gathered, sides, workers=page_workers), "\n".join(map(repr, transforms))
             write_text(

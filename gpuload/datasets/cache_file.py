@@ -184,7 +184,7 @@ class Entries:
         numbers, samples = np.frombuffer(mapping, np.uint64, offset=PAGE), self._place.samples
         self._head = Head.from_buffer(mapping)
         self._slots = numbers[: SLOTS * SLOT_WORDS].reshape(SLOTS, SLOT_WORDS)
-        self._words, self._used = numbers[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
+        self._words, self._last_requests = numbers[SLOTS * SLOT_WORDS :][: 2 * samples].reshape(2, samples)
         return bytes(self._head.key) == self._place.key
 
     def get(self, number: int, read: Callable[[memoryview], Any]) -> Any:
@@ -192,8 +192,8 @@ class Entries:
         returns None, in which case the entry is dropped."""
         head = self._head
         head.clock += 1  # a race with another process may lose a count, which does no harm
-        now, last_request, word = head.clock, int(self._used[number]), int(self._words[number])
-        self._used[number] = now
+        now, last_request, word = head.clock, int(self._last_requests[number]), int(self._words[number])
+        self._last_requests[number] = now
         if word:
             packed = self._read(number)
             sample = None if packed is None else read(packed)
@@ -308,7 +308,7 @@ class Entries:
 
     def _evict(self, min_bytes: int) -> None:
         live = self._live()
-        oldest = live[np.argsort(self._used[live], kind="stable")]
+        oldest = live[np.argsort(self._last_requests[live], kind="stable")]
         freed = np.cumsum(self._words[oldest] & np.uint64(PAGES_MASK)) * PAGE
         bytes_to_free = max(min_bytes, self._head.allowed // EVICTION_DIVISOR)
         evicted = oldest[: int(np.searchsorted(freed, bytes_to_free)) + 1].tolist()

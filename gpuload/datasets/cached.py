@@ -115,7 +115,7 @@ class Cached(View):
         key = os.urandom(16) if where == "memory" else _identity(dataset, version)
         self._place = CachePlace(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
-        self._before = self._entries.totals()
+        self._initial_totals = self._entries.totals()
 
     @property
     def _entries(self) -> Entries:
@@ -151,7 +151,7 @@ class Cached(View):
     def statistics(self) -> CacheStatistics:
         """Return the counts of all processes since this object was created, and the current content of the cache."""
         totals = self._entries.totals()
-        new = {name: totals[name] - self._before[name] for name in ("hits", "misses", "evicted", "too_large")}
+        new = {name: totals[name] - self._initial_totals[name] for name in ("hits", "misses", "evicted", "too_large")}
         return CacheStatistics(**(totals | new), bytes_limit=self._place.limit_bytes)
 
     def _forget(self, index: int) -> list[str]:

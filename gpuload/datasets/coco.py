@@ -121,7 +121,7 @@ class Coco(_CocoImages):
         arrays = cached(
             self.annotations,
             [INDEX_VERSION, *stamp(self.annotations, remote), *scope_of(remote), *selection],
-            lambda: _index(self.annotations, *selection, remote),
+            lambda: _build_index(self.annotations, *selection, remote),
         )
         header = json.loads(arrays["short"].tobytes())
         self.ids = arrays["ids"]
@@ -164,15 +164,15 @@ class WrappedCoco(_CocoImages):
         self.mode = mode
         self.ids = pack_labels(dataset.ids)
         images = [dataset.coco.imgs[key] for key in dataset.ids]
-        self.paths = Paths.below(os.path.abspath(dataset.root), [_path(image, dataset.root) for image in images])
+        self.paths = Paths.below(os.path.abspath(dataset.root), [_image_path(image, dataset.root) for image in images])
         self.target_transform: Callable[[Any], Any] | None = getattr(dataset.transforms, "target_transform", None)
         self._name = type(dataset).__name__
         source = f"{self._name}({self.root!r})"
         all_annotations, images_by_id = dataset.coco.anns.values(), dataset.coco.imgs
         unmatched = [
-            annotation for annotation in all_annotations if not _is_in(annotation.get("image_id"), images_by_id)
+            annotation for annotation in all_annotations if not _is_known_id(annotation.get("image_id"), images_by_id)
         ]
-        remarks = [_unmatched(unmatched, len(all_annotations), "image_id", images_by_id, source)]
+        remarks = [_unmatched_warning(unmatched, len(all_annotations), "image_id", images_by_id, source)]
         targets = [dataset._load_target(key) for key in dataset.ids]
         if not crowds:
             targets = [[item for item in objects if not item.get("iscrowd")] for objects in targets]
@@ -180,7 +180,7 @@ class WrappedCoco(_CocoImages):
             self.targets = _if_json(targets)
         elif self.target_transform is None:
             categories = dataset.coco.cats.values()
-            self.targets, target_remarks = _checked(
+            self.targets, target_remarks = _build_targets(
                 targets, self.ids, images, categories, annotations, source, WRAP_CALL
             )
             self.targets.lists = _if_json(self.targets.lists)
@@ -197,9 +197,9 @@ class WrappedCoco(_CocoImages):
         return f"wrap({self._name}({self.root!r}): {len(self)} images)"
 
 
-def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
+def _build_index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None) -> dict[str, np.ndarray]:
     """Read and check an annotation file; return its content as arrays, with short lists and names as JSON."""
-    images, annotations, categories = _parts(path, remote)
+    images, annotations, categories = _read_annotations(path, remote)
     images.sort(key=lambda image: image["id"])
     by_image: dict[int, list[Any]] = {image["id"]: [] for image in images}
     if len(by_image) < len(images):
@@ -207,19 +207,19 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
         raise ValueError(f"{path!r} lists two images with the id {duplicate!r}; ids must be unique")
     unmatched = []
     for annotation in annotations:
-        if not _is_in(annotation.get("image_id"), by_image):
+        if not _is_known_id(annotation.get("image_id"), by_image):
             unmatched.append(annotation)
         elif crowds or not annotation.get("iscrowd"):
             by_image[annotation["image_id"]].append(annotation)
-    remarks = [_unmatched(unmatched, len(annotations), "image_id", by_image, repr(path))]
+    remarks = [_unmatched_warning(unmatched, len(annotations), "image_id", by_image, repr(path))]
     # A URL is not a path, but the part after "://" is checked as if it were.
     folder = root if not is_url(root) else "/" + root.partition("://")[2]
-    paths = Paths.below(folder, [_path(image, folder) for image in images])
+    paths = Paths.below(folder, [_image_path(image, folder) for image in images])
     header: dict[str, Any] = {"categories": [(category["id"], category["name"]) for category in categories]}
     ids, lists = list(by_image), list(by_image.values())
     arrays = {"ids": np.array(ids, np.int64), "paths": paths.data, "path_offsets": paths.offsets}
     if names != "raw":
-        targets, target_remarks = _checked(lists, ids, images, categories, names, repr(path), COCO_CALL)
+        targets, target_remarks = _build_targets(lists, ids, images, categories, names, repr(path), COCO_CALL)
         lists, remarks = targets.lists, [*remarks, *target_remarks]
         header |= {"names": targets.names, "points": targets.keypoint_count, "more": targets.extra_fields}
         arrays["sizes_hw"] = targets.sizes_hw.ravel()
@@ -229,7 +229,7 @@ def _index(path: str, root: str, names: Any, crowds: bool, remote: Remote | None
     return {**arrays, "short": np.frombuffer(json.dumps(header).encode(), np.uint8)}
 
 
-def _parts(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list[Any]]:
+def _read_annotations(path: str, remote: Remote | None) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the images, annotations and categories in a file."""
     try:
         with open_stream(path, remote) as file:
@@ -307,16 +307,19 @@ class CocoTargets(Lazy[Any]):
 
     def _masks(self, objects: Sequence[Any], image_id: Any, height: int, width: int) -> np.ndarray:
         """Return the masks of an image, n×H×W. The height and width come from a file, so their product is limited."""
-        name, remedy = f"the COCO image {image_id!r}", f", or {_without('masks', self.names, self.selection_call)}"
+        name, remedy = (
+            f"the COCO image {image_id!r}",
+            f", or {_omit_remedy('masks', self.names, self.selection_call)}",
+        )
         check_pixels(height, width, f"{name}, by the size in its annotation file,", remedy)
         check_expanded(len(objects) * height * width, f"the array of the {len(objects)} masks of {name}", remedy)
         masks = np.zeros((len(objects), height, width), np.uint8)
         for mask, annotation in zip(masks, objects, strict=True):
-            mask[...] = _mask(annotation, height, width, self.selection_call)
+            mask[...] = _object_mask(annotation, height, width, self.selection_call)
         return masks
 
 
-def _checked(
+def _build_targets(
     annotations: Sequence[list[Any]],
     ids: Sequence[Any],
     images: Sequence[Any],
@@ -342,13 +345,13 @@ def _checked(
     remarks, keypoint_count = [], 0
     if labels := {label: None for category in categories if (label := _as_int64(category.get("id"))) is not None}:
         unmatched = [annotation for annotation in all_annotations if _as_int64(annotation["category_id"]) not in labels]
-        remarks.append(_unmatched(unmatched, len(all_annotations), "category_id", labels, source))
+        remarks.append(_unmatched_warning(unmatched, len(all_annotations), "category_id", labels, source))
     if "masks" in names:
-        _check_present(all_annotations, "segmentation", _without("masks", names, selection_call))
-        remarks.append(_small_polygons(all_annotations, source))
+        _check_present(all_annotations, "segmentation", _omit_remedy("masks", names, selection_call))
+        remarks.append(_small_polygon_warning(all_annotations, source))
     if "keypoints" in names:
-        keypoint_count = _count_points(all_annotations, f"{_without('keypoints', names, selection_call)}, or {raw}")
-    sizes_hw = np.array([_size(image, names, selection_call) for image in images], np.int32).reshape(-1, 2)
+        keypoint_count = _count_points(all_annotations, f"{_omit_remedy('keypoints', names, selection_call)}, or {raw}")
+    sizes_hw = np.array([_image_size(image, names, selection_call) for image in images], np.int32).reshape(-1, 2)
     # A target has one of these fields only if no annotation lacks it or has null for it.
     extra_fields = [
         name for name in ("area", "iscrowd") if all(annotation.get(name) is not None for annotation in all_annotations)
@@ -364,12 +367,12 @@ def _checked(
     return CocoTargets(ids, sizes_hw, lists, names, keypoint_count, extra_fields, selection_call), remarks
 
 
-def _without(name: str, names: list[str], selection_call: str) -> str:
+def _omit_remedy(name: str, names: list[str], selection_call: str) -> str:
     """Return how to do without a target, as the remedy of a message."""
     return f"leave {name} out, with {selection_call.format(tuple(other for other in names if other != name))}"
 
 
-def _size(image: Any, names: list[str], selection_call: str) -> tuple[int, int]:
+def _image_size(image: Any, names: list[str], selection_call: str) -> tuple[int, int]:
     """Return the height and width that the file gives for an image; 0, 0 if it gives none."""
     size = image.get("height"), image.get("width")
     if all(type(length) is int and 0 < length < 1 << 31 for length in size):
@@ -378,7 +381,7 @@ def _size(image: Any, names: list[str], selection_call: str) -> tuple[int, int]:
         return 0, 0
     raise ValueError(
         f"the COCO image {image['id']!r} has height {size[0]!r} and width {size[1]!r}, but its masks need both; "
-        f"{_without('masks', names, selection_call)}"
+        f"{_omit_remedy('masks', names, selection_call)}"
     )
 
 
@@ -414,17 +417,17 @@ def _check(
     _check_present(annotations, field, remedy)
     for annotation in annotations:
         if not is_valid(value := annotation[field]):
-            raise ValueError(f"{_named(annotation)} has {field} {_short(value)}, expected {expected}; {remedy}")
+            raise ValueError(f"{_name_of(annotation)} has {field} {_shorten(value)}, expected {expected}; {remedy}")
 
 
 def _check_present(annotations: Iterable[Any], field: str, remedy: str) -> None:
     for annotation in annotations:
         if annotation.get(field) in (None, [], ""):
-            raise ValueError(f"{_named(annotation)} has no {field}; {remedy}")
+            raise ValueError(f"{_name_of(annotation)} has no {field}; {remedy}")
 
 
-def _named(annotation: Any) -> str:
-    return f"the COCO annotation {annotation.get('id')!r} of image {_short(annotation.get('image_id'))}"
+def _name_of(annotation: Any) -> str:
+    return f"the COCO annotation {annotation.get('id')!r} of image {_shorten(annotation.get('image_id'))}"
 
 
 def _is_int64(value: Any) -> bool:
@@ -458,11 +461,11 @@ def _is_box(value: Any) -> bool:
     return _are_numbers(value) and len(value) == 4 and value[2] >= 0 and value[3] >= 0
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     return one_line(repr(value), 100)
 
 
-def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
+def _unmatched_warning(unmatched: list[Any], count: int, field: str, ids: Collection[Any], source: str) -> str:
     """Return a warning if some annotations, `strays` out of `count`, refer to an id that is not among `ids`.
 
     Raises:
@@ -471,9 +474,9 @@ def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any
     if not unmatched:
         return ""
     kinds = {"image_id": "images", "category_id": "categories"}[field]
-    examples = ", ".join([_short(key) for key in list(ids)[:3]] + ["…"] * (len(ids) > 3))
+    examples = ", ".join([_shorten(key) for key in list(ids)[:3]] + ["…"] * (len(ids) > 3))
     detail = (
-        f"annotation {_short(unmatched[0].get('id'))} has {field} {_short(unmatched[0].get(field))}, but "
+        f"annotation {_shorten(unmatched[0].get('id'))} has {field} {_shorten(unmatched[0].get(field))}, but "
         f"{f'the ids of {kinds} are {examples}' if ids else f'there are no {kinds}'}. Correct the {field}, or remove "
         "such annotations from the file"
     )
@@ -483,30 +486,30 @@ def _unmatched(unmatched: list[Any], count: int, field: str, ids: Collection[Any
     return f"{len(unmatched):,} of the {count:,} annotations in {source} belong to none of its {kinds}{fate}: {detail}"
 
 
-def _is_in(value: Any, ids: Collection[Any]) -> bool:
+def _is_known_id(value: Any, ids: Collection[Any]) -> bool:
     return isinstance(value, Hashable) and value in ids  # the file's value may be a list
 
 
-def _small_polygons(annotations: Collection[Any], source: str) -> str:
+def _small_polygon_warning(annotations: Collection[Any], source: str) -> str:
     """Return a warning if polygons have fewer than three points, else ""."""
     lists = [annotation for annotation in annotations if isinstance(annotation["segmentation"], list)]
-    small = [item for item in lists if len(_polygons(item["segmentation"])) < len(item["segmentation"])]
+    small = [item for item in lists if len(_valid_polygons(item["segmentation"])) < len(item["segmentation"])]
     if not small:
         return ""
-    empty = sum(not _polygons(annotation["segmentation"]) for annotation in small)
+    empty = sum(not _valid_polygons(annotation["segmentation"]) for annotation in small)
     return (
         f"{len(small):,} of the {len(annotations):,} annotations in {source} have polygons of fewer than three points, "
         f"which have no area and are ignored; {empty:,} of them have no other polygon, so their masks are empty. The "
-        f"first is annotation {_short(small[0].get('id'))}. Correct the polygons, or remove them from the file"
+        f"first is annotation {_shorten(small[0].get('id'))}. Correct the polygons, or remove them from the file"
     )
 
 
-def _polygons(segmentation: list[Any]) -> list[Any]:
+def _valid_polygons(segmentation: list[Any]) -> list[Any]:
     """Return the polygons with at least three points; invalid entries stay, and are reported elsewhere."""
     return [item for item in segmentation if not isinstance(item, list | tuple) or len(item) >= MIN_POLYGON_NUMBERS]
 
 
-def _path(image: Any, root: str | os.PathLike[str]) -> str:
+def _image_path(image: Any, root: str | os.PathLike[str]) -> str:
     """Return the path of an image. Its name comes from a data file: raise ValueError if the path is outside the
     root."""
     name = f"the COCO image {image['id']!r} has the file name {image['file_name']!r}"
@@ -524,19 +527,19 @@ def _path(image: Any, root: str | os.PathLike[str]) -> str:
     return path
 
 
-def _mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
+def _object_mask(annotation: Any, height: int, width: int, selection_call: str) -> np.ndarray:
     """Return the mask of an object, uint8 H×W, from polygons, or from run lengths (RLE), which may be packed as text.
 
     Run lengths are decoded here: if there are too few, pycocotools' `decode` returns uninitialized memory.
     """
     segmentation, name = annotation["segmentation"], f"the COCO annotation {annotation.get('id')!r}"
     if isinstance(segmentation, list):
-        if not (segmentation := _polygons(segmentation)):
+        if not (segmentation := _valid_polygons(segmentation)):
             return np.zeros((height, width), np.uint8)
         for polygon in segmentation:
             if not _is_list(polygon):
                 raise ValueError(
-                    f"{name} has the polygon {_short(polygon)}; expected a list of polygons, each a list of numbers "
+                    f"{name} has the polygon {_shorten(polygon)}; expected a list of polygons, each a list of numbers "
                     f"below {MAX_COORDINATE}"
                 )
             if len(polygon) % 2:
@@ -555,10 +558,10 @@ def _mask(annotation: Any, height: int, width: int, selection_call: str) -> np.n
         segmentation = coco.merge(coco.frPyObjects(segmentation, height, width))
     try:
         runs, size = segmentation["counts"], list(segmentation["size"])
-        lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpacked(runs)
+        lengths = np.array(runs, np.int64) if isinstance(runs, list) else _unpack_runs(runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
-            f"{name} has the segmentation {_short(segmentation)}; expected polygons, or run lengths with counts and "
+            f"{name} has the segmentation {_shorten(segmentation)}; expected polygons, or run lengths with counts and "
             f"size: {error}"
         ) from error
     if size != [height, width] or (lengths < 0).any() or lengths.sum() != height * width:
@@ -569,7 +572,7 @@ def _mask(annotation: Any, height: int, width: int, selection_call: str) -> np.n
     return np.repeat(np.arange(len(lengths), dtype=np.uint8) % 2, lengths).reshape(width, height).T
 
 
-def _unpacked(text: str | bytes) -> np.ndarray:
+def _unpack_runs(text: str | bytes) -> np.ndarray:
     """Return the run lengths in COCO's text.
 
     A character holds six bits, as a code from 48 on. Five of them belong to a number, lowest bits first; the sixth is

@@ -119,11 +119,11 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         status = os.fstat(descriptor)
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
-            raise _no_file(status.st_mode, name)
+            raise _not_a_file_error(status.st_mode, name)
         if size > LARGE_BYTES:
             check_large(size, os.pread(descriptor, 32, 0), name)
         data = os.read(descriptor, size)
-        return data if len(data) == size and size else _read_on(descriptor, data, name)
+        return data if len(data) == size and size else _read_rest(descriptor, data, name)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -141,7 +141,7 @@ def will_read(path: str | os.PathLike[str]) -> None:
                 os.close(descriptor)
 
 
-def _read_on(descriptor: int, data: bytes, path: str) -> bytes:
+def _read_rest(descriptor: int, data: bytes, path: str) -> bytes:
     """Return `data`, the bytes read so far, with the rest of the file: one call reads at most 2 GiB, and some file
     systems report a size of 0 bytes."""
     parts, nbytes = [data], len(data)
@@ -215,7 +215,7 @@ def damaged(path: str | None, complaint: str) -> DecodeError:
     return error
 
 
-def _no_file(mode: int, path: str) -> OSError:
+def _not_a_file_error(mode: int, path: str) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return OSError(errno.EINVAL, f"{KINDS.get(stat.S_IFMT(mode), 'a special file')}; expected a regular file", path)
@@ -231,7 +231,7 @@ def too_large(nbytes: int, limit: float) -> str:
 
 def no_image(start: bytes, nbytes: int) -> str:
     """Return the message for a file that does not start like an image."""
-    if kind := _kind(start):
+    if kind := _describe_kind(start):
         return f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}, {kind}"
     return (
         f"not an image that gpuload decodes: {nbytes} bytes that start with {start[:16]!r}; "
@@ -239,7 +239,7 @@ def no_image(start: bytes, nbytes: int) -> str:
     )
 
 
-def _kind(start: bytes) -> str | None:
+def _describe_kind(start: bytes) -> str | None:
     """Return the kind of a file that is not an image, with a remedy; None if the kind is unknown."""
     if start[4:8] == b"ftyp":
         if _brands(start) & {*HEIF, b"mif1", b"msf1"}:

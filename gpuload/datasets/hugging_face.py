@@ -58,7 +58,7 @@ class WrappedRows(Dataset):
             number = operator.index(index)
         except TypeError:
             raise TypeError(f"an index must be an integer, got {index!r} ({type(index).__name__})") from None
-        return _with_encoded(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_here)
+        return _with_encoded(self._plan, (self.dataset if "dataset" in vars(self) else self._rows)[number], _read_local)
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
@@ -166,7 +166,7 @@ class StreamPass:
         except Exception as error:
             self.broken = not isinstance(error, StopIteration)
             raise
-        return _with_encoded(self._plan, row, _read_anywhere)
+        return _with_encoded(self._plan, row, _read_local_or_url)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: its epoch, and its position in the shards."""
@@ -241,12 +241,12 @@ def _with_encoded(plan: Any, value: Any, read: Callable[[str], bytes]) -> Any:
     return Encoded(data, plan, path if path is None else named(path))
 
 
-def _read_here(path: str) -> bytes:
+def _read_local(path: str) -> bytes:
     if "://" in path:
         raise FileNotFoundError(errno.ENOENT, "not a file on this machine; download it beforehand", path)
     return read_file(path)
 
 
-def _read_anywhere(path: str) -> bytes:
+def _read_local_or_url(path: str) -> bytes:
     """Read a file, or a URL through fsspec."""
     return read_whole([path], remote_for(path, None))[0]

@@ -85,7 +85,7 @@ def _kind(dataset: Any) -> tuple[str, str]:
     return type(dataset).__module__, type(dataset).__name__
 
 
-def _inside(dataset: Any) -> list[Any]:
+def _inner_datasets(dataset: Any) -> list[Any]:
     """Return the datasets inside a container of gpuload or torch; an empty list for any other dataset."""
     if _kind(dataset) not in CONTAINERS:
         return []
@@ -102,7 +102,7 @@ def draws_nothing(dataset: Any, *, stored: bool = False) -> bool:
     if (kind := _kind(dataset)) == MAPPED or (kind == STACK and not stored):
         return False
     if kind in CONTAINERS:
-        return all(draws_nothing(part, stored=stored) for part in _inside(dataset))
+        return all(draws_nothing(part, stored=stored) for part in _inner_datasets(dataset))
     if kind[0].startswith("gpuload.datasets"):
         return all(getattr(dataset, name, None) is None for name in ("target_transform", "decode"))
     return kind == (TORCH, "TensorDataset")
@@ -115,7 +115,7 @@ def fetches_many(dataset: Any) -> bool:
     A dataset with functions from ``map()`` qualifies only if these functions are still called one by one (`each_of`):
     they may draw random numbers, and the generators are seeded for each sample.
     """
-    kind, inside = _kind(dataset), _inside(dataset)
+    kind, inside = _kind(dataset), _inner_datasets(dataset)
     if maps_samples(dataset):
         inside = [part.dataset if _kind(part) == MAPPED else part for part in inside]
         return kind in (MAPPED, *JOINED) and any(map(fetches_many, inside)) and all(map(draws_nothing, inside))
@@ -132,7 +132,7 @@ def fetches_many(dataset: Any) -> bool:
 
 def maps_samples(dataset: Any) -> bool:
     """Return whether functions of ``map()`` change the samples of a dataset, or of one of its inner datasets."""
-    return _kind(dataset) == MAPPED or any(map(maps_samples, _inside(dataset)))
+    return _kind(dataset) == MAPPED or any(map(maps_samples, _inner_datasets(dataset)))
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:
@@ -159,16 +159,16 @@ def forget(dataset: Any, index: Any) -> list[str]:
         return forget(dataset.dataset, dataset.indices[index])
     if _kind(dataset) == DEVICE_CACHED:
         return forget(dataset.dataset, index)
-    return dataset._forget(index) if _is_ours_with(dataset, "_forget") else []
+    return dataset._forget(index) if _is_gpuload_with(dataset, "_forget") else []
 
 
 def each_of(dataset: Any, indices: list[int]) -> Callable[[int], Any] | None:
     """Return a function that takes a row, a position in `indices`, and returns its sample; it must be called once per
     row. None means that the dataset does not need this: use `fetched`."""
-    return dataset._each(indices) if _is_ours_with(dataset, "_each") else None
+    return dataset._each(indices) if _is_gpuload_with(dataset, "_each") else None
 
 
-def _is_ours_with(dataset: Any, method: str) -> bool:
+def _is_gpuload_with(dataset: Any, method: str) -> bool:
     return type(dataset).__module__.startswith("gpuload.datasets.") and hasattr(type(dataset), method)
 
 

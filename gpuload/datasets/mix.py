@@ -68,11 +68,11 @@ class Mix(Joined):
     """
 
     def __init__(self, datasets: Iterable[Any], weights: Sequence[float], *, length: int | None = None) -> None:
-        datasets = _checked(datasets)
+        datasets = _check_datasets(datasets)
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
-        self.weights = _numbers(weights, len(datasets))
-        self.parts = _whole_parts(self.weights)
+        self.weights = _check_weights(weights, len(datasets))
+        self.parts = _integer_parts(self.weights)
         if length is not None and (isinstance(length, bool) or not isinstance(length, int)):
             raise TypeError(f"Mix(length=…) must be an integer of at least 1, or None, got {length!r}")
         if length is not None and length < 1:
@@ -107,7 +107,7 @@ def find_mix(dataset: Any) -> Mix | None:
     return inner if isinstance(inner, Mix) else None
 
 
-def _checked(datasets: Iterable[Any]) -> list[Any]:
+def _check_datasets(datasets: Iterable[Any]) -> list[Any]:
     if isinstance(datasets, str | bytes | dict) or not isinstance(datasets, Iterable):
         raise TypeError(f"Mix() takes a list of data sets, got {type(datasets).__name__}")
     datasets = list(datasets)
@@ -131,7 +131,7 @@ def _checked(datasets: Iterable[Any]) -> list[Any]:
     return datasets
 
 
-def _numbers(weights: Any, count: int) -> list[float]:
+def _check_weights(weights: Any, count: int) -> list[float]:
     try:
         weights = [*weights]
     except TypeError:
@@ -152,11 +152,11 @@ def _numbers(weights: Any, count: int) -> list[float]:
     return numbers
 
 
-def _whole_parts(weights: list[float]) -> tuple[int, ...]:
+def _integer_parts(weights: list[float]) -> tuple[int, ...]:
     """Convert weights to integers in the same proportions. If their sum would exceed `MAX_PARTS`, the proportions are
     rounded to one part in `MAX_PARTS`."""
     total = sum(map(Fraction, weights))
-    shares = [_simple(Fraction(weight)) for weight in weights]
+    shares = [_simplify(Fraction(weight)) for weight in weights]
     scale = math.lcm(*(share.denominator for share in shares))
     parts = [int(share * scale) for share in shares]
     parts = [part // math.gcd(*parts) for part in parts]
@@ -165,7 +165,7 @@ def _whole_parts(weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _simple(share: Fraction) -> Fraction:
+def _simplify(share: Fraction) -> Fraction:
     fraction = share.limit_denominator(DENOMINATOR)
     return fraction if abs(fraction - share) <= share / 10**12 else share
 
@@ -182,7 +182,7 @@ def _check_forms(datasets: list[Any]) -> None:
             form = flatten(dataset[0], leaves)
         except Exception:  # a damaged file is reported when its sample is loaded
             continue
-        parts = _parts(form, iter(leaves))
+        parts = _form_parts(form, iter(leaves))
         name = f"datasets[{number}] ({type(dataset).__name__}) gives {describe(form, leaves)}"
         if first is None:
             first = parts, name
@@ -193,14 +193,14 @@ def _check_forms(datasets: list[Any]) -> None:
             )
 
 
-def _parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
+def _form_parts(node: Structure, leaves: Iterator[Any]) -> list[Any]:
     """Return the containers and the kinds of leaves of a sample in depth-first order, "" for an unknown kind. Lists may
     have any length, so their content is ignored."""
     if node == LEAF:
         leaf = next(leaves)
         return [next((kind for types, kind in KINDS if isinstance(leaf, types)), "")]
     kind, cls, keys, children = node
-    inside = [part for child in children for part in _parts(child, leaves)]
+    inside = [part for child in children for part in _form_parts(child, leaves)]
     return [(kind, cls, keys)] if kind == "list" else [(kind, cls, keys, len(children)), *inside]
 
 

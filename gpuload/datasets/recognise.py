@@ -98,7 +98,7 @@ def unfold_clips(
     clips = {leaf: image.array for leaf, image in images.items() if type(image) is Image and image.array.ndim == 4}
     if not clips:
         return structure, leaves, images, targets
-    chosen = {leaf: _spread(counts, len(clip)) for leaf, clip in clips.items()}
+    chosen = {leaf: _spaced_evenly(counts, len(clip)) for leaf, clip in clips.items()}
     unfolded: list[Any] = []
     unfolded_images: Images = {}
     unfolded_targets: Targets = {}
@@ -142,7 +142,7 @@ def fewer_frames(
         frames = range(at, at + len(children))
         if kind in ("list", "clip") and children and set(children) == {LEAF} and images.keys() >= set(frames):
             clips.append(frames)
-            chosen = [*frames] if kind == "clip" else [frames[number] for number in _spread(counts, len(frames))]
+            chosen = [*frames] if kind == "clip" else [frames[number] for number in _spaced_evenly(counts, len(frames))]
             remaining.extend(chosen)
             return (kind, cls, keys, (LEAF,) * len(chosen))
         parts = []
@@ -162,7 +162,7 @@ def fewer_frames(
     return structure, [leaves[leaf] for leaf in remaining], remaining_images, remaining_targets
 
 
-def _spread(counts: Sequence[int], length: int) -> list[int]:
+def _spaced_evenly(counts: Sequence[int], length: int) -> list[int]:
     """Return the numbers of the frames to keep in a clip of this length. The arithmetic is the same as in
     ``torch.linspace`` with its fused multiply-add: in single precision, from both ends, rounded once."""
     frames = np.arange(length)
@@ -199,14 +199,14 @@ def _find_array(structure: Structure, leaves: Sequence[Any], targets: Targets) -
     )
     for rival in possible_images:
         is_unmasked = rival not in frames and not MASK_NAME.search(names[rival])
-        if is_unmasked and (rival in unmasked or _has_its_size(leaves[rival], leaves[number])):
+        if is_unmasked and (rival in unmasked or _fits_image(leaves[rival], leaves[number])):
             reason = f"may be the image, and so may {places[rival]}, {kind_of(leaves[rival])}"
             _refuse(places[number], leaves[number], reason)
     images = {frame: leaves[frame] for frame in frames}
     return {frame: Image(leaf.numpy(), "CHW") if is_tensor(leaf) else Image(leaf) for frame, leaf in images.items()}
 
 
-def _has_its_size(leaf: Any, image: Any) -> bool:
+def _fits_image(leaf: Any, image: Any) -> bool:
     """Return whether a leaf of floats or uint16 has an image's height and width and one to four channels."""
     if not isinstance(leaf, np.ndarray) and not is_tensor(leaf):
         return False
@@ -294,7 +294,7 @@ def find_strays(
         remark = ""
         if node != LEAF:
             if moves and _are_boxes(node) and BOX_NAME.search(name):
-                remark = _stays("a list", "gpuload.Boxes(boxes, format='xyxy')")
+                remark = _unchanged_remark("a list", "gpuload.Boxes(boxes, format='xyxy')")
         elif (leaf := next(numbers)) in files:
             has_mask_name = MASK_NAME.search(name) and len(sizes_hw) > 1
             if has_mask_name or (leaf in grey and sizes_hw[leaf] in coloured):
@@ -303,23 +303,23 @@ def find_strays(
                     "it is a mask, return gpuload.Mask(picture)"
                 )
         elif moves and leaf not in sizes_hw and leaf not in targets:
-            remark = _left_behind(leaves[leaf], name, set(sizes_hw.values()))
+            remark = _stray_remark(leaves[leaf], name, set(sizes_hw.values()))
         if remark:
             remarks.setdefault(place, f"{place}, {remark}")
     more = f"; and {len(remarks) - MAX_NAMED} more" if len(remarks) > MAX_NAMED else ""
     return "; ".join([*remarks.values()][:MAX_NAMED]) + more
 
 
-def _left_behind(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
+def _stray_remark(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
     """Return a remark if a leaf that is data seems to belong to an image whose pixels move, else ""."""
     if not isinstance(value, np.ndarray) and not is_tensor(value):
         return ""
     shape = tuple(value.shape)
     kind = "array" if isinstance(value, np.ndarray) else "tensor"
     if BOX_NAME.search(name) and len(shape) == 2 and shape[1] == 4:
-        return _stays(kind_of(value), f"gpuload.Boxes({kind}, format='xyxy')")
+        return _unchanged_remark(kind_of(value), f"gpuload.Boxes({kind}, format='xyxy')")
     if POINT_NAME.search(name) and len(shape) > 1 and shape[-1] in (2, 3):
-        return _stays(kind_of(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
+        return _unchanged_remark(kind_of(value), f"gpuload.Keypoints({kind}{'' if shape[-1] == 2 else '[..., :2]'})")
     fits_chw, fits_hwc = shape[-2:] in sizes_hw, shape[-3:-1] in sizes_hw
     if not fits_chw and not fits_hwc:
         return ""
@@ -327,10 +327,10 @@ def _left_behind(value: Any, name: str, sizes_hw: set[tuple[int, int]]) -> str:
     layout = ", layout='CHW'" if fits_chw and len(shape) > 2 else ""
     may_be_image = dtype_of(value) in PIXELS and not MASK_NAME.search(name)
     image = f"; if it is an image, gpuload.Image({kind}{layout})" if may_be_image else ""
-    return _stays(f"{kind_of(value)} of the image's size", mask, "it is a mask") + image
+    return _unchanged_remark(f"{kind_of(value)} of the image's size", mask, "it is a mask") + image
 
 
-def _stays(leaf: str, remedy: str, condition: str = "it belongs to the image") -> str:
+def _unchanged_remark(leaf: str, remedy: str, condition: str = "it belongs to the image") -> str:
     return f"{leaf}, stays unchanged while the transforms move the image's pixels; if {condition}, return {remedy}"
 
 

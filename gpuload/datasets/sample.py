@@ -143,7 +143,7 @@ class Image:
             _refuse_file(
                 "Image", self.array, "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
             )
-            array = _deep(array)
+            array = _check_deep_pixels(array)
         if array.ndim == 2:
             array = array[:, :, None]
         elif array.ndim not in (3, 4):
@@ -191,7 +191,7 @@ class Mask:
     def __post_init__(self) -> None:
         if isinstance(self.array, Encoded):
             return
-        array = _numbers("Mask", self.array)
+        array = _as_numbers("Mask", self.array)
         if array.ndim not in (2, 3):
             remedy = "; write mask[:, 0]" if array.ndim == 4 and array.shape[1] == 1 else ""
             raise ValueError(
@@ -238,7 +238,7 @@ class Boxes:
                     f"Boxes(canvas_hw=…) must be the height and the width of the image, got {self.canvas_hw!r}"
                 ) from None
             object.__setattr__(self, "canvas_hw", (height, width))
-        array = _numbers("Boxes", self.array)
+        array = _as_numbers("Boxes", self.array)
         if array.size == 0 and array.ndim <= 2:
             array = array.reshape(0, 4)
         if array.ndim != 2 or array.shape[1] != 4:
@@ -274,7 +274,7 @@ class Keypoints:
     array: Any
 
     def __post_init__(self) -> None:
-        array = _numbers("Keypoints", self.array)
+        array = _as_numbers("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
@@ -355,7 +355,7 @@ def takes_meta(collate_fn: Any) -> bool:
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
-def _deep(array: np.ndarray) -> np.ndarray:
+def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
     """Check and return the pixels of an image that is not uint8, in the machine's byte order."""
     if array.dtype.name not in PIXELS:
         raise TypeError(
@@ -376,7 +376,7 @@ def _check_layout(shape: tuple[int, ...], layout: str | None) -> None:
         )
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _as_numbers(name: str, value: Any) -> np.ndarray:
     """Return the user's numbers as an array of a dtype that torch has too. A mask on a device, for `gpuload.Augment`,
     is returned unchanged."""
     if getattr(value, "is_cpu", True) is False:

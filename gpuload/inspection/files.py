@@ -23,7 +23,7 @@ from gpuload.errors import DecodeError, one_line
 
 __all__ = [
     "CHANNELS", "DAMAGED", "FORMATS", "GOOD", "KINDS", "MODES", "NAMED", "OF_FILE", "PIXELS", "REFUSED", "ROW",
-    "SAMPLINGS", "Looked", "Picked", "class_of", "find_image", "look_at", "measure",
+    "SAMPLINGS", "InspectedImages", "SelectedImages", "class_of", "find_image", "inspect_file", "measure_pixels",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM", "QOI", "array")
@@ -72,7 +72,10 @@ counts the upper 8."""
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 LONGEST_LABEL: Final = 100
 LABELS: Final = ("cls", "label", "labels", "target", "class", "class_name")
-TURNED: Final = (b"eXIf", b"tiff:Orientation")  # a PNG without these bytes has no orientation, so it need not be opened
+ORIENTATION_MARKS: Final = (
+    b"eXIf",
+    b"tiff:Orientation",
+)  # a PNG without these has no orientation, and is not opened
 
 
 def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
@@ -119,7 +122,7 @@ def class_of(dataset: Any, index: int, label: int | str | None = None) -> str:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def look_at(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
+def inspect_file(image: Encoded | Image, decoder: Decoder, row: np.ndarray) -> None:
     """Fill in the fields of a `ROW` that describe the file. If an error says that the file is damaged, or exceeds a
     limit, the fields filled in so far keep their values."""
     row["orientation"] = 1
@@ -201,7 +204,7 @@ def _sampling(data: bytes, jpeg: JpegHeader | None) -> str:
 def _orientation(data: bytes, header: Header) -> int:
     if header.jpeg is not None:
         return read_orientation(header.jpeg.exif, header.jpeg.xmp)
-    if header.opened is None or (header.format == "PNG" and not any(mark in data for mark in TURNED)):
+    if header.opened is None or (header.format == "PNG" and not any(mark in data for mark in ORIENTATION_MARKS)):
         return 1
     try:
         return header.opened.orientation()
@@ -212,7 +215,7 @@ def _orientation(data: bytes, header: Header) -> int:
 # -- the pixels -------------------------------------------------------------------------------------------------------
 
 
-def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
+def measure_pixels(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> None:
     """Fill in `PIXELS`. Errors of the decoder are not caught."""
     pixels = _first_frame(image) if isinstance(image, Image) else _decode(image, decoder.header(image), decoder)
     height, width, channels = pixels.shape
@@ -240,7 +243,7 @@ def measure(image: Encoded | Image, decoder: Decoder, measured: np.ndarray) -> N
 # -- datasets for workers ---------------------------------------------------------------------------------------------
 
 
-class Looked:
+class InspectedImages:
     """A dataset that inspects images of other datasets. Yields the number of the image's row, its `ROW` or `PIXELS` as
     bytes, the name of its class, and the cause of its damage, "" for none.
 
@@ -253,7 +256,7 @@ class Looked:
 
     def __init__(self, datasets: list[Any], rows: np.ndarray, numbers: np.ndarray, *, pixels: bool) -> None:
         self._datasets, self._numbers, self._pixels = datasets, numbers, pixels
-        self._which, self._indices = rows["which"][numbers], rows["index"][numbers]
+        self._dataset_numbers, self._indices = rows["which"][numbers], rows["index"][numbers]
         self._decoder: Decoder | None = None
 
     def __len__(self) -> int:
@@ -261,11 +264,11 @@ class Looked:
 
     def __getitem__(self, at: int) -> tuple[int, np.ndarray, str, str]:
         self._decoder = self._decoder or Decoder(Decode())
-        dataset, index = self._datasets[self._which[at]], int(self._indices[at])
+        dataset, index = self._datasets[self._dataset_numbers[at]], int(self._indices[at])
         record, label, cause = np.zeros(1, PIXELS if self._pixels else ROW), None, ""
         try:
             image, label = find_image(dataset[index])
-            (measure if self._pixels else look_at)(image, self._decoder, record[0])
+            (measure_pixels if self._pixels else inspect_file)(image, self._decoder, record[0])
         except Exception as error:  # a dataset may raise anything for a sample that it cannot read
             cause = f"{type(error).__name__}: {one_line(str(error))}"
             if not self._pixels and record["state"] != REFUSED:
@@ -275,14 +278,14 @@ class Looked:
     def will_need(self, places: list[int]) -> None:
         """Have the kernel prefetch these samples, which will be read soon, in the data sets that support it."""
         for at in places:
-            if (will_need := getattr(self._datasets[self._which[at]], "will_need", None)) is not None:
+            if (will_need := getattr(self._datasets[self._dataset_numbers[at]], "will_need", None)) is not None:
                 will_need([int(self._indices[at])])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoder": None}
 
 
-class Picked:
+class SelectedImages:
     """A dataset of selected images of other datasets, each with its label, or 0 if the label is not a number. Images
     with more than 8 bits per channel are decoded without conversion.
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpuload.errors import GpuloadError
-from gpuload.inspection.files import DAMAGED, GOOD, OF_FILE, PIXELS, ROW, Looked, class_of
+from gpuload.inspection.files import DAMAGED, GOOD, OF_FILE, PIXELS, ROW, InspectedImages, class_of
 from gpuload.loader.loader import Loader
 from gpuload.workers.faults import Faults
 
@@ -172,7 +172,7 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Have workers inspect these rows; yield the row numbers, their `ROW` or `PIXELS` records, and their class names.
     Record the images that are damaged or killed a worker."""
-    looked, dtype = Looked(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
+    looked, dtype = InspectedImages(gathered.datasets, gathered.rows, numbers, pixels=pixels), PIXELS if pixels else ROW
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with Loader(looked, BATCH, num_workers=workers, device="cpu", faults=faults) as loader, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Further ones are only recorded", category=RuntimeWarning)

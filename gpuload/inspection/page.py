@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from gpuload.errors import visible
-from gpuload.inspection.files import GOOD, Picked
+from gpuload.inspection.files import GOOD, SelectedImages
 from gpuload.inspection.gather import Gathered
 from gpuload.inspection.summary import Advice
 from gpuload.loader.loader import Loader
 from gpuload.transforms import Chain, Normalize
 from gpuload.workers.faults import Faults
 
-__all__ = ["SIDE", "bytes_text", "chosen", "contact_sheet", "listed_rows", "pictures", "render"]
+__all__ = ["SIDE", "bytes_text", "choose_rows", "contact_sheet", "duplicate_rows", "pictures", "render"]
 
 SHOWN: Final = {
     "groups": 12,  # groups of duplicates with pictures, per kind
@@ -44,7 +44,7 @@ QUALITY: Final = 82
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(gathered: Gathered, images: int) -> list[int]:
+def choose_rows(gathered: Gathered, images: int) -> list[int]:
     """Return rows for a contact sheet, spread over the data and over as many classes as possible. All have the most
     frequent mode of the measured images, since the images of a batch must have the same number of channels."""
     rows = np.flatnonzero(gathered.rows["measured"])
@@ -63,7 +63,7 @@ def chosen(gathered: Gathered, images: int) -> list[int]:
     return np.sort(rows[positions]).tolist()
 
 
-def listed_rows(summary: dict[str, Any]) -> list[int]:
+def duplicate_rows(summary: dict[str, Any]) -> list[int]:
     """Return the rows of the duplicates that the page shows."""
     return [
         image["row"]
@@ -117,7 +117,7 @@ def pictures(
     chain = Chain(recipe or ())
     one_size = chain.module is not None or chain.mixing is not None  # these need a batch of images of the same size
     loader = Loader(
-        Picked(gathered.datasets, gathered.rows[rows]),
+        SelectedImages(gathered.datasets, gathered.rows[rows]),
         1 if recipe is None else len(rows),  # several large images together could exceed the memory
         transforms=recipe or (),
         num_workers=workers,

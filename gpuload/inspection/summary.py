@@ -23,11 +23,11 @@ __all__ = ["IN_ROOT", "LISTED", "LITTER", "Advice", "advise", "equal_rows", "ign
 
 LISTED: Final = 1000  # the maximum number of images or groups in a list; all are counted
 BINS: Final = 32
-FEW: Final = 10  # a class with fewer images is reported as small
-SMALL: Final = 32  # pixels
-LARGE: Final = 1_500_000  # pixels
-UNEQUAL: Final = 10  # a higher ratio of the largest to the smallest class is reported
-LONGEST: Final = 12  # characters in an ending
+SMALL_CLASS: Final = 10  # a class with fewer images is reported as small
+SMALL_SIDE: Final = 32  # pixels
+LARGE_PIXELS: Final = 1_500_000  # pixels
+MAX_IMBALANCE: Final = 10  # a higher ratio of the largest to the smallest class is reported
+MAX_ENDING: Final = 12  # characters in an ending
 IN_ROOT: Final = "(images outside of class folders)"
 LITTER: Final = "(images of other programs, as in .ipynb_checkpoints)"
 
@@ -80,7 +80,7 @@ def ignored_in(root: str, extensions: Sequence[str], *, classes: bool) -> dict[s
                 counts[LITTER] += 1
             elif not name.lower().endswith(endings):
                 ending = os.path.splitext(name)[1].lower()
-                counts[ending if 1 < len(ending) <= LONGEST else "(no ending)"] += 1
+                counts[ending if 1 < len(ending) <= MAX_ENDING else "(no ending)"] += 1
             elif classes and folder == root:
                 counts[IN_ROOT] += 1
     return dict(counts.most_common())
@@ -115,7 +115,7 @@ def _sizes(rows: np.ndarray) -> dict[str, Any]:
         "aspect": _spread(width / height, log=True),
         "pixels": _spread(pixels),
         "distinct": len(np.unique(width << 32 | height)),
-        "small": int((np.minimum(width, height) < SMALL).sum()),
+        "small": int((np.minimum(width, height) < SMALL_SIDE).sum()),
         "smallest": _size_at(rows, int(pixels.argmin())),
         "largest": _size_at(rows, int(pixels.argmax())),
     }
@@ -189,7 +189,7 @@ def _classes(gathered: Gathered) -> dict[str, Any]:
         "count": len(listed),
         "unlabelled": int((labels < 0).sum()),
         "imbalance": listed[0]["count"] / smallest if smallest else None,
-        "few": sum(row["count"] < FEW for row in listed),
+        "few": sum(row["count"] < SMALL_CLASS for row in listed),
         "missing": [
             {
                 "data": name,
@@ -377,13 +377,13 @@ def _count(count: int, title: str) -> str:
 def _on_classes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (classes := summary["classes"]):
         return
-    if classes["imbalance"] is None or classes["imbalance"] > UNEQUAL:
+    if classes["imbalance"] is None or classes["imbalance"] > MAX_IMBALANCE:
         ratio = "" if classes["imbalance"] is None else f": the largest has {classes['imbalance']:.0f} times as many"
         text = "If small classes matter as much as large ones, draw samples with weights, or weight the loss."
         code = "counts = np.bincount(dataset.labels)\ngl.Loader(dataset, weights=1 / counts[dataset.labels], …)"
         yield Advice("odd", f"Classes differ greatly in size{ratio}", text, code)
     if count := classes["few"]:
-        title = f"Fewer than {FEW} images in {count:,} of {classes['count']:,} classes"
+        title = f"Fewer than {SMALL_CLASS} images in {count:,} of {classes['count']:,} classes"
         yield Advice("note", title, "That is too few to learn much, or to evaluate reliably.")
     for dataset in classes["missing"] if len(summary["data"]) > 1 else ():
         count = len(dataset["classes"])
@@ -408,10 +408,10 @@ def _on_sizes(summary: dict[str, Any]) -> Iterator[Advice]:
     if not (sizes := summary["sizes"]):
         return
     if count := sizes["small"]:
-        title = _count(count, f"image has a side of fewer than {SMALL} pixels")
+        title = _count(count, f"image has a side of fewer than {SMALL_SIDE} pixels")
         text = f"The smallest has {sizes['smallest'][0]}×{sizes['smallest'][1]}. A crop to 224 enlarges small images."
         yield Advice("note", title, text)
-    if (median := sizes["pixels"]["median"]) > LARGE:
+    if (median := sizes["pixels"]["median"]) > LARGE_PIXELS:
         title = f"Images are large: half of them have more than {median / 1e6:.1f} megapixels"
         text = "Most pixels are decoded only to be scaled down. Packed with a short side of 512, images load faster."
         yield Advice("note", title, text, "gpuload pack DATA FOLDER --to tar --short-side 512")

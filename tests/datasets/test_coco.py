@@ -25,7 +25,7 @@ from torch.utils.data import Subset
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets.coco import Coco, JsonLists, _unpacked
+from gpuload.datasets.coco import Coco, JsonLists, _unpack_runs
 from gpuload.datasets.scan import Paths
 from gpuload.datasets.stores import cached as cached_module
 
@@ -378,7 +378,7 @@ def test_packed_run_lengths_are_read_as_pycocotools_packs_them(lengths: list[int
     from pycocotools import mask
 
     packed = mask.frPyObjects({"counts": lengths, "size": [1, sum(lengths)]}, 1, sum(lengths))
-    assert _unpacked(packed["counts"]).tolist() == lengths
+    assert _unpack_runs(packed["counts"]).tolist() == lengths
 
 
 # Read without torchvision.
@@ -513,13 +513,13 @@ def test_annotations_are_kept_for_the_next_time(
     for options in ({}, {"targets": ("masks",)}, {"crowds": False}):
         first = coco(**options)
         with monkeypatch.context() as patch:
-            patch.setattr("gpuload.datasets.coco._parts", None)
+            patch.setattr("gpuload.datasets.coco._read_annotations", None)
             again = Coco(tmp_path, tmp_path / "annotations.json", **options)
         assert alike(first, again)
         assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
     raw = coco(targets="raw").targets
     with monkeypatch.context() as patch:
-        patch.setattr("gpuload.datasets.coco._parts", None)
+        patch.setattr("gpuload.datasets.coco._read_annotations", None)
         assert list(Coco(tmp_path, tmp_path / "annotations.json", targets="raw").targets) == list(raw)
     assert len(coco(without_the_last)) == len(FILE_IDS) - 1, "the file is another one"
 

@@ -21,7 +21,7 @@ from gpuload.inspection.files import (
     PIXELS,
     ROW,
     SAMPLINGS,
-    Looked,
+    InspectedImages,
     class_of,
     find_image,
 )
@@ -38,7 +38,7 @@ def encoded(image: Any, form: str, **options: Any) -> bytes:
 def looked_at(sample: Any, *, pixels: bool = False) -> tuple[dict[str, Any], str, str]:
     """The numbers by name, the class, and why the image is damaged."""
     row = np.zeros(1, ROW)
-    number, record, label, cause = Looked([[sample]], row, np.array([0]), pixels=pixels)[0]
+    number, record, label, cause = InspectedImages([[sample]], row, np.array([0]), pixels=pixels)[0]
     assert number == 0
     (record,) = record.view(PIXELS if pixels else ROW)
     found = {name: record[name].tolist() for name in record.dtype.names or ()}
