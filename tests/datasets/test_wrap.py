@@ -277,7 +277,7 @@ def test_reading_of_the_users_own_is_refused(vision: ModuleType, folder: Path) -
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(Cropped(folder))
     message = (
-        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}: what that does to images would be "
+        f"got a torchvision.datasets.folder.DatasetFolder with loader={np.load!r}, whose effect on images would be "
         "lost. If it only reads an image, set dataset.loader = gpuload.read"
     )
     with pytest.raises(TypeError, match=exactly(message)):

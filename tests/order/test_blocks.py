@@ -240,9 +240,9 @@ def test_a_loader_takes_the_blocks_that_a_dataset_tells():
 @pytest.mark.parametrize(
     ("bounds", "error", "text"),
     [
-        ([0, 5], ValueError, "from 0 on; got 0, 5"),
-        ([1, 9], ValueError, "from 0 on; got 1, 9"),
-        ([0, 6, 4, 9], ValueError, "from 0 on; got 0, 6, 4, 9"),
+        ([0, 5], ValueError, "from 0; got 0, 5"),
+        ([1, 9], ValueError, "from 0; got 1, 9"),
+        ([0, 6, 4, 9], ValueError, "from 0; got 0, 6, 4, 9"),
         ([], TypeError, "as integers; got float64 of shape (0,)"),
         ([0.0, 9.0], TypeError, "as integers; got float64 of shape (2,)"),
     ],
