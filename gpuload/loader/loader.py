@@ -362,7 +362,7 @@ class Loader:
             >>> loader = Loader(["a.jpg"], transforms=[T.Resize(224), T.RandomInvert()], backend="kornia", device="cpu")
             >>> print(loader.plan())
             backend kornia on cpu
-              Resize(size=224)  torch   Kornia's resize lies up to 87 levels from Pillow's
+              Resize(size=224)  torch   Kornia's resize differs by up to 87 levels from Pillow's
               RandomInvert()    kornia
         """
         return replace(self._options.plan(), samples=describe_cache(self._options))

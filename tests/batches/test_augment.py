@@ -517,7 +517,7 @@ def test_images_that_are_refused(images, message):
 
 
 def test_colours_of_floats_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=re.escape("ColorJitter takes images of uint8, but image 0 is float32")):
+    with pytest.raises(ValueError, match=re.escape("ColorJitter takes uint8 images, but image 0 is float32")):
         gl.Augment(CLASSIC)(torch.zeros(2, 3, 40, 56))
 
 
@@ -530,7 +530,7 @@ def test_gradients_are_of_no_interest_where_there_are_none():
 def test_a_mask_of_another_size():
     message = (
         "image 0 of the batch: a mask must have the size of its image, 40×56 (height × width), but the mask sample[1] "
-        "has 20×56; give each image its own mask, not resized before it"
+        "has 20×56; return the mask of this image, in the size of the image"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC)(photographs(4), gl.Mask(np.zeros((4, 20, 56))))
@@ -538,7 +538,7 @@ def test_a_mask_of_another_size():
 
 def test_targets_of_images_of_two_sizes():
     batch = {"a": photographs(4), "b": photographs(4, (30, 30)), "mask": gl.Mask(np.zeros((4, 40, 56)))}
-    message = 'must be of one size, but sample["a"] has 40×56 and sample["b"] 30×30 (height × width)'
+    message = 'must have the same size, but sample["a"] has 40×56 and sample["b"] has 30×30 (height × width)'
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CLASSIC)(batch)
 

@@ -438,19 +438,19 @@ MASKS = gl.Mask(scene(0).masks)
         (
             T.Mosaic(40),
             (IMAGE, 7),
-            r"Mosaic puts images of several samples together, so their boxes or masks have to go",
+            r"Mosaic combines images of several samples, and their boxes or masks with them",
         ),
-        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste takes samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
-        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste takes samples with one leaf of boxes"),
+        (T.CopyPaste(), (IMAGE, target()), r"CopyPaste needs samples with one gpuload.Mask N×H×W.*3 boxes.*has 0"),
+        (T.CopyPaste(), (IMAGE, gl.Mask(IMAGE[..., 0])), r"CopyPaste needs samples with one leaf of boxes"),
         (
             T.Mosaic(40),
             (IMAGE, target(scores=np.ones(3))),
-            r"'scores', with 3 entries for 3 boxes, may belong to them or not; give Mosaic a labels_getter=",
+            r"unclear whether 'scores', with 3 entries for 3 boxes, belongs to them; give Mosaic a labels_getter=",
         ),
         (
             T.CopyPaste(),
             (IMAGE, target(masks=MASKS, names=["a", "b", "c"])),
-            r"CopyPaste takes boxes to other samples, and 'names', with 3 entries",
+            r"CopyPaste moves boxes to other samples, .*'names', with 3 entries",
         ),
     ],
 )
@@ -498,7 +498,7 @@ def test_masks_of_whole_images_must_be_alike():
 
 
 def test_repeats_are_not_put_together():
-    text = "repeats=2 does not go with Mosaic, which puts together the samples at neighbouring positions: they would be"
+    text = "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: these would"
     with pytest.raises(ValueError, match=text):
         loader([T.Mosaic(40)], repeats=2, shuffle=True)
 
@@ -509,13 +509,13 @@ def test_repeats_are_not_put_together():
         (
             6,
             T.Mosaic(40),
-            r"batch_size must be a multiple of 4 with Mosaic, which puts together the samples of a batch in ",
+            r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in ",
         ),
         (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
         (
             5,
             T.CopyPaste(),
-            r"batch_size must be even with CopyPaste, which puts together the.*in pairs, got 5; use batch_s",
+            r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s",
         ),
         (None, T.Mosaic(40), r"so Mosaic has no neighbour.*give a batch_size that is a multiple of 4"),
     ],

@@ -138,7 +138,7 @@ def test_what_is_no_function_is_refused():
 
 
 def test_a_sample_of_none_needs_one():
-    with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that leaves None out"):
+    with pytest.raises(gl.SampleError, match=r"the dataset returned None; .* pass a collate_fn that drops None"):
         gpuload_batches(Made(lambda i: None), 2)
 
 

@@ -561,12 +561,12 @@ def test_a_path_is_no_dataset(path):
     [
         (
             "x/cat.JPG",
-            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) in its place (gpu",
+            "for the transforms: sample is the path 'x/cat.JPG'; return gpuload.read(path) instead (gpu",
         ),
-        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) in its place"),
+        ((Path("cat"), 3), "for the transforms: sample[0] is the path 'cat'; return gpuload.read(path) instead"),
         (
             (b"abc", 3),
-            "for the transforms: sample[0] is bytes, which may be anything; if they are an image file",
+            "for the transforms: sample[0] is bytes of an unknown kind; if they are an image file",
         ),
         ((np.zeros((9, 9, 6), np.uint8), 3), "sample[0], uint8 array 9×9×6, is an image only as gpuload.Image(array)"),
         (("a cat", 3), "for the transforms; return gpuload.Encoded(bytes), gpuload.Image, a PIL image, or"),

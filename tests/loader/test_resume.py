@@ -278,7 +278,7 @@ def test_the_ranks_of_torchrun_are_found(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = loader(Noise(20), shuffle=False)
     assert len(found) == 2
-    with pytest.warns(RuntimeWarning, match="shared out over 2 ranks"):
+    with pytest.warns(RuntimeWarning, match="split among 2 ranks"):
         batches = iter(found)
     assert [batch[2] for batch in taken(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
 

@@ -101,7 +101,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a float array": (lambda: load(bands), ("float32 array 48×64×13", "gpuload.Image(array)")),
     "ToTensor in the dataset": (
         lambda: load(lambda i: chw(i) / 255),
-        ("gpuload.Image(tensor, layout='CHW')", "leave out the dataset's ToTensor"),
+        ("gpuload.Image(tensor, layout='CHW')", "remove the dataset's ToTensor"),
     ),
     "channels first without a layout": (lambda: load(lambda i: gl.Image(chw(i))), ("write layout='CHW'",)),
     "thirteen channels of levels": (
@@ -114,7 +114,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "colours of thirteen channels": (
         lambda: load(lambda i: gl.Image(bands(i)), [T.ColorJitter(0.4)]),
-        ("ColorJitter takes images of uint8", "leave it out"),
+        ("ColorJitter takes uint8 images", "leave it out"),
     ),
     "uint16": (lambda: load(lambda i: scene(i).astype(np.uint16)), ("uint16 array", "gpuload.Image(array)")),
     "a 16-bit PNG": (lambda: load(png16), ("gpuload.Encoded(data, mode='unchanged')",)),
@@ -133,7 +133,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: load(scenes_and_masks, [*MOVE, Unsaid()]),
         ("Unsaid has no apply_masks", "moves_pixels = False"),
     ),
-    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "leave it out")),
+    "a policy beside masks": (lambda: load(scenes_and_masks, [T.RandAugment()]), ("RandAugment", "remove it")),
     "a module of floats on levels": (
         lambda: load(scene, [*MOVE, OnLevels()]),
         ("OnLevels was called with uint8", "put ToDtype('float32', scale=True)"),
@@ -196,7 +196,7 @@ TOLD: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "ToDtype without scale": (
         lambda: load(scene, [*MOVE, T.ToDtype("float32"), NORMALIZE]),
-        ("give it scale=True, or leave it out",),
+        ("set scale=True, or leave out the ToDtype",),
     ),
     "Mosaic of an odd batch": (lambda: load(detection, [T.Mosaic(64)], batch_size=3), ("use batch_size=4",)),
     "an evaluation on the first rank": (of_two_ranks, ("RANK=0", "rank=0, world_size=1", "evaluation")),

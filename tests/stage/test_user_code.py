@@ -223,8 +223,8 @@ def returning(value):
         (
             [T.CenterCrop(8), returning(lambda images: images / 2), NORMALIZE],
             ValueError,
-            "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: it gets "
-            "levels there, 0 … 255. Bring them back with .round().clamp(0, 255).to(torch.uint8), say float_levels =",
+            "returned float32 of shape (3, 3, 8, 8); it must return a tensor of the same shape and dtype: images are "
+            "levels there, 0 … 255. Convert the result with .round().clamp(0, 255).to(torch.uint8), set float_levels =",
         ),
         (
             [T.CenterCrop(8), NORMALIZE, returning(lambda images: images.int())],
@@ -356,7 +356,7 @@ def test_the_plan_shows_it():
     )
     assert [step.backend for step in stage.plan.steps] == ["torch", "own", "own", "torch", "own"]
     assert stage.plan.steps[3].reason == "done with the module torch's ReLU before it"
-    assert re.search(r"Lambda\(abs\) +own +applied to the batch as it is", str(stage.plan))
+    assert re.search(r"Lambda\(abs\) +own +applied to the finished batch", str(stage.plan))
 
 
 @pytest.mark.interpreter
