@@ -55,8 +55,8 @@ class CacheStatistics:
         entries: the number of samples in the cache.
         bytes_used, bytes_allowed, bytes_limit: the size of all entries; the current limit, which adapts to the hit
             rate; the maximum that the user allows.
-        evicted: samples that were evicted; too_large: samples that were not cached because they exceed 1/16 of the
-            limit.
+        evicted: samples that were evicted.
+        too_large: samples that were not cached because they exceed 1/16 of the limit.
     """
 
     hits: int

@@ -31,7 +31,7 @@ from gpuload.errors import one_line
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import Remote, StorageOptions
 
-__all__ = ["Coco", "CocoTargets", "WrappedCoco", "chosen"]
+__all__ = ["Coco", "CocoTargets", "WrappedCoco", "check_selection"]
 
 INDEX_VERSION: Final = 3  # version of the index format; an index of another version is rebuilt
 FIELDS: Final = {"masks": "segmentation", "keypoints": "keypoints"}  # optional targets, and their fields in the file
@@ -111,7 +111,7 @@ class Coco(_CocoImages):
 
         if not isinstance(crowds, bool):
             raise TypeError(f"crowds must be True or False, got {crowds!r}")
-        names = chosen(targets, "targets")
+        names = check_selection(targets, "targets")
         self.mode: Mode = check_mode(mode)
         remote = remote_for([images, annotations], storage_options)
         root = existing_folder(images)
@@ -399,11 +399,11 @@ def _count_points(annotations: Collection[Any], remedy: str) -> int:
     return next(iter(counts), 0) // 3
 
 
-def chosen(annotations: Any, called: str = "annotations") -> Any:
-    """Check and return the argument `annotations` of `wrap`; `called` is the argument's name in messages."""
+def check_selection(annotations: Any, argument_name: str = "annotations") -> Any:
+    """Check and return the argument `annotations` of `wrap`; `argument_name` is its name in messages."""
     if annotations is None or annotations == "raw":
         return annotations
-    text = f"{called} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
+    text = f"{argument_name} must be None, 'raw', or some of 'masks' and 'keypoints', as in ('masks',)"
     if isinstance(annotations, str) or not isinstance(annotations, Collection):
         raise TypeError(f"{text}, got {annotations!r}")
     if unknown := [name for name in annotations if name not in FIELDS]:

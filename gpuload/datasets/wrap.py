@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuload.datasets.base import ImageFileDataset, pack_labels
 from gpuload.datasets.classes import warn_of_other_classes
-from gpuload.datasets.coco import WrappedCoco, chosen
+from gpuload.datasets.coco import WrappedCoco, check_selection
 from gpuload.datasets.hugging_face import WrappedRows, WrappedStream
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.sample import Encoded, Mode, check_mode
@@ -102,7 +102,7 @@ def wrap(
     """
     if not isinstance(crowds, bool):
         raise TypeError(f"crowds must be True or False, got {crowds!r}")
-    coco = {"annotations": chosen(annotations), "crowds": crowds}
+    coco = {"annotations": check_selection(annotations), "crowds": crowds}
     return _wrap(dataset, mode if mode is None else check_mode(mode), coco, "")
 
 

@@ -101,7 +101,7 @@ def test_a_png_that_lies_on_its_side_is_seen() -> None:
 def test_damage_has_a_cause_and_a_limit_is_no_damage() -> None:
     whole = jpeg_bytes(smooth_image(160, 160, 0))
     for data, cause in (
-        (whole[: len(whole) // 2], "cut off"),
+        (whole[: len(whole) // 2], "truncated"),
         (b"", "the file is empty"),
         (b"nothing", "not an image"),
     ):
