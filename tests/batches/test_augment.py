@@ -551,7 +551,7 @@ def test_targets_where_images_are_mixed():
 def test_arrays_that_stay_behind_are_warned_of_once():
     images, masks = photographs(4), torch.zeros(4, 40, 56, dtype=torch.int64)
     augment = gl.Augment(GEOMETRY)
-    with pytest.warns(RuntimeWarning, match="stays as it is while the transforms move the image's pixels") as warned:
+    with pytest.warns(RuntimeWarning, match="stays unchanged while the transforms move the image's pixels") as warned:
         augment(images, {"mask": masks})
     assert warned[0].filename == __file__
     augment(images, {"mask": masks})  # a second warning would be an error
