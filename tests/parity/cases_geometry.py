@@ -146,8 +146,10 @@ _: Oracle = geometry
 EXACT = "pixels are moved, or computed in Pillow's integer arithmetic"
 PLAIN = "22-bit integers, rounded between columns and rows; torch sums floats"
 RESIZE = "torch's kernel, which resizes single images, has 16-bit weights, and Pillow has 22-bit weights"
-AXES = "Pillow 13 begins with the cheaper axis, gpuload with rows; results differ where bicubic overshoots 0 … 255 "
+AXES = (
+    "Pillow 13 begins with the cheaper axis, gpuload with rows; results differ where bicubic overshoots 0 … 255 "
     "between the two steps"
+)
 SAME = "the same torch kernel"
 OF_TENSORS = "22-bit weights, where torch has 16-bit weights"
 PILLOWS = "Pillow's integer arithmetic; the reference for single images has 16-bit weights"

@@ -1,4 +1,4 @@
-"""The table of docs/transforms.md: the arguments of each transform, the values it works on, and the differences from torchvision.
+"""The table in docs/transforms.md: each transform's arguments, the values it works on, how torchvision differs.
 
 ``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test compares the page with it.
 Arguments, defaults and states are read from the code; the notes are below.
@@ -36,16 +36,17 @@ NOTES: dict[str, str] = {
     "ConvertBoundingBoxFormat": "",
     "CopyPaste": "combines with the neighbour in the epoch's order; in torchvision's references, not in the package",
     "Custom": "not in torchvision: the base class for your own transforms",
-    "CutMix": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch away); "
-    "λ and box are drawn for each sample; comes after `ToDtype` or `Normalize`; "
+    "CutMix": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch "
+    "away); λ and box are drawn for each sample; comes after `ToDtype` or `Normalize`; "
     "`label_smoothing` is timm's",
     "GaussianBlur": "σ is drawn for each sample; weights are multiples of 2⁻¹⁶",
-    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is added to levels; the same numbers on every device",
+    "GaussianNoise": "`mean` and `sigma` are on the scale 0 … 1, and the noise is added to levels; the same numbers on "
+    "every device",
     "Grayscale": "",
     "Identity": "",
     "Lambda": "calls a function with a batch or with each image, or a module; only images are passed",
-    "MixUp": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch away); "
-    "λ is drawn for each sample; comes after `ToDtype` or `Normalize`; "
+    "MixUp": "mixes with the neighbour in the epoch's order (with `Loader(repeats=…)`, with the sample half a batch "
+    "away); λ is drawn for each sample; comes after `ToDtype` or `Normalize`; "
     "`label_smoothing` is timm's",
     "Mosaic": "YOLO's; not in torchvision; combines with three neighbours in the epoch's order",
     "MultiView": "not in torchvision: several views of an image, decoded once",
