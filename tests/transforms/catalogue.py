@@ -1,4 +1,4 @@
-"""The table in docs/transforms.md: each transform's arguments, the values it works on, how torchvision differs.
+"""The table in docs/transforms.md: each transform's arguments, the values it works on, and how torchvision differs.
 
 ``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test compares the page with it.
 Arguments, defaults and states are read from the code; the notes are below.
