@@ -44,7 +44,7 @@ class Pairs:
 
 
 class TwoTowers(nn.Module):
-    """Maps images and captions to features in a common space."""
+    """A network that maps images and captions to features in a common space."""
 
     def __init__(self, words: int, width: int = 64) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def loader(root: Path, part: str, args: Any) -> gl.Loader:
 
 
 class UNet(nn.Module):
-    """Reduces images to an eighth of their size and enlarges them again, with skip connections."""
+    """A network that reduces images to an eighth of their size and enlarges them again, with skip connections."""
 
     def __init__(self, classes: int, widths: tuple[int, ...] = (16, 24, 32, 48)) -> None:
         super().__init__()
